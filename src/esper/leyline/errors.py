@@ -1,0 +1,29 @@
+"""What can go wrong. Every message is one sentence that names the culprit and the cure."""
+
+
+class EsperError(Exception):
+    """Anything the user can mend; the command prints it and exits with code 2."""
+
+
+class ConfigError(EsperError, ValueError):
+    """A setting, name, shape or budget that cannot work."""
+
+
+class SlotIdError(ConfigError):
+    """Not a slot id of the form r{row}c{col}."""
+
+
+class DataMissingError(EsperError, FileNotFoundError):
+    """A data set is not where it should be."""
+
+
+class ForgottenCallError(EsperError, RuntimeError):
+    """A loop of the user's own left out a call without which nothing would grow."""
+
+
+class ExportError(EsperError, RuntimeError):
+    """A network that cannot be turned into a plain module faithfully."""
+
+
+class InvalidStateMachineError(RuntimeError):
+    """The state machine was asked for something impossible: a defect, not bad input."""

@@ -1,0 +1,102 @@
+"""Everything that can happen, one frozen dataclass each: the typed payload of events.jsonl."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Event:
+    """`step` counts host epochs from the reset, `env` the environments of the run."""
+
+    env: int
+    step: int
+
+
+@dataclass(frozen=True)
+class HostStabilized(Event):
+    val_loss: float
+
+
+@dataclass(frozen=True)
+class SeedEvent(Event):
+    slot_id: str
+    blueprint: str
+
+
+@dataclass(frozen=True)
+class SeedGerminated(SeedEvent):
+    blend: str
+    params: int
+
+
+@dataclass(frozen=True)
+class SeedGateEvaluated(SeedEvent):
+    gate: str
+    passed: bool
+    target_stage: str
+    checks_failed: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class SeedStageChanged(SeedEvent):
+    from_stage: str
+    to_stage: str
+
+
+@dataclass(frozen=True)
+class SeedEnded(SeedEvent):
+    """The life of a seed, summed up when it is decided."""
+
+    epochs_total: int
+    epochs_in_stage: int
+    improvement: float | None
+    counterfactual: float | None
+    params: int
+
+
+@dataclass(frozen=True)
+class SeedFossilized(SeedEnded):
+    pass
+
+
+@dataclass(frozen=True)
+class SeedCulled(SeedEnded):
+    """`reason` is one of CULL_REASONS."""
+
+    reason: str
+
+    @property
+    def automatic(self) -> bool:
+        return self.reason != "controller"
+
+
+CULL_REASONS = (
+    "controller",
+    "negative_counterfactual",
+    "holding_timeout",
+    "unhealthy",
+    "governor_rollback",
+)
+
+
+@dataclass(frozen=True)
+class GovernorSnapshot(Event):
+    tensors: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class GovernorPanic(Event):
+    reason: str
+    loss: float | None
+    threshold: float | None
+    consecutive_panics: int
+
+
+@dataclass(frozen=True)
+class GovernorRollback(Event):
+    reason: str
+    loss_at_panic: float | None
+    loss_threshold: float | None
+    consecutive_panics: int
+    restored_step: int
+    culprit_slots: tuple[str, ...]

@@ -1,0 +1,67 @@
+"""Plain records that leave the training loop: one seed, one rollback, one episode."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class SeedStateReport:
+    """One seed as it stands now. `None` means not measured, never zero."""
+
+    slot_id: str
+    blueprint: str
+    blend: str
+    stage: str
+    previous_stage: str
+    epochs_in_stage: int
+    epochs_total: int
+    alpha: float
+    improvement_since_stage_start: float | None
+    total_improvement: float | None
+    counterfactual_contribution: float | None
+    gradient_norm_ratio: float | None
+    params: int
+    is_healthy: bool
+
+
+@dataclass(frozen=True)
+class GovernorReport:
+    """Why a host was rolled back, and to which step."""
+
+    env: int
+    step: int
+    reason: str
+    loss_at_panic: float | None
+    loss_threshold: float | None
+    consecutive_panics: int
+    restored_step: int
+    culprit_slots: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class EpisodeOutcome:
+    """One row of outcomes.jsonl: how one host training ended. Same seed, same bytes.
+
+    The network that is kept is the one of `best_step`; scores and sizes are its own.
+    `params` and `macs` count the whole network, `seeds` its fossils and what else was kept.
+    `train_macs` is the multiply-adds of all training and evaluation, rejected seeds included.
+    """
+
+    env: int
+    seed: int
+    task: str
+    controller: str
+    steps: int
+    ended: str
+    best_step: int
+    val_score: float | None
+    val_loss: float | None
+    host_params: int
+    params: int
+    host_macs: int
+    macs: int
+    train_macs: int
+    germinated: int
+    fossilized: int
+    culled: int
+    rollbacks: int
+    seeds: tuple[SeedStateReport, ...]

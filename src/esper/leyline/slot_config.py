@@ -1,0 +1,104 @@
+"""Where a host can grow: the description of one slot, and the ordered list of all of them."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+
+from esper.leyline.errors import ConfigError
+from esper.leyline.slot_id import format_slot_id, parse_slot_id, validate_slot_ids
+
+TOPOLOGIES = ("cnn", "transformer", "mlp")
+
+
+@dataclass(frozen=True)
+class InjectionSpec:
+    """One place in a host where a seed can be grafted onto a module's output.
+
+    module       dotted name of the host module whose output the seed extends
+    topology     'cnn' for (B, C, H, W), 'transformer' for (B, T, C), 'mlp' for (B, C)
+    shape        the output's shape without the batch dimension
+    position     0 at the input, 1 at the output
+    layer_range  the host layers this slot stands for, as (start, end)
+    """
+
+    slot_id: str
+    channels: int
+    position: float
+    layer_range: tuple[int, int]
+    module: str
+    topology: str
+    shape: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        parse_slot_id(self.slot_id)
+        if self.channels <= 0:
+            raise ConfigError(f"slot {self.slot_id} must have channels, got {self.channels}")
+        if not 0.0 <= self.position <= 1.0:
+            raise ConfigError(
+                f"position of slot {self.slot_id} must lie in [0, 1], got {self.position}"
+            )
+        start, end = self.layer_range
+        if not 0 <= start <= end:
+            raise ConfigError(
+                f"layer range of slot {self.slot_id} must be 0 <= start <= end, "
+                f"got {self.layer_range}"
+            )
+        if self.topology not in TOPOLOGIES:
+            raise ConfigError(
+                f"topology of slot {self.slot_id} must be one of {', '.join(TOPOLOGIES)}, "
+                f"got {self.topology!r}"
+            )
+
+
+@dataclass(frozen=True)
+class SlotConfig:
+    """The slots of a host in canonical order; the order is the meaning of the slot head."""
+
+    slot_ids: tuple[str, ...]
+    channels: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        validate_slot_ids(self.slot_ids)
+        if self.channels and len(self.channels) != len(self.slot_ids):
+            raise ConfigError(
+                f"{len(self.slot_ids)} slots need as many channel counts, got {len(self.channels)}"
+            )
+
+    @property
+    def num_slots(self) -> int:
+        return len(self.slot_ids)
+
+    def slot_id_for_index(self, index: int) -> str:
+        return self.slot_ids[index]
+
+    def index_for_slot_id(self, slot_id: str) -> int:
+        """Raises ConfigError if there is no such slot."""
+        if slot_id not in self.slot_ids:
+            raise ConfigError(f"no slot {slot_id!r}; there are {', '.join(self.slot_ids)}")
+        return self.slot_ids.index(slot_id)
+
+    def channels_for_slot(self, slot_id: str) -> int:
+        """Raises ConfigError if there is no such slot or widths were not given."""
+        index = self.index_for_slot_id(slot_id)
+        if not self.channels:
+            raise ConfigError(f"the width of slot {slot_id} is not known to this SlotConfig")
+        return self.channels[index]
+
+    @staticmethod
+    @cache
+    def default() -> "SlotConfig":
+        """Three slots in a row; always the same object."""
+        return SlotConfig.for_grid(1, 3)
+
+    @staticmethod
+    def from_specs(specs: Iterable[InjectionSpec]) -> "SlotConfig":
+        ordered = sorted(specs, key=lambda spec: spec.position)
+        return SlotConfig(
+            tuple(spec.slot_id for spec in ordered), tuple(spec.channels for spec in ordered)
+        )
+
+    @staticmethod
+    def for_grid(rows: int, cols: int) -> "SlotConfig":
+        return SlotConfig(
+            tuple(format_slot_id(row, col) for row in range(rows) for col in range(cols))
+        )

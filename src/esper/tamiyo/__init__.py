@@ -1,0 +1,1 @@
+"""tamiyo: the one who decides."""

@@ -1,0 +1,1 @@
+"""What a policy sees and may do: observations, masks, and the masked distribution."""
