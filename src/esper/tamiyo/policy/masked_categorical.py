@@ -45,7 +45,7 @@ class MaskedCategorical:
         return self.logits.gather(-1, action.unsqueeze(-1)).squeeze(-1)
 
     def entropy(self) -> Tensor:
-        """Entropy over its maximum, in [0, 1]; exactly 0, without gradient, for one legal action."""
+        """Entropy over its maximum, in [0, 1]; exactly 0, gradient too, for one legal action."""
         legal = self.mask.sum(dim=-1)
         nats = -(self.probs * self.logits).masked_fill(~self.mask, 0.0).sum(dim=-1)
         choice = legal > 1
