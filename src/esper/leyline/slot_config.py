@@ -17,6 +17,7 @@ class InjectionSpec:
     module       dotted name of the host module whose output the seed extends
     topology     'cnn' for (B, C, H, W), 'transformer' for (B, T, C), 'mlp' for (B, C)
     shape        the output's shape without the batch dimension
+    calls        how often one pass through the host uses the module
     position     0 at the input, 1 at the output
     layer_range  the host layers this slot stands for, as (start, end)
     """
@@ -28,6 +29,7 @@ class InjectionSpec:
     module: str
     topology: str
     shape: tuple[int, ...]
+    calls: int = 1
 
     def __post_init__(self) -> None:
         parse_slot_id(self.slot_id)

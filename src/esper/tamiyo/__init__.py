@@ -1,1 +1,50 @@
-"""tamiyo: the one who decides."""
+"""tamiyo: the one who decides.
+
+Signals and observations, action masks, and the controllers: static, random, scripted, heuristic.
+"""
+
+from esper.tamiyo.controllers import (
+    CONTROLLER_NAMES,
+    Controller,
+    HeuristicConfig,
+    HeuristicController,
+    RandomController,
+    ScriptedController,
+    StaticController,
+    make_controller,
+    wait,
+)
+from esper.tamiyo.policy.action_masks import (
+    GrowthLimits,
+    MaskedCategorical,
+    compute_action_masks,
+    usable_blueprints,
+)
+from esper.tamiyo.policy.features import (
+    FeatureExtractionContext,
+    feature_size,
+    signals_to_features,
+)
+from esper.tamiyo.situation import Situation
+from esper.tamiyo.tracker import SignalTracker
+
+__all__ = [
+    "CONTROLLER_NAMES",
+    "Controller",
+    "FeatureExtractionContext",
+    "GrowthLimits",
+    "HeuristicConfig",
+    "HeuristicController",
+    "MaskedCategorical",
+    "RandomController",
+    "ScriptedController",
+    "SignalTracker",
+    "Situation",
+    "StaticController",
+    "compute_action_masks",
+    "feature_size",
+    "make_controller",
+    "signals_to_features",
+    "usable_blueprints",
+    "wait",
+]

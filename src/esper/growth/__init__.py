@@ -1,0 +1,76 @@
+"""growth: a network that can grow.
+
+Blueprints and hosts, alpha schedules and blending, the slot table with its lifecycle and gates,
+`GrownModule` (slots on any nn.Module), and the way back to a plain module.
+"""
+
+from esper.growth.alpha import scheduled_alpha
+from esper.growth.blueprints import (
+    NOOP,
+    BlueprintCatalogue,
+    BlueprintSpec,
+    OutputSpec,
+    default_catalogue,
+)
+from esper.growth.costs import count_params, gate_params, seed_costs
+from esper.growth.export import export, largest_difference
+from esper.growth.gates import LifecycleRules, gate_checks, gate_passes, gate_result
+from esper.growth.grown_module import GrownModule, seeded
+from esper.growth.hosts import CNNHost, MLPHost, TransformerHost
+from esper.growth.lifecycle import StageChange, age, cull, fossilize, germinate, one_slot, tick
+from esper.growth.optimizer import add_slot_groups, slot_group, sync_slot_group
+from esper.growth.sites import (
+    SlotChoice,
+    SlotInfo,
+    SlotListing,
+    batch_size,
+    call_model,
+    evaluating,
+    list_slots,
+)
+from esper.growth.slot_table import SlotTable
+from esper.growth.snapshot import HostSnapshot, restore_snapshot, take_snapshot
+
+__all__ = [
+    "NOOP",
+    "BlueprintCatalogue",
+    "BlueprintSpec",
+    "CNNHost",
+    "GrownModule",
+    "HostSnapshot",
+    "LifecycleRules",
+    "MLPHost",
+    "OutputSpec",
+    "SlotChoice",
+    "SlotInfo",
+    "SlotListing",
+    "SlotTable",
+    "StageChange",
+    "TransformerHost",
+    "add_slot_groups",
+    "age",
+    "batch_size",
+    "call_model",
+    "count_params",
+    "cull",
+    "default_catalogue",
+    "evaluating",
+    "export",
+    "fossilize",
+    "gate_checks",
+    "gate_params",
+    "gate_passes",
+    "gate_result",
+    "germinate",
+    "largest_difference",
+    "list_slots",
+    "one_slot",
+    "restore_snapshot",
+    "scheduled_alpha",
+    "seed_costs",
+    "seeded",
+    "slot_group",
+    "sync_slot_group",
+    "take_snapshot",
+    "tick",
+]

@@ -1,0 +1,21 @@
+"""Blueprints: what can be grown. To add one, write a function and list it in the catalogue."""
+
+from esper.growth.blueprints.catalogue import (
+    BUILT_IN,
+    ENTRY_POINT_GROUP,
+    NOOP,
+    BlueprintCatalogue,
+    BlueprintSpec,
+    OutputSpec,
+    default_catalogue,
+)
+
+__all__ = [
+    "BUILT_IN",
+    "ENTRY_POINT_GROUP",
+    "NOOP",
+    "BlueprintCatalogue",
+    "BlueprintSpec",
+    "OutputSpec",
+    "default_catalogue",
+]

@@ -1,0 +1,165 @@
+"""The list of blueprints: the only one. The action space is derived from it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import entry_points
+from typing import Any, Literal
+
+from torch import nn
+
+from esper.growth.blueprints import branch, cnn, sequence
+from esper.leyline import ConfigError, InjectionSpec
+
+ENTRY_POINT_GROUP = "esper.blueprints"
+
+
+@dataclass(frozen=True)
+class OutputSpec:
+    """The host's output as a branch sees it; `per_position` for (B, T, outputs)."""
+
+    outputs: int
+    per_position: bool
+
+
+@dataclass(frozen=True, eq=False)
+class BlueprintSpec:
+    """How to make one kind of seed.
+
+    factories  for each topology the blueprint serves, a function that makes the module:
+               `f(channels)` for a residual seed, which returns the change to its input, and
+               `f(channels, outputs, per_position=bool)` for a branch, which returns the change to
+               the network's output
+    """
+
+    name: str
+    kind: Literal["residual", "branch"]
+    factories: Mapping[str, Callable[..., nn.Module]]
+    description: str
+
+    def build(self, site: InjectionSpec, output: OutputSpec | None) -> nn.Module:
+        """A new seed for a slot; raises ConfigError if the blueprint does not fit there."""
+        if site.topology not in self.factories:
+            raise ConfigError(
+                f"blueprint {self.name!r} does not fit slot {site.slot_id}: it serves "
+                f"{', '.join(self.factories) or 'no slot'}, the slot is {site.topology}"
+            )
+        arguments: dict[str, Any] = {}
+        if self.kind == "branch":
+            if output is None:
+                raise ConfigError(
+                    f"blueprint {self.name!r} needs a host whose output is one tensor of shape "
+                    "(batch, outputs) or (batch, positions, outputs)"
+                )
+            per_position = output.per_position
+            if per_position and site.topology != "transformer":
+                raise ConfigError(
+                    f"blueprint {self.name!r} does not fit slot {site.slot_id}: the host answers "
+                    "at every position and the slot has none"
+                )
+            arguments = {"outputs": output.outputs, "per_position": per_position}
+        return self.factories[site.topology](site.channels, **arguments)
+
+
+@dataclass(frozen=True)
+class BlueprintCatalogue:
+    """An ordered list of blueprints; a blueprint's place is its index in the action space."""
+
+    specs: tuple[BlueprintSpec, ...]
+
+    def __post_init__(self) -> None:
+        if len(set(self.names)) != len(self.specs):
+            raise ConfigError(f"blueprint names must be distinct, got {list(self.names)}")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(spec.name for spec in self.specs)
+
+    def __len__(self) -> int:
+        return len(self.specs)
+
+    def __getitem__(self, index: int) -> BlueprintSpec:
+        return self.specs[index]
+
+    def index(self, name: str) -> int:
+        """Raises ConfigError, listing the names, if there is no such blueprint."""
+        if name not in self.names:
+            raise ConfigError(f"no blueprint {name!r}; there are {', '.join(self.names)}")
+        return self.names.index(name)
+
+    def with_blueprint(self, spec: BlueprintSpec) -> "BlueprintCatalogue":
+        return BlueprintCatalogue((*self.specs, spec))
+
+
+NOOP = "noop"
+
+
+BUILT_IN = BlueprintCatalogue(
+    (
+        BlueprintSpec(NOOP, "residual", {}, "nothing; keeps index 0 free"),
+        BlueprintSpec("conv_light", "residual", {"cnn": cnn.conv_light}, "3x3 convolution"),
+        BlueprintSpec(
+            "attention",
+            "residual",
+            {"cnn": cnn.attention, "transformer": sequence.attention},
+            "re-weights channels (cnn) or attends to earlier positions (transformer)",
+        ),
+        BlueprintSpec(
+            "norm",
+            "residual",
+            {"cnn": cnn.norm, "transformer": sequence.norm, "mlp": sequence.norm},
+            "moves features towards their normalised form",
+        ),
+        BlueprintSpec("depthwise", "residual", {"cnn": cnn.depthwise}, "depthwise 3x3, then 1x1"),
+        BlueprintSpec("bottleneck", "residual", {"cnn": cnn.bottleneck}, "1x1, 3x3, 1x1, narrow"),
+        BlueprintSpec("conv_small", "residual", {"cnn": cnn.conv_small}, "1x1 convolution"),
+        BlueprintSpec("conv_heavy", "residual", {"cnn": cnn.conv_heavy}, "two 3x3 convolutions"),
+        BlueprintSpec(
+            "lora",
+            "residual",
+            {"transformer": sequence.lora, "mlp": sequence.lora},
+            "linear map of rank 8",
+        ),
+        BlueprintSpec(
+            "lora_large",
+            "residual",
+            {"transformer": sequence.lora_large, "mlp": sequence.lora_large},
+            "linear map of rank 32",
+        ),
+        BlueprintSpec(
+            "mlp_small",
+            "residual",
+            {"transformer": sequence.mlp_small, "mlp": sequence.mlp_small},
+            "two-layer perceptron, twice as wide inside",
+        ),
+        BlueprintSpec(
+            "mlp",
+            "residual",
+            {"transformer": sequence.mlp, "mlp": sequence.mlp},
+            "two-layer perceptron, four times as wide inside",
+        ),
+        BlueprintSpec(
+            "flex_attention",
+            "residual",
+            {"transformer": sequence.flex_attention},
+            "attends to earlier positions, near ones more",
+        ),
+        BlueprintSpec(
+            "branch",
+            "branch",
+            {
+                "cnn": branch.cnn_branch,
+                "transformer": branch.sequence_branch,
+                "mlp": branch.mlp_branch,
+            },
+            "a path around the trunk, from the slot straight to the output",
+        ),
+    )
+)
+
+
+@cache
+def default_catalogue() -> BlueprintCatalogue:
+    """The built-in blueprints, then those of installed packages (entry points), by name."""
+    found = sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda point: point.name)
+    return BlueprintCatalogue((*BUILT_IN.specs, *(point.load() for point in found)))

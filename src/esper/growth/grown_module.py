@@ -1,0 +1,178 @@
+"""A network that can grow: any nn.Module, with slots at the outputs of chosen modules.
+
+The host is neither copied nor rewritten. A seed acts through a forward hook that exists only while
+the seed does, so an ungrown network costs nothing and gives the host's output bit for bit. Calling
+the host itself or the GrownModule around it is the same.
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from esper.growth.alpha import GATED
+from esper.growth.blueprints import BlueprintCatalogue, OutputSpec, default_catalogue
+from esper.growth.seed_slot import BlendGate, SeedSlot
+from esper.growth.sites import SlotChoice, choose_slots, evaluating, probe
+from esper.leyline import (
+    ConfigError,
+    InjectionSpec,
+    InvalidStateMachineError,
+    SeedStage,
+    SlotConfig,
+)
+
+
+@contextmanager
+def seeded(key: int) -> Iterator[None]:
+    """Torch's global generators start from `key` inside, and are as before afterwards."""
+    with torch.random.fork_rng():
+        torch.manual_seed(key)
+        yield
+
+
+class GrownModule(nn.Module):
+    """`host` with slots at `sites`, which `output` and `probe` describe.
+
+    Slots are addressed by index, in the order of `sites`. Stages and alphas are set from outside
+    (`set_blend`): this class holds modules, the SlotTable holds the state of the lifecycle.
+    """
+
+    def __init__(
+        self,
+        host: nn.Module,
+        sites: list[InjectionSpec],
+        output: OutputSpec | None,
+        catalogue: BlueprintCatalogue,
+        host_macs: int,
+    ) -> None:
+        super().__init__()
+        self.host = host
+        self.sites = sites
+        self.output = output
+        self.catalogue = catalogue
+        self.host_macs = host_macs
+        self.slots = nn.ModuleDict({site.slot_id: SeedSlot(site) for site in sites})
+        self._handles: dict[int, list[RemovableHandle]] = {}
+
+    @staticmethod
+    def wrap(
+        host: nn.Module,
+        slots: SlotChoice,
+        example: Any,
+        catalogue: BlueprintCatalogue | None = None,
+    ) -> "GrownModule":
+        """Find the chosen slots by running `host` once on `example`; raises ConfigError."""
+        found = probe(host, example)
+        return GrownModule(
+            host,
+            choose_slots(host, slots, found.slots),
+            found.output,
+            catalogue or default_catalogue(),
+            found.macs,
+        )
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.host(*args, **kwargs)
+
+    @property
+    def slot_config(self) -> SlotConfig:
+        return SlotConfig(
+            tuple(site.slot_id for site in self.sites), tuple(site.channels for site in self.sites)
+        )
+
+    def slot(self, index: int) -> SeedSlot:
+        slot = self.slots[self.sites[index].slot_id]
+        assert isinstance(slot, SeedSlot)
+        return slot
+
+    def each_slot(self) -> Iterator[tuple[int, SeedSlot]]:
+        return ((index, self.slot(index)) for index in range(len(self.sites)))
+
+    def host_parameters(self) -> list[nn.Parameter]:
+        return [p for p in self.host.parameters() if p.requires_grad]
+
+    def seed_parameters(self, index: int) -> list[nn.Parameter]:
+        """Trainable parameters of the seed in a slot, those of its blend gate included."""
+        return [p for p in self.slot(index).parameters() if p.requires_grad]
+
+    def germinate(self, index: int, blueprint: int, blend: int, key: int) -> None:
+        """Plant a new seed in an empty slot, initialised from `key`.
+
+        Raises InvalidStateMachineError if the slot is taken, ConfigError if the blueprint does not
+        fit or its seed returns another shape.
+        """
+        slot = self.slot(index)
+        if slot.seed is not None:
+            raise InvalidStateMachineError(f"slot {slot.site.slot_id} already holds a seed")
+        spec = self.catalogue[blueprint]
+        like = next(self.host.parameters(), torch.empty(0))
+        with seeded(key):
+            seed = spec.build(slot.site, self.output)
+            gate = self._make_gate(slot.site, spec.kind) if blend == GATED else None
+        slot.plant(seed, gate, blueprint, blend, branch=spec.kind == "branch")
+        slot.to(like.device, like.dtype)
+        slot.train(self.host.training)
+        try:
+            self._check_shape(slot, like)
+        except ConfigError:
+            slot.clear()
+            raise
+        module = self.host.get_submodule(slot.site.module)
+        self._handles[index] = [module.register_forward_hook(slot.on_slot_output)]
+        if slot.is_branch:
+            self._handles[index].append(self.host.register_forward_hook(slot.on_host_output))
+
+    def _make_gate(self, site: InjectionSpec, kind: str) -> BlendGate:
+        dims = len(site.shape) + 1
+        if kind == "residual":
+            return BlendGate(site.channels, dims, dims)
+        assert self.output is not None
+        return BlendGate(site.channels, dims, 3 if self.output.per_position else 2)
+
+    def _check_shape(self, slot: SeedSlot, like: Tensor) -> None:
+        assert slot.seed is not None
+        features = torch.zeros(2, *slot.site.shape, device=like.device, dtype=like.dtype)
+        expected = features.shape
+        if slot.is_branch:
+            assert self.output is not None
+            expected = torch.Size((2, self.output.outputs))
+            if self.output.per_position:
+                expected = torch.Size((2, slot.site.shape[0], self.output.outputs))
+        with evaluating(slot.seed):
+            shape = slot.seed(features).shape
+        if shape != expected:
+            raise ConfigError(
+                f"blueprint {self.catalogue[slot.blueprint].name!r} must return shape "
+                f"{tuple(expected)} in slot {slot.site.slot_id}, it returned {tuple(shape)}"
+            )
+
+    def remove(self, index: int) -> None:
+        """Take the seed out of a slot; the host is what it would be without it."""
+        for handle in self._handles.pop(index, []):
+            handle.remove()
+        self.slot(index).clear()
+
+    def set_blend(self, index: int, stage: SeedStage, alpha: float) -> None:
+        """Tell the seed its stage and how far it is blended in."""
+        self.slot(index).set_blend(stage, alpha)
+
+    @contextmanager
+    def coalition(self, present: Iterable[bool]) -> Iterator[None]:
+        """Inside, seeds whose entry (one per slot) is False are taken out of the network."""
+        for (_, slot), stays in zip(self.each_slot(), present, strict=True):
+            slot.muted = not stays
+        try:
+            yield
+        finally:
+            for _, slot in self.each_slot():
+                slot.muted = False
+
+    def release(self) -> nn.Module:
+        """Remove every seed and give the host back as it came."""
+        for index, _ in self.each_slot():
+            self.remove(index)
+        return self.host

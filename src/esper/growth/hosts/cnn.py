@@ -1,0 +1,46 @@
+"""A small convolutional classifier that leaves room to grow after every block."""
+
+from torch import Tensor, nn
+
+from esper.growth.blueprints.parts import group_norm
+from esper.leyline import ConfigError
+
+
+class CNNHost(nn.Module):
+    """(B, in_channels, H, W) -> (B, num_classes).
+
+    `n_blocks` blocks of convolution, GroupNorm and ReLU, the i-th `base_channels * 2**i` wide;
+    the first `pool_layers` of them (all if None) halve height and width. One slot per block.
+    """
+
+    def __init__(
+        self,
+        num_classes: int = 10,
+        n_blocks: int = 3,
+        base_channels: int = 32,
+        pool_layers: int | None = None,
+        kernel_size: int = 3,
+        in_channels: int = 3,
+    ) -> None:
+        super().__init__()
+        if n_blocks < 2:
+            raise ConfigError(f"a CNNHost needs at least 2 blocks, got {n_blocks}")
+        pools = n_blocks if pool_layers is None else pool_layers
+        self.blocks = nn.Sequential()
+        width = in_channels
+        for i in range(n_blocks):
+            out = base_channels * 2**i
+            layers: list[nn.Module] = [
+                nn.Conv2d(width, out, kernel_size, padding=kernel_size // 2, bias=False),
+                group_norm(out),
+                nn.ReLU(),
+            ]
+            if i < pools:
+                layers.append(nn.MaxPool2d(2))
+            self.blocks.append(nn.Sequential(*layers))
+            width = out
+        self.head = nn.Linear(width, num_classes)
+        self.slot_modules = tuple(f"blocks.{i}" for i in range(n_blocks))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.blocks(x).mean(dim=(2, 3)))

@@ -1,0 +1,78 @@
+"""Let an optimiser follow a growing network: one parameter group per slot, from the start.
+
+The groups exist, empty, before anything grows, so their number never changes and learning-rate
+schedulers keep working. Old parameters and their state are never touched.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import nn
+from torch.optim import LBFGS, Adagrad, Optimizer
+
+from esper.leyline import ConfigError
+
+SLOT_KEY = "esper_slot"
+# What schedulers keep per parameter group.
+_PER_GROUP = (
+    "base_lrs",
+    "_last_lr",
+    "lr_lambdas",
+    "min_lrs",
+    "max_lrs",
+    "base_momentums",
+    "max_momentums",
+)
+
+
+def add_slot_groups(
+    optimizer: Optimizer, slot_ids: Iterable[str], schedulers: Iterable[Any] = ()
+) -> None:
+    """Add an empty group for each slot, with the settings of the optimiser's first group.
+
+    `schedulers` are those made before this call; later ones need no mention. Raises ConfigError
+    for optimisers that cannot take new parameters, and for a scheduler that was not mentioned.
+    """
+    if isinstance(optimizer, (Adagrad, LBFGS)):
+        raise ConfigError(
+            f"{type(optimizer).__name__} cannot take new parameters while training; "
+            "use SGD, Adam, AdamW or RMSprop"
+        )
+    if any(SLOT_KEY in group for group in optimizer.param_groups):
+        raise ConfigError("this optimiser already serves a growing network; make a new one")
+    schedulers = list(schedulers)
+    if "initial_lr" in optimizer.param_groups[0] and not schedulers:
+        raise ConfigError(
+            "a learning-rate scheduler was made before manage(); make it afterwards, "
+            "or give it too: manage(optimizer, scheduler)"
+        )
+    before = len(optimizer.param_groups)
+    settings = {k: v for k, v in optimizer.param_groups[0].items() if k != "params"}
+    slot_ids = list(slot_ids)
+    for slot_id in slot_ids:
+        optimizer.add_param_group({**settings, "params": [], SLOT_KEY: slot_id})
+    for scheduler in schedulers:
+        _extend(scheduler, before, len(slot_ids))
+
+
+def _extend(scheduler: Any, before: int, added: int) -> None:
+    for part in getattr(scheduler, "_schedulers", []):
+        _extend(part, before, added)
+    for name in _PER_GROUP:
+        values = getattr(scheduler, name, None)
+        if isinstance(values, list) and len(values) == before:
+            values.extend([values[0]] * added)
+
+
+def slot_group(optimizer: Optimizer, slot_id: str) -> dict[str, Any]:
+    return next(group for group in optimizer.param_groups if group.get(SLOT_KEY) == slot_id)
+
+
+def sync_slot_group(optimizer: Optimizer, slot_id: str, params: list[nn.Parameter]) -> None:
+    """Make the slot's group hold exactly `params`; those that leave take their state along."""
+    group = slot_group(optimizer, slot_id)
+    staying = {id(param) for param in params}
+    for param in group["params"]:
+        if id(param) not in staying:
+            optimizer.state.pop(param, None)
+    group["params"] = params

@@ -1,0 +1,153 @@
+"""One slot of a live network: the seed in it and how it is blended into the host.
+
+While TRAINING a seed learns in isolation: it reads detached features, and the network's output is
+the host's own, bit for bit, although gradients reach the seed as if it were blended in. From
+BLENDING on the output is `h + alpha * delta(h)` and gradients pass through the seed like through
+any layer.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from esper.growth.blueprints.parts import nearly_zero_
+from esper.leyline import IS_BLENDED, InjectionSpec, SeedStage
+
+
+class _Isolate(torch.autograd.Function):
+    """Value of the host, gradient for both: a NaN in the seed cannot touch the host's output."""
+
+    @staticmethod
+    def forward(ctx: Any, host: Tensor, seed: Tensor) -> Tensor:
+        # A copy, because the host may change its own features in place further on.
+        return host.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
+        return grads[0], grads[0]
+
+
+class BlendGate(nn.Module):
+    """A learned shift of alpha for each sample (or each position, where the target has them).
+
+    For blending progress p it returns `p * (1 + (1 - p) * (2g - 1))`, which is within [0, 1], 0
+    for p = 0 and 1 for p = 1 whatever the gate g says: blending starts and ends smoothly.
+    `feature_dims` and `target_dims` count dimensions with the batch.
+    """
+
+    def __init__(self, channels: int, feature_dims: int, target_dims: int) -> None:
+        super().__init__()
+        self.feature_dims = feature_dims
+        self.target_dims = target_dims
+        self.progress = 0.0
+        self.net = nn.Sequential(
+            nn.Linear(channels, max(1, channels // 4)),
+            nn.GELU(),
+            nearly_zero_(nn.Linear(max(1, channels // 4), 1)),
+            nn.Sigmoid(),
+        )
+
+    def forward(self, h: Tensor) -> Tensor:
+        """Alpha for the slot's features `h`, of a shape that broadcasts against the target."""
+        if self.feature_dims == 4:
+            h = h.mean(dim=(2, 3))
+        elif self.feature_dims == 3 and self.target_dims == 2:
+            h = h.mean(dim=1)
+        gate = self.net(h)
+        if self.target_dims == 4:
+            gate = gate[:, :, None, None]
+        return self.progress * (1.0 + (1.0 - self.progress) * (2.0 * gate - 1.0))
+
+
+class SeedSlot(nn.Module):
+    """The seed of one slot, or none. `on_slot_output` and `on_host_output` are forward hooks.
+
+    alpha   blending progress; what is applied on average is `applied_alpha`
+    muted   while True the seed is taken out (alpha forced to 0), for counterfactuals
+    """
+
+    seed: nn.Module | None
+    gate: BlendGate | None
+
+    def __init__(self, site: InjectionSpec) -> None:
+        super().__init__()
+        self.site = site
+        self.seed = None
+        self.gate = None
+        self.is_branch = False
+        self.blueprint = self.blend = -1
+        self.stage = SeedStage.DORMANT
+        self.alpha = 0.0
+        self.muted = False
+        self._features: list[Tensor] = []
+        self._applied_sum = torch.zeros(())
+        self._applied_count = 0
+
+    def plant(
+        self, seed: nn.Module, gate: BlendGate | None, blueprint: int, blend: int, *, branch: bool
+    ) -> None:
+        self.seed = seed
+        self.gate = gate
+        self.is_branch = branch
+        self.blueprint, self.blend = blueprint, blend
+        self.set_blend(SeedStage.GERMINATED, 0.0)
+
+    def set_blend(self, stage: SeedStage, alpha: float) -> None:
+        """A full blend needs no gate: it leaves when the ramp is over."""
+        self.stage, self.alpha = stage, alpha
+        if stage in (SeedStage.HOLDING, SeedStage.FOSSILIZED):
+            self.gate = None
+        if self.gate is not None:
+            self.gate.progress = alpha
+
+    def clear(self) -> None:
+        self.seed = None
+        self.gate = None
+        self.is_branch = False
+        self.blueprint = self.blend = -1
+        self.stage = SeedStage.DORMANT
+        self.alpha = 0.0
+        self._features.clear()
+
+    def applied_alpha(self) -> float:
+        """Mean alpha of all blends since the last call (or its scheduled value if there was none).
+
+        Waits for the device; call it once per pass over the data.
+        """
+        if self.gate is None or self._applied_count == 0:
+            return self.alpha
+        mean = float(self._applied_sum) / self._applied_count
+        self._applied_sum, self._applied_count = torch.zeros(()), 0
+        return mean
+
+    def on_slot_output(self, module: nn.Module, args: Any, output: Any) -> Any:
+        """Blend into the output of the slot's module; of a tuple, into its first element."""
+        if self.muted or self.stage <= SeedStage.GERMINATED:
+            return None
+        h = output[0] if isinstance(output, tuple) else output
+        if self.is_branch:
+            self._features[:] = [h]
+            return None
+        blended = self._blend(h, h)
+        return (blended, *output[1:]) if isinstance(output, tuple) else blended
+
+    def on_host_output(self, module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
+        """Add the branch's path to the network's output."""
+        if not self._features:
+            return None
+        return self._blend(self._features.pop(), output)
+
+    def _blend(self, h: Tensor, target: Tensor) -> Tensor:
+        assert self.seed is not None
+        if self.stage == SeedStage.TRAINING:
+            return _Isolate.apply(target, self.seed(h.detach()))
+        assert IS_BLENDED[self.stage]
+        delta = self.seed(h)
+        if self.gate is None:
+            return target + self.alpha * delta if self.alpha != 1.0 else target + delta
+        alpha = self.gate(h)
+        if not self.training:
+            self._applied_sum = self._applied_sum.to(alpha.device) + alpha.detach().sum()
+            self._applied_count += alpha.numel()
+        return target + alpha * delta

@@ -1,0 +1,221 @@
+"""Where any model can grow: find, choose and describe slots by running the model once.
+
+Nothing is traced and nothing is rewritten: forward hooks watch one pass over an example.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
+
+from esper.growth.blueprints import OutputSpec
+from esper.leyline import ConfigError, InjectionSpec, format_slot_id
+
+SlotChoice = Sequence[str] | str | Callable[[str, nn.Module], bool]
+_TOPOLOGY_OF_DIMS = {2: "mlp", 3: "transformer", 4: "cnn"}
+
+
+@dataclass(frozen=True)
+class SlotInfo:
+    """A module whose output a seed could extend. `macs` is its own cost for one example."""
+
+    name: str
+    module: str
+    shape: tuple[int, ...]
+    topology: str
+    params: int
+    macs: int
+    calls: int
+
+
+class SlotListing(list[SlotInfo]):
+    """A list of SlotInfo that prints as a table."""
+
+    def __repr__(self) -> str:
+        head = ("name", "module", "shape", "fits", "params", "multiply-adds", "calls")
+        rows = [
+            (s.name, s.module, "x".join(map(str, s.shape)), s.topology, *numbers)
+            for s in self
+            for numbers in [(f"{s.params:,}", f"{s.macs:,}", str(s.calls))]
+        ]
+        widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
+        return "\n".join(
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+            for row in [head, *rows]
+        )
+
+    __str__ = __repr__
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What one pass over an example showed. Multiply-adds are per example."""
+
+    slots: SlotListing
+    output: OutputSpec | None
+    macs: int
+
+
+def call_model(model: nn.Module, inputs: Any) -> Any:
+    """The convention for a loader's input: a dict is keywords, a tuple or list is positions."""
+    if isinstance(inputs, dict):
+        return model(**inputs)
+    if isinstance(inputs, (tuple, list)):
+        return model(*inputs)
+    return model(inputs)
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode without gradients; every module's own mode is restored afterwards."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def batch_size(inputs: Any) -> int:
+    """Length of the first dimension of the first tensor in a model's input."""
+    for leaf in tree_leaves(inputs):
+        if isinstance(leaf, Tensor) and leaf.dim() > 0:
+            return len(leaf)
+    raise ConfigError("the example holds no tensor; give an input as the training loader yields it")
+
+
+def features_of(output: Any) -> Tensor | None:
+    """The tensor a seed would extend: the output itself, or the first of a tuple."""
+    first = output[0] if isinstance(output, tuple) and output else output
+    return first if isinstance(first, Tensor) else None
+
+
+def probe(model: nn.Module, example: Any) -> Probe:
+    """Run the model once on `example` and describe every possible slot, in order of use.
+
+    Raises ConfigError if the model cannot run on the example.
+    """
+    batch = batch_size(example)
+    seen: dict[nn.Module, list[Tensor]] = {}
+
+    def watch(module: nn.Module, args: Any, output: Any) -> None:
+        features = features_of(output)
+        if features is not None:
+            seen.setdefault(module, []).append(features)
+
+    handles = [
+        module.register_forward_hook(watch) for name, module in model.named_modules() if name
+    ]
+    counter = FlopCounterMode(display=False)
+    try:
+        with evaluating(model), counter:
+            output = call_model(model, example)
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        raise ConfigError(
+            f"{type(model).__name__} does not run on the example given ({error}); "
+            "give one input as the training loader yields it"
+        ) from error
+    finally:
+        for handle in handles:
+            handle.remove()
+    flops = counter.get_flop_counts()
+    listing = SlotListing()
+    for name, module in model.named_modules():
+        if module not in seen or not _can_grow(seen[module], batch):
+            continue
+        shape = tuple(seen[module][0].shape[1:])
+        listing.append(
+            SlotInfo(
+                name=name,
+                module=type(module).__name__,
+                shape=shape,
+                topology=_TOPOLOGY_OF_DIMS[len(shape) + 1],
+                params=sum(p.numel() for p in module.parameters()),
+                macs=sum(flops.get(f"{type(model).__name__}.{name}", {}).values()) // 2 // batch,
+                calls=len(seen[module]),
+            )
+        )
+    order = {module: i for i, module in enumerate(seen)}
+    listing.sort(key=lambda slot: order[model.get_submodule(slot.name)])
+    return Probe(listing, _output_spec(output, batch), counter.get_total_flops() // 2 // batch)
+
+
+def _can_grow(outputs: list[Tensor], batch: int) -> bool:
+    first = outputs[0]
+    return (
+        first.dim() in _TOPOLOGY_OF_DIMS
+        and first.is_floating_point()
+        and all(len(output) == batch for output in outputs)
+        and len({output.shape[1:] for output in outputs}) == 1
+    )
+
+
+def _output_spec(output: Any, batch: int) -> OutputSpec | None:
+    if not isinstance(output, Tensor) or output.dim() not in (2, 3) or len(output) != batch:
+        return None
+    return OutputSpec(outputs=output.shape[-1], per_position=output.dim() == 3)
+
+
+def list_slots(model: nn.Module, example: Any) -> SlotListing:
+    """Every module of `model` where a seed could grow; print it to read it as a table."""
+    return probe(model, example).slots
+
+
+def choose_slots(model: nn.Module, slots: SlotChoice, found: SlotListing) -> list[InjectionSpec]:
+    """The chosen slots in order of use, as r0c0, r0c1, ...
+
+    `slots` is a list of module names, one regular expression that names must match in full, or a
+    predicate `(name, module) -> bool`. Raises ConfigError for a name that cannot be a slot.
+    """
+    by_name = {slot.name: slot for slot in found}
+    if isinstance(slots, str):
+        try:
+            pattern = re.compile(slots)
+        except re.error as error:
+            raise ConfigError(f"slots={slots!r} is not a regular expression: {error}") from error
+        chosen = [slot for slot in found if pattern.fullmatch(slot.name)]
+    elif callable(slots):
+        chosen = [slot for slot in found if slots(slot.name, model.get_submodule(slot.name))]
+    else:
+        for name in slots:
+            _check_name(model, name, by_name)
+        chosen = [slot for slot in found if slot.name in set(slots)]
+    if not chosen:
+        raise ConfigError(
+            f"slots={slots!r} chooses no slot; esper.list_slots(model, example) shows what is there"
+        )
+    return [
+        InjectionSpec(
+            slot_id=format_slot_id(0, i),
+            channels=slot.shape[0] if slot.topology == "cnn" else slot.shape[-1],
+            position=(i + 1) / len(chosen),
+            layer_range=(i, i + 1),
+            module=slot.name,
+            topology=slot.topology,
+            shape=slot.shape,
+            calls=slot.calls,
+        )
+        for i, slot in enumerate(chosen)
+    ]
+
+
+def _check_name(model: nn.Module, name: str, found: dict[str, SlotInfo]) -> None:
+    if name in found:
+        return
+    if name not in dict(model.named_modules()):
+        raise ConfigError(
+            f"{type(model).__name__} has no module {name!r}; "
+            "esper.list_slots(model, example) shows where it can grow"
+        )
+    raise ConfigError(
+        f"module {name!r} cannot be a slot: its output must be a float tensor of 2 to 4 "
+        "dimensions, batch first, of one shape at every call"
+    )

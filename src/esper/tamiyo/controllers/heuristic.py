@@ -1,0 +1,164 @@
+"""The controller that follows rules of thumb: grow when the host plateaus, keep what helps."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from esper.leyline import (
+    BLEND,
+    BLEND_NAMES,
+    BLUEPRINT,
+    IS_LIVE,
+    OP,
+    SLOT,
+    ConfigError,
+    LifecycleOp,
+    SeedStage,
+)
+from esper.leyline import constants as c
+from esper.tamiyo.controllers.base import wait
+from esper.tamiyo.situation import Situation
+
+
+@dataclass(frozen=True)
+class HeuristicConfig:
+    """Epochs are environment steps; scores and penalties are as in `leyline.constants`.
+
+    blueprint_rotation   tried in turn; those that do not fit a slot are passed over
+    """
+
+    plateau_epochs_to_germinate: int = c.PLATEAU_EPOCHS_TO_GERMINATE
+    min_epochs_before_germinate: int = c.MIN_EPOCHS_BEFORE_GERMINATE
+    cull_after_epochs_without_improvement: int = c.CULL_AFTER_EPOCHS_WITHOUT_IMPROVEMENT
+    cull_if_accuracy_drops_by: float = c.CULL_IF_ACCURACY_DROPS_BY
+    embargo_epochs_after_cull: int = c.EMBARGO_EPOCHS_AFTER_CULL
+    min_improvement_to_fossilize: float = c.MIN_IMPROVEMENT_TO_FOSSILIZE
+    penalty_on_cull: float = c.BLUEPRINT_PENALTY_ON_CULL
+    penalty_decay: float = c.BLUEPRINT_PENALTY_DECAY
+    penalty_threshold: float = c.BLUEPRINT_PENALTY_THRESHOLD
+    blueprint_rotation: tuple[str, ...] = (
+        "branch",
+        "conv_light",
+        "mlp_small",
+        "conv_heavy",
+        "attention",
+        "lora_large",
+        "norm",
+        "depthwise",
+    )
+    blend: str = "linear"
+
+    def __post_init__(self) -> None:
+        if not self.blueprint_rotation:
+            raise ConfigError("the heuristic needs at least one blueprint in its rotation")
+        if self.blend not in BLEND_NAMES:
+            raise ConfigError(f"blend must be one of {', '.join(BLEND_NAMES)}, got {self.blend!r}")
+
+
+class HeuristicController:
+    """Looks after one seed at a time in each environment; all environments are decided at once."""
+
+    name = "heuristic"
+
+    def __init__(self, config: HeuristicConfig | None = None) -> None:
+        self.config = config or HeuristicConfig()
+
+    def reset(self, n_envs: int) -> None:
+        self.next_in_rotation = np.zeros(n_envs, dtype=np.int64)
+        self.last_cull = np.full(n_envs, -100)
+        self.penalty: np.ndarray | None = None
+        self.blueprint_seen: np.ndarray | None = None
+
+    def act(self, situation: Situation) -> np.ndarray:
+        self._remember_culls(situation)
+        live = IS_LIVE[situation.table.stage]
+        occupied = live.any(axis=1)
+        actions = wait(situation.n_envs)
+        self._germinate(situation, actions, ~occupied & situation.running)
+        self._decide(situation, actions, live.argmax(axis=1), occupied & situation.running)
+        return actions
+
+    def _remember_culls(self, s: Situation) -> None:
+        """Penalties fade every step; a seed that was culled, by whomever, adds to them."""
+        live = IS_LIVE[s.table.stage]
+        if self.penalty is None or self.blueprint_seen is None:
+            self.penalty = np.zeros((s.n_envs, len(s.catalogue)))
+            self.blueprint_seen = np.full(live.shape, -1)
+        self.penalty *= self.config.penalty_decay
+        self.penalty[self.penalty < c.BLUEPRINT_PENALTY_FORGOTTEN] = 0.0
+        lost = (self.blueprint_seen >= 0) & ~s.table.holds_seed
+        envs, slots = np.nonzero(lost)
+        np.add.at(
+            self.penalty, (envs, self.blueprint_seen[envs, slots]), self.config.penalty_on_cull
+        )
+        self.last_cull[envs] = s.step
+        self.blueprint_seen = np.where(live, s.table.blueprint, -1)
+
+    def _germinate(self, s: Situation, actions: np.ndarray, empty: np.ndarray) -> None:
+        config, signals = self.config, s.signals
+        slots = s.masks.slot[:, LifecycleOp.GERMINATE]
+        ready = (
+            empty
+            & slots.any(axis=1)
+            & (s.step - self.last_cull >= config.embargo_epochs_after_cull)
+            & signals.host_stabilized
+            & (s.step >= config.min_epochs_before_germinate)
+            & (signals.plateau_epochs >= config.plateau_epochs_to_germinate)
+        )
+        slot = slots.argmax(axis=1)
+        blueprint, found = self._next_blueprint(s, slot, ready)
+        go = ready & found
+        actions[go, OP] = LifecycleOp.GERMINATE
+        actions[go, SLOT] = slot[go]
+        actions[go, BLUEPRINT] = blueprint[go]
+        actions[go, BLEND] = BLEND_NAMES.index(config.blend)
+
+    def _next_blueprint(
+        self, s: Situation, slot: np.ndarray, wanted: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """First blueprint of the rotation, from where it stands, that fits and is not penalised.
+
+        If all that fit are penalised, the least penalised one. Also whether any fits at all.
+        """
+        assert self.penalty is not None
+        rotation = np.array(
+            [s.catalogue.index(n) for n in self.config.blueprint_rotation if n in s.catalogue.names]
+        )
+        envs = np.arange(s.n_envs)
+        turn = (self.next_in_rotation[:, None] + np.arange(len(rotation))) % len(rotation)
+        candidates = rotation[turn]
+        fits = s.masks.blueprint[envs[:, None], slot[:, None], candidates]
+        penalty = np.where(fits, self.penalty[envs[:, None], candidates], np.inf)
+        good = penalty < self.config.penalty_threshold
+        choice = np.where(good.any(axis=1), good.argmax(axis=1), penalty.argmin(axis=1))
+        found = fits.any(axis=1)
+        advance = wanted & found
+        self.next_in_rotation[advance] = (turn[envs, choice] + 1)[advance] % len(rotation)
+        return candidates[envs, choice], found
+
+    def _decide(
+        self, s: Situation, actions: np.ndarray, slot: np.ndarray, occupied: np.ndarray
+    ) -> None:
+        """Cull what hurts; at the end of its blending keep what contributes."""
+        config, table, envs = self.config, s.table, np.arange(s.n_envs)
+        stage = table.stage[envs, slot]
+        contribution = table.contribution[envs, slot]
+        total = table.total_improvement[envs, slot]
+        drop = table.improvement_since_stage_start[envs, slot]
+
+        growing = np.isin(stage, (SeedStage.TRAINING, SeedStage.BLENDING))
+        tried = table.epochs_in_stage[envs, slot] >= config.cull_after_epochs_without_improvement
+        hurts = growing & tried & (drop < -config.cull_if_accuracy_drops_by)
+
+        holding = stage == SeedStage.HOLDING
+        # A seed the network depends on although it made the network worse holds it to ransom.
+        ransom = (contribution > c.RANSOMWARE_CONTRIBUTION) & (total < c.RANSOMWARE_IMPROVEMENT)
+        worth = np.where(np.isnan(contribution), total, contribution)
+        helps = worth > config.min_improvement_to_fossilize
+        may = s.masks.slot[envs, :, slot]
+        keep = holding & ~ransom & helps & may[:, LifecycleOp.FOSSILIZE]
+        drop_it = (hurts | (holding & (ransom | ~helps))) & may[:, LifecycleOp.CULL]
+        for decision, op in ((keep, LifecycleOp.FOSSILIZE), (drop_it, LifecycleOp.CULL)):
+            chosen = occupied & decision
+            actions[chosen, OP] = op
+            actions[chosen, SLOT] = slot[chosen]

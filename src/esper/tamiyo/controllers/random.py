@@ -1,0 +1,42 @@
+"""The controller that acts at random among what is legal: the baseline to beat."""
+
+import numpy as np
+
+from esper.leyline import BLEND, BLUEPRINT, OP, SLOT, LifecycleOp, generator
+from esper.tamiyo.controllers.base import wait
+from esper.tamiyo.situation import Situation
+
+
+class RandomController:
+    """Uniform over the legal ops, then over the op's legal slots, then blueprints and blends.
+
+    This is what an untrained policy does. Draws depend on the episode's seed and the step only.
+    """
+
+    name = "random"
+
+    def reset(self, n_envs: int) -> None:
+        pass
+
+    def act(self, situation: Situation) -> np.ndarray:
+        masks = situation.masks
+        draws = np.stack(
+            [generator(seed, "random", situation.step).random(4) for seed in situation.seeds]
+        )
+        envs = np.arange(situation.n_envs)
+        op = _pick(masks.op, draws[:, OP])
+        slot = _pick(masks.slot[envs, op], draws[:, SLOT])
+        germinates = op == LifecycleOp.GERMINATE
+        actions = wait(situation.n_envs)
+        actions[:, OP] = op
+        actions[:, SLOT] = np.where(op == LifecycleOp.WAIT, 0, slot)
+        blueprint = _pick(masks.blueprint[envs, slot], draws[:, BLUEPRINT])
+        actions[:, BLUEPRINT] = np.where(germinates, blueprint, 0)
+        actions[:, BLEND] = np.where(germinates, _pick(masks.blend, draws[:, BLEND]), 0)
+        return actions
+
+
+def _pick(mask: np.ndarray, draw: np.ndarray) -> np.ndarray:
+    """Index of one True entry per row of `mask` [E, n], chosen by `draw` in [0, 1)."""
+    rank = np.floor(draw * mask.sum(axis=1)).astype(np.int64)
+    return (mask.cumsum(axis=1) > rank[:, None]).argmax(axis=1)

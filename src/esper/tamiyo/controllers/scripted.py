@@ -1,0 +1,139 @@
+"""The controller that follows a script: a text file with one action per line.
+
+    # step  op         slot  blueprint   blend
+    6       GERMINATE  r0c0  branch      linear
+    16      FOSSILIZE  r0c0
+    auto    FOSSILIZE
+
+Steps count from 1. `auto FOSSILIZE` keeps every seed as soon as that is legal, at steps with no
+line of their own. At all other steps the controller waits.
+"""
+
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+import numpy as np
+
+from esper.growth import BlueprintCatalogue
+from esper.leyline import (
+    BLEND_NAMES,
+    OP,
+    SLOT,
+    ConfigError,
+    LifecycleOp,
+    SlotConfig,
+)
+from esper.tamiyo.controllers.base import wait
+from esper.tamiyo.situation import Situation
+
+
+@dataclass(frozen=True)
+class ScriptLine:
+    number: int
+    op: LifecycleOp
+    slot: str
+    blueprint: str
+    blend: str
+
+
+class ScriptedController:
+    """Every environment follows the same script. Raises ConfigError at a step that is not legal."""
+
+    def __init__(self, text: str, name: str) -> None:
+        self.name = f"scripted:{name}"
+        self.lines, self.keep_all = parse_script(text, name)
+
+    @staticmethod
+    def load(source: str) -> "ScriptedController":
+        """From a file, or one of the scripts that come with Esper, by name."""
+        path = Path(source)
+        if path.is_file():
+            return ScriptedController(path.read_text(encoding="utf-8"), source)
+        scripts = files("esper.tamiyo.controllers") / "scripts"
+        known = sorted(
+            entry.name.removesuffix(".txt")
+            for entry in scripts.iterdir()
+            if entry.name.endswith(".txt")
+        )
+        if source in known:
+            return ScriptedController((scripts / f"{source}.txt").read_text("utf-8"), source)
+        raise ConfigError(
+            f"no script {source!r}: give the path of a file or one of {', '.join(known)}"
+        )
+
+    def reset(self, n_envs: int) -> None:
+        pass
+
+    def act(self, situation: Situation) -> np.ndarray:
+        actions = wait(situation.n_envs)
+        line = self.lines.get(situation.step + 1)
+        if line is not None:
+            action = _to_indices(line, situation.slot_config, situation.catalogue, self.name)
+            actions[situation.running] = action
+            if not situation.masks.allows(actions).all():
+                raise ConfigError(
+                    f"line {line.number} of {self.name} is not legal at step "
+                    f"{situation.step + 1}: {line.op.name} {line.slot} {line.blueprint}".rstrip()
+                )
+        elif self.keep_all:
+            ready = situation.masks.slot[:, LifecycleOp.FOSSILIZE]
+            actions[:, OP] = np.where(ready.any(axis=1), LifecycleOp.FOSSILIZE, LifecycleOp.WAIT)
+            actions[:, SLOT] = ready.argmax(axis=1)
+        return actions
+
+
+def _to_indices(
+    line: ScriptLine, slots: SlotConfig, catalogue: BlueprintCatalogue, name: str
+) -> list[int]:
+    try:
+        slot = slots.index_for_slot_id(line.slot) if line.slot else 0
+        blueprint = catalogue.index(line.blueprint) if line.blueprint else 0
+    except ConfigError as error:
+        raise ConfigError(f"line {line.number} of {name}: {error}") from error
+    return [slot, blueprint, BLEND_NAMES.index(line.blend) if line.blend else 0, line.op]
+
+
+def parse_script(text: str, name: str) -> tuple[dict[int, ScriptLine], bool]:
+    """({step: line}, whether `auto FOSSILIZE` stands in it); raises ConfigError naming the line."""
+    lines: dict[int, ScriptLine] = {}
+    keep_all = False
+    for number, raw in enumerate(text.splitlines(), start=1):
+        words = raw.split("#")[0].split()
+        if not words:
+            continue
+        if words == ["auto", "FOSSILIZE"]:
+            keep_all = True
+            continue
+        step, line = _parse_line(words, number, name)
+        if step in lines:
+            raise ConfigError(f"line {number} of {name}: step {step} already has an action")
+        lines[step] = line
+    return lines, keep_all
+
+
+_WORDS = {
+    LifecycleOp.WAIT: 2,
+    LifecycleOp.GERMINATE: 5,
+    LifecycleOp.CULL: 3,
+    LifecycleOp.FOSSILIZE: 3,
+}
+
+
+def _parse_line(words: list[str], number: int, name: str) -> tuple[int, ScriptLine]:
+    where = f"line {number} of {name}"
+    if not words[0].isdigit() or int(words[0]) < 1:
+        raise ConfigError(f"{where}: a line starts with a step from 1, got {words[0]!r}")
+    if len(words) < 2 or words[1] not in LifecycleOp.__members__:
+        known = ", ".join(LifecycleOp.__members__)
+        raise ConfigError(f"{where}: after the step comes an op, one of {known}")
+    op = LifecycleOp[words[1]]
+    if len(words) != _WORDS[op]:
+        raise ConfigError(
+            f"{where}: {op.name} takes {_WORDS[op] - 2} words after it "
+            f"(of slot, blueprint, blend), got {len(words) - 2}"
+        )
+    slot, blueprint, blend = (words[2:] + ["", "", ""])[:3]
+    if blend and blend not in BLEND_NAMES:
+        raise ConfigError(f"{where}: blend must be one of {', '.join(BLEND_NAMES)}, got {blend!r}")
+    return int(words[0]), ScriptLine(number, op, slot, blueprint, blend)

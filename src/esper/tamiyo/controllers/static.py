@@ -1,0 +1,16 @@
+"""The controller that never grows anything: the host alone, through the same machinery."""
+
+import numpy as np
+
+from esper.tamiyo.controllers.base import wait
+from esper.tamiyo.situation import Situation
+
+
+class StaticController:
+    name = "static"
+
+    def reset(self, n_envs: int) -> None:
+        pass
+
+    def act(self, situation: Situation) -> np.ndarray:
+        return wait(situation.n_envs)

@@ -1,0 +1,82 @@
+"""Which actions are legal: what can be done, never when it would be wise.
+
+A mask allows exactly what execution accepts. `MaskedCategorical` turns logits and a mask into a
+distribution over the legal actions.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from esper.growth import NOOP, BlueprintCatalogue, LifecycleRules, SlotTable, gate_passes
+from esper.leyline import (
+    BLEND_NAMES,
+    IS_LIVE,
+    NUM_OPS,
+    ActionMasks,
+    GateLevel,
+    LifecycleOp,
+    SeedStage,
+)
+from esper.leyline.constants import MIN_CULL_AGE
+from esper.tamiyo.policy.masked_categorical import MaskedCategorical
+
+__all__ = ["GrowthLimits", "MaskedCategorical", "compute_action_masks"]
+
+
+@dataclass(frozen=True)
+class GrowthLimits:
+    """What may grow where, and how much in all.
+
+    fits, params, macs  [S, B], whether a blueprint fits a slot and what it costs there
+    max_params          most parameters that seeds may have together, None for no limit
+    max_macs            most multiply-adds per example that seeds may cost together
+    max_seeds           most seeds at a time, fossils included
+    """
+
+    fits: np.ndarray
+    params: np.ndarray
+    macs: np.ndarray
+    max_params: int | None = None
+    max_macs: int | None = None
+    max_seeds: int | None = None
+
+
+def usable_blueprints(catalogue: BlueprintCatalogue, fits: np.ndarray) -> np.ndarray:
+    """bool[S, B]: the blueprints that fit a slot, without the one that grows nothing."""
+    return fits & (np.array(catalogue.names) != NOOP)
+
+
+def compute_action_masks(
+    table: SlotTable, limits: GrowthLimits, rules: LifecycleRules, running: np.ndarray
+) -> ActionMasks:
+    """Masks for E environments; where `running` (bool[E]) is False only WAIT is legal."""
+    n_envs, n_slots = table.shape
+    blueprint = np.broadcast_to(limits.fits, (n_envs, *limits.fits.shape)).copy()
+    for limit, cost, used in (
+        (limits.max_params, limits.params, table.params),
+        (limits.max_macs, limits.macs, table.macs),
+    ):
+        if limit is not None:
+            left = limit - used.sum(axis=1)
+            blueprint &= cost[None] <= left[:, None, None]
+    room = np.full(n_envs, True)
+    if limits.max_seeds is not None:
+        room = table.holds_seed.sum(axis=1) < limits.max_seeds
+
+    slot = np.zeros((n_envs, NUM_OPS, n_slots), dtype=bool)
+    slot[:, LifecycleOp.WAIT] = True
+    slot[:, LifecycleOp.GERMINATE] = (
+        (table.stage == SeedStage.DORMANT) & blueprint.any(axis=2) & room[:, None]
+    )
+    slot[:, LifecycleOp.CULL] = IS_LIVE[table.stage] & (table.epochs_total >= MIN_CULL_AGE)
+    slot[:, LifecycleOp.FOSSILIZE] = (table.stage == SeedStage.HOLDING) & gate_passes(
+        GateLevel.G5, table, rules
+    )
+    slot[:, 1:] &= running[:, None, None]
+    return ActionMasks(
+        op=slot.any(axis=2),
+        slot=slot,
+        blueprint=blueprint,
+        blend=np.ones((n_envs, len(BLEND_NAMES)), dtype=bool),
+    )

@@ -1,0 +1,113 @@
+"""The observation: one row of bounded numbers per environment.
+
+Layout for S slots and B blueprints (`feature_size` computes the width):
+
+  0-22            the training: epoch, step, losses, scores, their last five values, size, use
+  23 + (4 + B)*i  slot i: holds a seed, stage, alpha, contribution, blueprint one-hot
+  then 10*i       slot i: telemetry of its seed; all zero for an empty slot
+
+Every entry is scaled to stay within about [-2, 2] by construction. What was not measured is 0 in a
+row of numbers that is centred on it; flags beside it say whether there is a seed at all.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from esper.leyline import SeedStage
+from esper.tamiyo.situation import Situation
+
+BASE_FEATURES = 23
+SLOT_FEATURES = 4
+TELEMETRY_FEATURES = 10
+LIMIT = 2.0
+
+
+@dataclass(frozen=True)
+class FeatureExtractionContext:
+    """The situation, and whether the telemetry block is wanted."""
+
+    situation: Situation
+    use_telemetry: bool = True
+
+
+def feature_size(n_slots: int, n_blueprints: int, *, use_telemetry: bool = True) -> int:
+    telemetry = TELEMETRY_FEATURES * n_slots if use_telemetry else 0
+    return BASE_FEATURES + n_slots * (SLOT_FEATURES + n_blueprints) + telemetry
+
+
+def symlog(x: np.ndarray) -> np.ndarray:
+    """sign(x) * log(1 + |x|): linear near 0, logarithmic far away (Hafner et al. 2023)."""
+    return np.sign(x) * np.log1p(np.abs(x))
+
+
+def _bounded(x: np.ndarray, absent: float = 0.0) -> np.ndarray:
+    return np.clip(np.nan_to_num(x, nan=absent, posinf=LIMIT, neginf=-LIMIT), -LIMIT, LIMIT)
+
+
+def signals_to_features(context: FeatureExtractionContext) -> np.ndarray:
+    """float32 [E, feature_size(S, B)], every entry finite and in [-LIMIT, LIMIT]."""
+    blocks = [_base(context.situation), _slots(context.situation)]
+    if context.use_telemetry:
+        blocks.append(_telemetry(context.situation))
+    return np.concatenate(blocks, axis=1).astype(np.float32)
+
+
+def _loss(loss: np.ndarray) -> np.ndarray:
+    # A loss that is not finite is a very bad one; symlog keeps 10 at 2.4, so halve it.
+    return _bounded(symlog(loss) / 2, absent=LIMIT)
+
+
+def _base(s: Situation) -> np.ndarray:
+    signals = s.signals
+    early = np.isnan(signals.loss_history)
+    columns = [
+        signals.epoch / s.max_steps,
+        np.log1p(signals.global_step) / 8,
+        _loss(signals.train_loss),
+        _loss(signals.val_loss),
+        symlog(signals.loss_delta),
+        signals.train_accuracy / 100,
+        signals.val_accuracy / 100,
+        signals.accuracy_delta / 10,
+        signals.plateau_epochs / 10,
+        signals.best_val_accuracy / 100,
+        _loss(signals.best_val_loss),
+        *np.where(early, 0.0, _loss(signals.loss_history)).T,
+        *(signals.accuracy_history / 100).T,
+        np.log(s.total_params / s.host_params),
+        s.table.holds_seed.sum(axis=1) / s.max_seeds if s.max_seeds else np.zeros(s.n_envs),
+    ]
+    return _bounded(np.stack(columns, axis=1))
+
+
+def _slots(s: Situation) -> np.ndarray:
+    table, held = s.table, s.table.holds_seed
+    worth = np.where(
+        np.isnan(table.contribution), table.improvement_since_stage_start, table.contribution
+    )
+    occupant = np.stack(
+        [held, table.stage / max(SeedStage), table.alpha, np.where(held, worth, 0.0) / 10], axis=2
+    )
+    one_hot = table.blueprint[:, :, None] == np.arange(len(s.catalogue))
+    block = np.concatenate([occupant, one_hot], axis=2)
+    return _bounded(block.reshape(s.n_envs, -1))
+
+
+def _telemetry(s: Situation) -> np.ndarray:
+    table = s.table
+    norm, health = table.gradient_norm, table.gradient_health
+    columns = [
+        np.minimum(norm, 10) / 10,
+        health,
+        norm < 1e-7,
+        norm > 10.0,
+        np.minimum(table.epochs_in_stage, 50) / 50,
+        table.score / 100,
+        np.clip(table.improvement_since_stage_start / 10, -1, 1),
+        np.minimum((table.stage - 1) / 6, 1),
+        table.alpha,
+        np.broadcast_to(s.signals.epoch[:, None] / s.max_steps, table.shape),
+    ]
+    block = np.stack(columns, axis=2) * table.holds_seed[:, :, None]
+    return _bounded(block.reshape(s.n_envs, -1))

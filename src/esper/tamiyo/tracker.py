@@ -1,0 +1,87 @@
+"""Follows E host trainings and tells when they plateau and when they have settled."""
+
+import numpy as np
+
+from esper.leyline import TrainingSignals
+from esper.leyline import constants as c
+
+HISTORY = 5
+
+
+class SignalTracker:
+    """Call `update` once after every epoch with what was measured, [E] arrays.
+
+    The stabilisation latch opens after `stabilization_epochs` epochs in a row whose validation loss
+    fell by less than `stabilization_threshold` of itself; 0 opens it from the start. It never
+    closes again before `reset`.
+    """
+
+    def __init__(
+        self,
+        n_envs: int,
+        plateau_threshold: float = c.PLATEAU_THRESHOLD_PP,
+        stabilization_threshold: float = c.STABILIZATION_THRESHOLD,
+        stabilization_epochs: int = c.STABILIZATION_EPOCHS,
+    ) -> None:
+        self.n_envs = n_envs
+        self.plateau_threshold = plateau_threshold
+        self.stabilization_threshold = stabilization_threshold
+        self.stabilization_epochs = stabilization_epochs
+        self.reset()
+
+    def reset(self) -> None:
+        shape = (self.n_envs,)
+        self.plateau = np.zeros(shape, dtype=np.int64)
+        self.stable = np.zeros(shape, dtype=np.int64)
+        self.stabilized = np.full(shape, self.stabilization_epochs == 0)
+        self.best_accuracy = np.full(shape, np.nan)
+        window = (self.n_envs, c.SIGNAL_HISTORY_WINDOW)
+        self.losses = np.full(window, np.nan)
+        self.accuracies = np.full(window, np.nan)
+
+    def update(
+        self,
+        epoch: int,
+        global_step: int,
+        train_loss: np.ndarray,
+        train_accuracy: np.ndarray,
+        val_loss: np.ndarray,
+        val_accuracy: np.ndarray,
+    ) -> TrainingSignals:
+        previous_loss = self.losses[:, -1]
+        loss_delta = previous_loss - val_loss
+        accuracy_delta = val_accuracy - self.accuracies[:, -1]
+        self.plateau = np.where(accuracy_delta < self.plateau_threshold, self.plateau + 1, 0)
+        self._watch_stability(loss_delta, previous_loss, val_loss)
+        self.best_accuracy = np.fmax(self.best_accuracy, val_accuracy)
+        self.losses = np.concatenate([self.losses[:, 1:], val_loss[:, None]], axis=1)
+        self.accuracies = np.concatenate([self.accuracies[:, 1:], val_accuracy[:, None]], axis=1)
+        return TrainingSignals(
+            epoch=np.full(self.n_envs, epoch),
+            global_step=np.full(self.n_envs, global_step),
+            train_loss=train_loss,
+            val_loss=val_loss,
+            loss_delta=loss_delta,
+            train_accuracy=train_accuracy,
+            val_accuracy=val_accuracy,
+            accuracy_delta=accuracy_delta,
+            plateau_epochs=self.plateau,
+            host_stabilized=self.stabilized,
+            best_val_accuracy=self.best_accuracy,
+            best_val_loss=np.fmin.reduce(self.losses, axis=1),
+            loss_history=self.losses[:, -HISTORY:],
+            accuracy_history=self.accuracies[:, -HISTORY:],
+        )
+
+    def _watch_stability(
+        self, loss_delta: np.ndarray, previous: np.ndarray, loss: np.ndarray
+    ) -> None:
+        # Comparisons with NaN, before the first epoch or after a fault, are False.
+        stable = (
+            (previous > 1e-8)
+            & (loss_delta >= 0)
+            & (loss_delta < self.stabilization_threshold * previous)
+            & (loss < c.STABILIZATION_SPIKE * previous)
+        )
+        self.stable = np.where(stable, self.stable + 1, 0)
+        self.stabilized = self.stabilized | (self.stable >= self.stabilization_epochs)
