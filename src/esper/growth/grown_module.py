@@ -5,7 +5,7 @@ the seed does, so an ungrown network costs nothing and gives the host's output b
 the host itself or the GrownModule around it is the same.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -161,15 +161,19 @@ class GrownModule(nn.Module):
         self.slot(index).set_blend(stage, alpha)
 
     @contextmanager
-    def coalition(self, present: Iterable[bool]) -> Iterator[None]:
-        """Inside, seeds whose entry (one per slot) is False are taken out of the network."""
+    def coalition(self, present: Sequence[bool]) -> Iterator[None]:
+        """Inside, seeds whose entry (one per slot) is False are taken out of the network.
+
+        With every seed present, gated blends measure the alpha they apply.
+        """
+        complete = all(present)
         for (_, slot), stays in zip(self.each_slot(), present, strict=True):
-            slot.muted = not stays
+            slot.muted, slot.measuring = not stays, complete
         try:
             yield
         finally:
             for _, slot in self.each_slot():
-                slot.muted = False
+                slot.muted = slot.measuring = False
 
     def release(self) -> nn.Module:
         """Remove every seed and give the host back as it came."""

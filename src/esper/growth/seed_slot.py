@@ -65,6 +65,7 @@ class SeedSlot(nn.Module):
 
     alpha   blending progress; what is applied on average is `applied_alpha`
     muted   while True the seed is taken out (alpha forced to 0), for counterfactuals
+    measuring   while True the alphas of a gated blend are noted for `applied_alpha`
     """
 
     seed: nn.Module | None
@@ -80,6 +81,7 @@ class SeedSlot(nn.Module):
         self.stage = SeedStage.DORMANT
         self.alpha = 0.0
         self.muted = False
+        self.measuring = False
         self._features: list[Tensor] = []
         self._applied_sum = torch.zeros(())
         self._applied_count = 0
@@ -111,7 +113,7 @@ class SeedSlot(nn.Module):
         self._features.clear()
 
     def applied_alpha(self) -> float:
-        """Mean alpha of all blends since the last call (or its scheduled value if there was none).
+        """Mean alpha of the blends measured since the last call; without any, the scheduled one.
 
         Waits for the device; call it once per pass over the data.
         """
@@ -147,7 +149,7 @@ class SeedSlot(nn.Module):
         if self.gate is None:
             return target + self.alpha * delta if self.alpha != 1.0 else target + delta
         alpha = self.gate(h)
-        if not self.training:
+        if self.measuring:
             self._applied_sum = self._applied_sum.to(alpha.device) + alpha.detach().sum()
             self._applied_count += alpha.numel()
         return target + alpha * delta

@@ -133,7 +133,7 @@ def _parse_line(words: list[str], number: int, name: str) -> tuple[int, ScriptLi
             f"{where}: {op.name} takes {_WORDS[op] - 2} words after it "
             f"(of slot, blueprint, blend), got {len(words) - 2}"
         )
-    slot, blueprint, blend = (words[2:] + ["", "", ""])[:3]
+    slot, blueprint, blend = [*words[2:], "", "", ""][:3]
     if blend and blend not in BLEND_NAMES:
         raise ConfigError(f"{where}: blend must be one of {', '.join(BLEND_NAMES)}, got {blend!r}")
     return int(words[0]), ScriptLine(number, op, slot, blueprint, blend)

@@ -75,7 +75,7 @@ def compute_action_masks(
     )
     slot[:, 1:] &= running[:, None, None]
     return ActionMasks(
-        op=slot.any(axis=2),
+        op=np.asarray(slot.any(axis=2)),
         slot=slot,
         blueprint=blueprint,
         blend=np.ones((n_envs, len(BLEND_NAMES)), dtype=bool),

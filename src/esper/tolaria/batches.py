@@ -1,0 +1,96 @@
+"""Where batches come from: tensors in memory, or loaders of the user's own."""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from esper.growth import batch_size
+from esper.leyline import ConfigError
+
+Batch = tuple[Any, Tensor]
+VAL_BATCH = 512
+
+
+class DataSource(Protocol):
+    """Training batches for one epoch, in an order that `key` decides, and validation batches."""
+
+    def train_batches(self, key: int) -> Iterator[Batch]: ...
+
+    def val_batches(self) -> Iterator[Batch]: ...
+
+    def example(self) -> Any:
+        """One input, as the model receives it."""
+
+
+class TensorSource:
+    """Data sets that fit into memory, shuffled anew every epoch.
+
+    `augment(inputs, generator)`, if given, changes a batch of training inputs.
+    """
+
+    def __init__(
+        self,
+        train: tuple[Tensor, Tensor],
+        val: tuple[Tensor, Tensor],
+        batch: int,
+        augment: Callable[[Tensor, torch.Generator], Tensor] | None = None,
+    ) -> None:
+        for name, (inputs, targets) in (("training", train), ("validation", val)):
+            if len(inputs) == 0 or len(inputs) != len(targets):
+                raise ConfigError(
+                    f"{name} data must have as many targets as inputs and at least one, "
+                    f"got {len(inputs)} and {len(targets)}"
+                )
+        self.train, self.val, self.batch, self.augment = train, val, batch, augment
+
+    def train_batches(self, key: int) -> Iterator[Batch]:
+        generator = torch.Generator().manual_seed(key)
+        inputs, targets = self.train
+        order = torch.randperm(len(inputs), generator=generator)
+        for rows in order.split(self.batch):
+            x = inputs[rows]
+            yield (x if self.augment is None else self.augment(x, generator)), targets[rows]
+
+    def val_batches(self) -> Iterator[Batch]:
+        return zip(self.val[0].split(VAL_BATCH), self.val[1].split(VAL_BATCH), strict=True)
+
+    def example(self) -> Any:
+        return self.train[0][: min(2, len(self.train[0]))]
+
+
+class LoaderSource:
+    """Loaders that yield (input, target); they shuffle themselves."""
+
+    def __init__(
+        self, train_loader: Iterable[Any], val_loader: Iterable[Any], example: Any = None
+    ) -> None:
+        self.train_loader, self.val_loader = train_loader, val_loader
+        for name, loader in (("train_loader", train_loader), ("val_loader", val_loader)):
+            first = next(iter(loader), None)
+            if first is None:
+                raise ConfigError(f"{name} is empty; it must yield at least one batch")
+            self._check(name, first)
+            if example is None:
+                example = first[0]
+        self._example = example
+
+    @staticmethod
+    def _check(name: str, batch: Any) -> None:
+        if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+            raise ConfigError(f"{name} must yield pairs (input, target), got {type(batch).__name__}")
+        if len(batch[1]) != batch_size(batch[0]):
+            raise ConfigError(
+                f"{name} yields {batch_size(batch[0])} inputs with {len(batch[1])} targets; "
+                "there must be one target for every input"
+            )
+
+    def train_batches(self, key: int) -> Iterator[Batch]:
+        return ((batch[0], batch[1]) for batch in self.train_loader)
+
+    def val_batches(self) -> Iterator[Batch]:
+        return ((batch[0], batch[1]) for batch in self.val_loader)
+
+    def example(self) -> Any:
+        return self._example

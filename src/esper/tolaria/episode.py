@@ -1,0 +1,72 @@
+"""One episode from reset to outcome: the thin loop that every controller goes through."""
+
+from collections.abc import Callable, Sequence
+
+from esper.leyline import EpisodeOutcome
+from esper.tamiyo import Controller
+from esper.tolaria.environment import GrowthEnv, Transition
+from esper.tolaria.narrator import absent
+from esper.tolaria.population import Evaluation
+
+
+def run_episode(
+    env: GrowthEnv,
+    controller: Controller,
+    *,
+    topology: Sequence[tuple[int, int]] = (),
+    on_step: Callable[[Transition], None] = lambda transition: None,
+) -> str:
+    """Run all environments to their end; gives 'finished', or 'interrupted' after Ctrl-C."""
+    controller.reset(env.n_envs)
+    try:
+        situation = env.reset(topology)
+        while situation.running.any():
+            transition = env.step(controller.act(situation))
+            situation = transition.after
+            on_step(transition)
+    except KeyboardInterrupt:
+        return "interrupted"
+    return "finished"
+
+
+def settle_outcome(
+    env: GrowthEnv, index: int, *, task: str, controller: str, ended: str
+) -> EpisodeOutcome:
+    """Bring one host back to its best and sum up its episode; the recorder gets the row too."""
+    evaluation, best_step = env.settle(index)
+    return _outcome(env, index, evaluation, best_step, task, controller, ended)
+
+
+def _outcome(
+    env: GrowthEnv,
+    index: int,
+    evaluation: Evaluation,
+    best_step: int,
+    task: str,
+    controller: str,
+    ended: str,
+) -> EpisodeOutcome:
+    held = [slot for slot, has in enumerate(env.table.holds_seed[index]) if has]
+    outcome = EpisodeOutcome(
+        env=index,
+        seed=int(env.population.seeds[index]),
+        task=task,
+        controller=controller,
+        steps=env.step_count,
+        ended=ended,
+        best_step=best_step,
+        val_score=absent(evaluation.score[0]),
+        val_loss=absent(evaluation.loss[0]),
+        host_params=env.host_params,
+        params=int(env.total_params()[index]),
+        host_macs=env.host_macs,
+        macs=int(env.total_macs()[index]),
+        train_macs=int(env.train_macs[index]),
+        germinated=int(env.counts["germinated"][index]),
+        fossilized=int(env.counts["fossilized"][index]),
+        culled=int(env.counts["culled"][index]),
+        rollbacks=int(env.counts["rollbacks"][index]),
+        seeds=tuple(env.narrator.report(env.table, index, slot) for slot in held),
+    )
+    env.recorder.outcome(outcome)
+    return outcome

@@ -1,0 +1,111 @@
+"""The governor: watches every host's loss and brings a broken one back to when it was healthy.
+
+One snapshot per host, in CPU memory, taken only of a healthy host. The loop asks `check` first; a
+host it finds broken is restored, any other one may be snapshot afterwards.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from esper.growth import HostSnapshot, SlotTable
+from esper.leyline import constants as c
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """For each environment: is the loss an anomaly, must the host be restored, and why."""
+
+    panic: np.ndarray
+    rollback: np.ndarray
+    reasons: list[str]
+    threshold: np.ndarray
+    consecutive: np.ndarray
+
+
+@dataclass(frozen=True)
+class SavedHost:
+    """A healthy host after `step`, with its row of the slot table."""
+
+    step: int
+    host: HostSnapshot
+    row: SlotTable
+
+
+class Governor:
+    """`random_guess_loss` is what a network that has forgotten everything would score, if known."""
+
+    def __init__(self, n_envs: int, random_guess_loss: float | None = None) -> None:
+        self.random_guess_loss = random_guess_loss
+        self.saved: list[SavedHost | None] = [None] * n_envs
+        self.history = np.full((n_envs, c.GOVERNOR_HISTORY_WINDOW), np.nan)
+        self.panics = np.zeros(n_envs, dtype=np.int64)
+
+    def check(self, val_loss: np.ndarray, train_loss: np.ndarray, running: np.ndarray) -> Verdict:
+        """Judge the losses ([E]) of one epoch. Normal losses join the history, others do not.
+
+        A loss that is not finite, or has fallen back to guessing, calls for a rollback at once; a
+        loss far above the past only when it stays there.
+        """
+        known = np.sum(~np.isnan(self.history), axis=1)
+        mean, deviation = _mean_and_deviation(self.history)
+        not_finite = running & ~(np.isfinite(val_loss) & np.isfinite(train_loss))
+        lobotomy = running & self._forgot(val_loss, mean, known)
+        threshold = self._threshold(mean, deviation, known)
+        explosion = running & (val_loss > threshold)
+
+        panic = not_finite | lobotomy | explosion
+        self.panics = np.where(panic, self.panics + 1, np.where(running, 0, self.panics))
+        patience = c.GOVERNOR_MIN_PANICS_BEFORE_ROLLBACK
+        rollback = not_finite | lobotomy | (explosion & (self.panics >= patience))
+        healthy = running & ~panic
+        self.history[healthy, :-1] = self.history[healthy, 1:]
+        self.history[healthy, -1] = val_loss[healthy]
+        reasons = [
+            "loss_not_finite" if bad else "loss_of_a_guess" if gone else "loss_explosion"
+            for bad, gone in zip(not_finite, lobotomy, strict=True)
+        ]
+        return Verdict(panic, rollback, reasons, threshold, self.panics.copy())
+
+    def _forgot(self, loss: np.ndarray, mean: np.ndarray, known: np.ndarray) -> np.ndarray:
+        guess = self.random_guess_loss
+        if guess is None:
+            return np.zeros(len(loss), dtype=bool)
+        return (
+            (known >= c.GOVERNOR_MIN_HISTORY)
+            & (mean < c.GOVERNOR_LOBOTOMY_MEAN * guess)
+            & (np.abs(loss - guess) < c.GOVERNOR_LOBOTOMY_BAND * guess)
+        )
+
+    @staticmethod
+    def _threshold(mean: np.ndarray, deviation: np.ndarray, known: np.ndarray) -> np.ndarray:
+        """A loss above this is an anomaly; before there is a past, the absolute bound alone."""
+        statistical = np.where(
+            known >= c.GOVERNOR_MIN_HISTORY, mean + c.GOVERNOR_SENSITIVITY * deviation, 0.0
+        )
+        relative = np.where(known > 0, c.GOVERNOR_LOSS_MULTIPLIER * mean, 0.0)
+        return np.maximum(c.GOVERNOR_ABSOLUTE_THRESHOLD, np.maximum(statistical, relative))
+
+    def save(self, env: int, step: int, host: HostSnapshot, row: SlotTable) -> None:
+        """Replace the environment's snapshot; the caller has seen that the host is healthy."""
+        self.saved[env] = SavedHost(step, host, row)
+
+    def last_healthy(self, env: int) -> SavedHost:
+        saved = self.saved[env]
+        assert saved is not None, "a host is saved before its first epoch"
+        return saved
+
+    def forgive(self, env: int) -> None:
+        """Start counting panics anew, after a rollback."""
+        self.panics[env] = 0
+
+
+def _mean_and_deviation(history: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Over what is known of each row; 0 where nothing is."""
+    present = ~np.isnan(history)
+    count = np.maximum(present.sum(axis=1), 1)
+    values = np.where(present, history, 0.0)
+    mean = values.sum(axis=1) / count
+    variance = (np.where(present, (values - mean[:, None]) ** 2, 0.0)).sum(axis=1) / count
+    return mean, np.sqrt(variance)
+

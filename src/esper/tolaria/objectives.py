@@ -1,0 +1,71 @@
+"""Losses and scores by name: functions of (output, target) that average over the batch.
+
+A score is better when higher and on a 0-100 scale, which is what the gates' thresholds expect.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from esper.leyline import ConfigError
+
+Objective = Callable[[Tensor, Tensor], Tensor]
+
+
+def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
+    """For classes (B, K) and, with targets (B, T), for every position of (B, T, K)."""
+    return F.cross_entropy(output.flatten(0, -2), target.flatten())
+
+
+def mse(output: Tensor, target: Tensor) -> Tensor:
+    return F.mse_loss(output, target)
+
+
+def bce_with_logits(output: Tensor, target: Tensor) -> Tensor:
+    return F.binary_cross_entropy_with_logits(output, target)
+
+
+def accuracy(output: Tensor, target: Tensor) -> Tensor:
+    """Percentage of right classes (or tokens)."""
+    return 100.0 * (output.argmax(dim=-1) == target).float().mean()
+
+
+def binary_accuracy(output: Tensor, target: Tensor) -> Tensor:
+    return 100.0 * ((output > 0) == (target > 0.5)).float().mean()
+
+
+def negative_mse(output: Tensor, target: Tensor) -> Tensor:
+    """-100 times the mean squared error: give targets a variance of about one."""
+    return -100.0 * F.mse_loss(output, target)
+
+
+LOSSES: dict[str, Objective] = {
+    "cross_entropy": cross_entropy,
+    "mse": mse,
+    "bce_with_logits": bce_with_logits,
+}
+SCORES: dict[str, Objective] = {
+    "accuracy": accuracy,
+    "binary_accuracy": binary_accuracy,
+    "negative_mse": negative_mse,
+}
+
+
+def find_objective(kind: str, value: str | Objective, known: dict[str, Objective]) -> Objective:
+    """`value` itself if it can be called, else the one of that name; raises ConfigError."""
+    if callable(value):
+        return value
+    if value not in known:
+        raise ConfigError(
+            f"no {kind} {value!r}; there are {', '.join(known)}, or give a callable(output, target)"
+        )
+    return known[value]
+
+
+def random_guess_loss(loss: Objective, outputs: int | None) -> float | None:
+    """The loss of guessing at random, where that is known: ln(classes) for cross entropy."""
+    if loss is cross_entropy and outputs is not None and outputs > 1:
+        return math.log(outputs)
+    return None

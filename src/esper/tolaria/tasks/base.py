@@ -1,0 +1,70 @@
+"""What a task is: data, a host with slots, and how to train it."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.optim import AdamW, Optimizer
+
+from esper.growth import BlueprintCatalogue
+from esper.tolaria.batches import TensorSource
+from esper.tolaria.data.splits import DataSplits
+from esper.tolaria.objectives import Objective, accuracy, cross_entropy, random_guess_loss
+from esper.tolaria.population import HostRecipe
+
+
+@dataclass(frozen=True)
+class Task:
+    """To add one, copy the smallest file beside this one and list it in `tasks/__init__`.
+
+    load     reads the data set from a folder; raises DataMissingError if it is not there
+    build    makes the host; `slots` are the names of its modules where it can grow
+    outputs  classes or symbols to tell apart
+    steps    epochs of a run unless the user says otherwise
+    """
+
+    name: str
+    description: str
+    load: Callable[[Path], DataSplits]
+    build: Callable[[], nn.Module]
+    slots: tuple[str, ...]
+    outputs: int
+    steps: int
+    batch: int
+    learning_rate: float
+    weight_decay: float = 0.0
+    max_grad_norm: float | None = None
+    augment: Callable[[Tensor, torch.Generator], Tensor] | None = None
+    loss: Objective = cross_entropy
+    score: Objective = accuracy
+
+    def optimizer(self, params: Iterable[nn.Parameter]) -> Optimizer:
+        return AdamW(params, lr=self.learning_rate, weight_decay=self.weight_decay)
+
+    @property
+    def random_guess_loss(self) -> float | None:
+        return random_guess_loss(self.loss, self.outputs)
+
+    def recipe(self, data: DataSplits, catalogue: BlueprintCatalogue) -> HostRecipe:
+        """How to make and train a host on the training and validation parts of `data`."""
+        return HostRecipe(
+            build=self.build,
+            slots=self.slots,
+            data=TensorSource(
+                (data.train_x, data.train_y), (data.val_x, data.val_y), self.batch, self.augment
+            ),
+            loss=self.loss,
+            score=self.score,
+            optimizer=self.optimizer,
+            catalogue=catalogue,
+            max_grad_norm=self.max_grad_norm,
+        )
+
+
+def block_slots(count: int, stride: int = 1) -> tuple[str, ...]:
+    """Names of the blocks of a host after which it can grow: every `stride`-th."""
+    return tuple(f"blocks.{(i + 1) * stride - 1}" for i in range(count))
+
+

@@ -1,0 +1,19 @@
+"""digits: the task to start with. Small enough for a minute, with room to grow."""
+
+from functools import partial
+
+from esper.growth import CNNHost
+from esper.tolaria.data import digits
+from esper.tolaria.tasks.base import Task, block_slots
+
+TASK = Task(
+    name="digits",
+    description="8x8 handwritten digits, a convolutional host of 496 parameters",
+    load=digits.load,
+    build=partial(CNNHost, num_classes=10, n_blocks=3, base_channels=2, in_channels=1),
+    slots=block_slots(3),
+    outputs=10,
+    steps=30,
+    batch=64,
+    learning_rate=1e-2,
+)
