@@ -7,7 +7,7 @@ import urllib.request
 from email.message import Message
 from hashlib import sha256
 from pathlib import Path
-from urllib.error import URLError
+from urllib.error import HTTPError, URLError
 
 import numpy as np
 import pytest
@@ -89,6 +89,16 @@ def test_a_debian_package_is_downloaded_and_extracted(client, tmp_path):
     assert [command[:2] for command in commands] == [["apt-get", "download"], ["dpkg-deb", "-x"]]
 
 
+def packing(archive: bytes):
+    """An npm that leaves `archive` and is content."""
+
+    def npm(command, folder):
+        (folder / "x.tgz").write_bytes(archive)
+        return 0, "", ""
+
+    return npm
+
+
 @pytest.mark.parametrize(
     ("npm", "reason"),
     [
@@ -98,23 +108,9 @@ def test_a_debian_package_is_downloaded_and_extracted(client, tmp_path):
         ),
         (lambda *_: (7, "", ""), "npm said: nothing, with exit code 7"),
         (lambda *_: (0, "", ""), "0 files"),
-        (lambda _, folder: ((folder / "x.tgz").write_bytes(b"x") * 0, "", ""), "x.tgz is damaged"),
-        (
-            lambda _, folder: (
-                (folder / "x.tgz").write_bytes(tar_bytes({"package/readme": b"x"})) * 0,
-                "",
-                "",
-            ),
-            "there is no data/one.bin in it",
-        ),
-        (
-            lambda _, folder: (
-                (folder / "x.tgz").write_bytes(tar_bytes({"../../../evil": b"x"})) * 0,
-                "",
-                "",
-            ),
-            "outside its folder",
-        ),
+        (packing(b"x"), "x.tgz is damaged"),
+        (packing(tar_bytes({"package/readme": b"x"})), "there is no data/one.bin in it"),
+        (packing(tar_bytes({"../../../evil": b"x"})), "outside its folder"),
     ],
     ids=["error", "silent", "nothing", "damaged", "lacking", "evil"],
 )
@@ -126,12 +122,14 @@ def test_what_a_client_does_wrong_is_told(client, tmp_path, npm, reason):
     assert names_in(tmp_path) == ["data"]
 
 
-def test_a_cut_off_archive_is_damaged(tmp_path):
-    noise = np.random.default_rng(0).integers(0, 256, 100_000, dtype=np.uint8).tobytes()
+def test_an_archive_cut_off_or_overwritten_is_damaged(tmp_path):
+    noise = np.random.default_rng(0).integers(0, 16, 100_000, dtype=np.uint8).tobytes()
+    whole = tar_bytes({"package/noise": noise})
     archive = tmp_path / "x.tgz"
-    archive.write_bytes(tar_bytes({"package/noise": noise})[:50_000])
-    with pytest.raises(SourceError, match=r"x\.tgz is damaged"):
-        fetch.untar(archive, tmp_path / "out")
+    for harmed in (whole[:30_000], whole[:20_000] + bytes(10_000) + whole[30_000:]):
+        archive.write_bytes(harmed)
+        with pytest.raises(SourceError, match=r"x\.tgz is damaged"):
+            fetch.untar(archive, tmp_path / "out")
 
 
 def test_a_client_that_is_not_installed_or_hangs_is_told(monkeypatch, tmp_path):
@@ -178,8 +176,17 @@ def test_files_come_from_an_archive(web, tmp_path):
 
 
 def test_an_address_that_cannot_be_reached_is_told(web, tmp_path):
-    with pytest.raises(DataMissingError, match=r"https://example\.org/ .*unreachable"):
+    with pytest.raises(DataMissingError, match=r"https://example\.org/ \(one\.bin: unreachable\)"):
         get(fetch.addresses("https://example.org/", list(CONTENTS)), tmp_path)
+
+
+def test_an_address_that_is_gone_is_told(monkeypatch, tmp_path):
+    def urlopen(url, timeout):
+        raise HTTPError(url, 404, "Not Found", Message(), None)
+
+    monkeypatch.setattr(urllib.request, "urlopen", urlopen)
+    with pytest.raises(SourceError, match="x: HTTP Error 404: Not Found"):
+        fetch.download("https://example.org/x", tmp_path / "x", print)
 
 
 def test_a_download_that_breaks_off_is_told(monkeypatch, tmp_path):
