@@ -1,0 +1,1 @@
+"""tolaria: the one who trains."""
