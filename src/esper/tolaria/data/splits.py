@@ -1,0 +1,89 @@
+"""The three parts of a data set, and the fixed draws that make them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from esper.leyline import ConfigError, generator
+
+SPLIT_SEED = 0  # of the data, never of a run: every run sees the same validation and test parts
+
+
+@dataclass(frozen=True)
+class DataSplits:
+    """Training, validation and test tensors; row i of `*_x` belongs to row i of `*_y`.
+
+    Images are float32 [N, C, H, W], normalised, with int64 targets [N]. Text is int64 tokens
+    [N, T] with int64 targets [N, T], the next token of each. Raises ConfigError if not so.
+    """
+
+    train_x: Tensor
+    train_y: Tensor
+    val_x: Tensor
+    val_y: Tensor
+    test_x: Tensor
+    test_y: Tensor
+
+    def __post_init__(self) -> None:
+        for part in ("train", "val", "test"):
+            _check_part(part, getattr(self, f"{part}_x"), getattr(self, f"{part}_y"))
+        for kind in ("x", "y"):
+            rows = [getattr(self, field.name) for field in fields(self) if field.name[-1] == kind]
+            if len({(row.dtype, row.shape[1:]) for row in rows}) != 1:
+                raise ConfigError(f"the three parts of {kind} differ in dtype or shape per row")
+
+
+def _check_part(part: str, x: Tensor, y: Tensor) -> None:
+    if len(x) == 0 or len(x) != len(y):
+        raise ConfigError(f"{part} has {len(x)} inputs and {len(y)} targets; it needs as many, > 0")
+    if y.dtype != torch.int64:
+        raise ConfigError(f"{part} targets are {y.dtype}; they must be torch.int64")
+    images = x.dtype == torch.float32 and x.dim() == 4 and y.dim() == 1
+    tokens = x.dtype == torch.int64 and x.dim() == 2 and y.shape == x.shape
+    if not images and not tokens:
+        raise ConfigError(
+            f"{part} has inputs {x.dtype} {tuple(x.shape)} and targets {tuple(y.shape)}; they must "
+            "be float32 [N, C, H, W] with [N], or int64 [N, T] with [N, T]"
+        )
+
+
+def stratified_split(labels: np.ndarray, sizes: Sequence[int], purpose: str) -> list[np.ndarray]:
+    """Disjoint parts of exactly `sizes` rows, each with the class shares of the whole.
+
+    `labels` is [N]; returns one ascending array of row indices per size. The draw depends on the
+    labels, the sizes and `purpose` only. Raises ConfigError if there are too few rows.
+    """
+    if min(sizes) < 1 or sum(sizes) > len(labels):
+        raise ConfigError(f"{len(labels)} rows cannot be split into parts of {list(sizes)}")
+    order = generator(SPLIT_SEED, f"split/{purpose}").permutation(len(labels))
+    # Each row's rank within its class, as a fraction of the class: sorting by it interleaves the
+    # classes evenly, so that every slice of the result has their shares.
+    place = np.empty(len(labels))
+    for label in np.unique(labels):
+        rows = order[labels[order] == label]
+        place[rows] = (np.arange(len(rows)) + 0.5) / len(rows)
+    interleaved = order[np.argsort(place[order], kind="stable")]
+    ends = np.cumsum([0, *sizes])
+    return [
+        np.sort(interleaved[start:end]) for start, end in zip(ends[:-1], ends[1:], strict=True)
+    ]
+
+
+def hold_out_tenth(labels: np.ndarray, purpose: str) -> tuple[np.ndarray, np.ndarray]:
+    """(training rows, validation rows): a fixed, stratified tenth, at least one row, held out."""
+    held_out = max(1, round(len(labels) / 10))
+    train, val = stratified_split(labels, [len(labels) - held_out, held_out], purpose)
+    return train, val
+
+
+def standardise(train: np.ndarray, *others: np.ndarray) -> list[Tensor]:
+    """float32 tensors of all arrays, scaled so that `train` has mean 0 and standard deviation 1."""
+    mean, std = float(train.mean(dtype=np.float64)), float(train.std(dtype=np.float64))
+    if std == 0:
+        raise ConfigError("every training pixel has the same value; the images hold nothing")
+    return [
+        torch.tensor(array, dtype=torch.float32).sub_(mean).div_(std) for array in (train, *others)
+    ]
