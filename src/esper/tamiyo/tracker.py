@@ -11,9 +11,10 @@ HISTORY = 5
 class SignalTracker:
     """Call `update` once after every epoch with what was measured, [E] arrays.
 
-    The stabilisation latch opens after `stabilization_epochs` epochs in a row whose validation loss
-    fell by less than `stabilization_threshold` of itself; 0 opens it from the start. It never
-    closes again before `reset`.
+    A plateau counts the epochs since the best score last rose by `plateau_threshold`. The
+    stabilisation latch opens after `stabilization_epochs` epochs in a row whose validation loss
+    neither fell by `stabilization_threshold` of itself nor jumped; 0 opens it from the start. It
+    never closes again before `reset`.
     """
 
     def __init__(
@@ -32,6 +33,7 @@ class SignalTracker:
     def reset(self) -> None:
         shape = (self.n_envs,)
         self.plateau = np.zeros(shape, dtype=np.int64)
+        self.plateau_base = np.full(shape, np.nan)
         self.stable = np.zeros(shape, dtype=np.int64)
         self.stabilized = np.full(shape, self.stabilization_epochs == 0)
         self.best_accuracy = np.full(shape, np.nan)
@@ -51,7 +53,7 @@ class SignalTracker:
         previous_loss = self.losses[:, -1]
         loss_delta = previous_loss - val_loss
         accuracy_delta = val_accuracy - self.accuracies[:, -1]
-        self.plateau = np.where(accuracy_delta < self.plateau_threshold, self.plateau + 1, 0)
+        self._watch_plateau(val_accuracy)
         self._watch_stability(loss_delta, previous_loss, val_loss)
         self.best_accuracy = np.fmax(self.best_accuracy, val_accuracy)
         self.losses = np.concatenate([self.losses[:, 1:], val_loss[:, None]], axis=1)
@@ -73,13 +75,18 @@ class SignalTracker:
             accuracy_history=self.accuracies[:, -HISTORY:],
         )
 
+    def _watch_plateau(self, accuracy: np.ndarray) -> None:
+        # Against the best so far, not the last epoch: noise alone would look like progress.
+        rose = ~(accuracy < self.plateau_base + self.plateau_threshold)
+        self.plateau_base = np.where(rose, accuracy, self.plateau_base)
+        self.plateau = np.where(rose, 0, self.plateau + 1)
+
     def _watch_stability(
         self, loss_delta: np.ndarray, previous: np.ndarray, loss: np.ndarray
     ) -> None:
         # Comparisons with NaN, before the first epoch or after a fault, are False.
         stable = (
             (previous > 1e-8)
-            & (loss_delta >= 0)
             & (loss_delta < self.stabilization_threshold * previous)
             & (loss < c.STABILIZATION_SPIKE * previous)
         )

@@ -60,6 +60,8 @@ from esper.tolaria.governor import Governor, SavedHost, Verdict
 from esper.tolaria.narrator import Narrator, absent
 from esper.tolaria.population import Evaluation, Population, TrainReadings
 
+_ABSENT = np.full(1, np.nan)
+NOT_EVALUATED = Evaluation(loss=_ABSENT, score=_ABSENT, alpha=_ABSENT, samples=0)
 # A backward pass costs about twice a forward pass.
 TRAINING_COST = 3
 
@@ -205,7 +207,10 @@ class GrowthEnv:
         spent_before = self.train_macs.copy()
         self._charge_training(train.samples)
         self.batches_done += train.batches
-        evaluations = [self._evaluate(env) for env in range(self.n_envs)]
+        evaluations = [
+            self._evaluate(env) if self.running[env] else NOT_EVALUATED
+            for env in range(self.n_envs)
+        ]
         verdict = self.governor.check(_first(evaluations, "loss"), train.loss, self.running)
         self._announce_panics(verdict, _first(evaluations, "loss"))
         age(self.table, self.running)
@@ -280,9 +285,6 @@ class GrowthEnv:
     def _evaluate(self, env: int) -> Evaluation:
         """The whole network, then without each seed that acts on its output."""
         n_slots = self.table.shape[1]
-        if not self.running[env]:
-            empty = np.full(1, np.nan)
-            return Evaluation(empty, empty, np.zeros(n_slots), 0)
         acting = np.flatnonzero(IS_BLENDED[self.table.stage[env]])
         coalitions = np.ones((1 + len(acting), n_slots), dtype=bool)
         coalitions[np.arange(1, 1 + len(acting)), acting] = False
