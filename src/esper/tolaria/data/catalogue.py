@@ -104,7 +104,7 @@ CATALOGUE: dict[str, DataSet] = {
     for data_set in (
         DataSet(
             "digits",
-            "1,797 handwritten digits, 8×8 grey",
+            "1,797 handwritten digits, 8x8 grey",
             "CC BY 4.0 (UCI, Alpaydin and Kaynak 1998)",
             module="sklearn",
             how_to_get='it lies in scikit-learn: pip install "esper-grow[digits]"',
@@ -114,12 +114,12 @@ CATALOGUE: dict[str, DataSet] = {
             "Python's own help texts, about 370,000 bytes",
             "PSF licence",
             module="pydoc_data",
-            how_to_get="it lies in the module pydoc_data of CPython, which this Python lacks: install "
-            "the full standard library (some systems ship a minimal one)",
+            how_to_get="it lies in the module pydoc_data of CPython, which this Python lacks: "
+            "install the full standard library (some systems ship a minimal one)",
         ),
         DataSet(
             "mnist",
-            "70,000 handwritten digits, 28×28 grey",
+            "70,000 handwritten digits, 28x28 grey",
             "unclear, customarily CC BY-SA 3.0 (LeCun, Cortes, Burges): fetched, not redistributed",
             files=_files(_IDX, _IDX_SIZES, _MNIST_SHA256),
             sources=(
@@ -129,21 +129,19 @@ CATALOGUE: dict[str, DataSet] = {
         ),
         DataSet(
             "fashion_mnist",
-            "70,000 pictures of clothing, 28×28 grey",
+            "70,000 pictures of clothing, 28x28 grey",
             "MIT (Zalando SE)",
             files=_files(_IDX, _IDX_SIZES, _FASHION_SHA256),
             sources=(
                 debian_package(
                     "dataset-fashion-mnist", pick("usr/share/datasets/fashion-mnist", _IDX_GZ)
                 ),
-                addresses(
-                    "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/", _IDX_GZ
-                ),
+                addresses("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/", _IDX_GZ),
             ),
         ),
         DataSet(
             "cifar10",
-            "60,000 photographs in ten classes, 32×32 colour",
+            "60,000 photographs in ten classes, 32x32 colour",
             "no licence stated (Krizhevsky 2009): fetched, not redistributed",
             files=_files(_CIFAR, (30_730_000,) * 6, _CIFAR_SHA256),
             sources=(
@@ -158,8 +156,8 @@ CATALOGUE: dict[str, DataSet] = {
             "tinystories",
             "short stories for children, one .txt or .parquet file, read as bytes",
             "CDLA-Sharing-1.0 (Eldan and Li 2023)",
-            how_to_get="put one .txt or .parquet file of TinyStories into the folder tinystories of "
-            "the data folder; no source has a known checksum, so it is not fetched for you",
+            how_to_get="put one .txt or .parquet file of TinyStories into the folder tinystories "
+            "of the data folder; no source has a known checksum, so it is not fetched for you",
         ),
     )
 }

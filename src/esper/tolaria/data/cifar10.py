@@ -44,7 +44,7 @@ def normalise(pixels: Tensor) -> Tensor:
 
 
 def augment(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Each normalised image [B, 3, H, W] shifted by up to PADDING pixels and mirrored half the time.
+    """Normalised images [B, 3, H, W], each shifted by up to PADDING pixels and perhaps mirrored.
 
     The border that a shift uncovers is black, as if padded before normalising. Advances `generator`
     by three draws per image; the same state gives the same result.

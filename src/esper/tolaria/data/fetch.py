@@ -65,7 +65,7 @@ def fetch(
                 source.bring(scratch, fresh, on_progress)
                 on_progress("verifying checksums")
                 missing, damaged = verify(fresh, files)
-                if missing:
+                if missing or damaged:
                     raise SourceError("; ".join([*(f"no {name}" for name in missing), *damaged]))
             except (SourceError, OSError, HTTPException) as error:
                 failures.append(f"{source.label} ({str(error) or type(error).__name__})")

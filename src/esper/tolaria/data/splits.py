@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from itertools import pairwise
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from esper.leyline import ConfigError, generator
+from esper.leyline import ConfigError, draw_key
 
 SPLIT_SEED = 0  # of the data, never of a run: every run sees the same validation and test parts
 
@@ -50,6 +51,15 @@ def _check_part(part: str, x: Tensor, y: Tensor) -> None:
         )
 
 
+def draw_order(count: int, purpose: str, *counters: int) -> np.ndarray:
+    """The numbers below `count` in an order drawn for this purpose, the same for ever.
+
+    Made of hashes, because NumPy does not promise the same permutations in its next version.
+    """
+    keys = [draw_key(SPLIT_SEED, f"split/{purpose}", *counters, row) for row in range(count)]
+    return np.argsort(np.array(keys, dtype=np.int64), kind="stable")
+
+
 def stratified_split(labels: np.ndarray, sizes: Sequence[int], purpose: str) -> list[np.ndarray]:
     """Disjoint parts of exactly `sizes` rows, each with the class shares of the whole.
 
@@ -58,7 +68,7 @@ def stratified_split(labels: np.ndarray, sizes: Sequence[int], purpose: str) -> 
     """
     if min(sizes) < 1 or sum(sizes) > len(labels):
         raise ConfigError(f"{len(labels)} rows cannot be split into parts of {list(sizes)}")
-    order = generator(SPLIT_SEED, f"split/{purpose}").permutation(len(labels))
+    order = draw_order(len(labels), purpose)
     # Each row's rank within its class, as a fraction of the class: sorting by it interleaves the
     # classes evenly, so that every slice of the result has their shares.
     place = np.empty(len(labels))
@@ -67,9 +77,7 @@ def stratified_split(labels: np.ndarray, sizes: Sequence[int], purpose: str) -> 
         place[rows] = (np.arange(len(rows)) + 0.5) / len(rows)
     interleaved = order[np.argsort(place[order], kind="stable")]
     ends = np.cumsum([0, *sizes])
-    return [
-        np.sort(interleaved[start:end]) for start, end in zip(ends[:-1], ends[1:], strict=True)
-    ]
+    return [np.sort(interleaved[start:end]) for start, end in pairwise(ends)]
 
 
 def hold_out_tenth(labels: np.ndarray, purpose: str) -> tuple[np.ndarray, np.ndarray]:

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esper.leyline import ConfigError, generator
-from esper.tolaria.data.splits import SPLIT_SEED, DataSplits
+from esper.leyline import ConfigError
+from esper.tolaria.data.splits import DataSplits, draw_order
 
 VOCAB_SIZE = 256
 PARTS = ("train", "val", "test")
@@ -43,9 +43,7 @@ def next_token_splits(parts: Sequence[Tensor], where: str) -> DataSplits:
                 f"{where} is too short: its {part} part does not fill one window of "
                 f"{rows.shape[1]} bytes; use more text or a smaller block_size"
             )
-    return DataSplits(
-        *(half for rows in parts for half in (rows[:, :-1], rows[:, 1:]))
-    )
+    return DataSplits(*(half for rows in parts for half in (rows[:, :-1], rows[:, 1:])))
 
 
 def split_blocks(text: bytes, block_bytes: int, purpose: str) -> dict[str, list[bytes]]:
@@ -57,8 +55,8 @@ def split_blocks(text: bytes, block_bytes: int, purpose: str) -> dict[str, list[
     count = -(-len(text) // block_bytes)
     part_of = []
     for group in range(-(-count // 10)):
-        drawn = generator(SPLIT_SEED, f"split/{purpose}", group).permutation(10)
-        part_of += [{drawn[0]: "val", drawn[1]: "test"}.get(place, "train") for place in range(10)]
+        val, test = draw_order(10, purpose, group)[:2]
+        part_of += [{val: "val", test: "test"}.get(place, "train") for place in range(10)]
     pieces: dict[str, list[bytes]] = {part: [] for part in PARTS}
     for part, blocks in groupby(range(count), key=lambda block: part_of[block]):
         run = list(blocks)

@@ -5,6 +5,7 @@ losses per token are not comparable with those published for TinyStories.
 """
 
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 from esper.leyline import ConfigError, DataMissingError
@@ -45,7 +46,7 @@ def load(root: Path, block_size: int = BLOCK_SIZE, max_bytes: int = MAX_BYTES) -
     ends = [0, len(stories) - 2 * held_out, len(stories) - held_out, len(stories)]
     parts = [
         windows(b"".join(story + bytes([EOS]) for story in stories[start:end]), block_size, pad=EOS)
-        for start, end in zip(ends[:-1], ends[1:], strict=True)
+        for start, end in pairwise(ends)
     ]
     return next_token_splits(parts, where=str(path))
 
