@@ -4,7 +4,7 @@ Blueprints and hosts, alpha schedules and blending, the slot table with its life
 `GrownModule` (slots on any nn.Module), and the way back to a plain module.
 """
 
-from esper.growth.alpha import scheduled_alpha
+from esper.growth.alpha import GATED, scheduled_alpha
 from esper.growth.blueprints import (
     NOOP,
     BlueprintCatalogue,
@@ -17,7 +17,16 @@ from esper.growth.export import export, largest_difference
 from esper.growth.gates import LifecycleRules, gate_checks, gate_passes, gate_result
 from esper.growth.grown_module import GrownModule, seeded
 from esper.growth.hosts import CNNHost, MLPHost, TransformerHost
-from esper.growth.lifecycle import StageChange, age, cull, fossilize, germinate, one_slot, tick
+from esper.growth.lifecycle import (
+    StageChange,
+    age,
+    cull,
+    fossilize,
+    germinate,
+    move,
+    one_slot,
+    tick,
+)
 from esper.growth.optimizer import add_slot_groups, slot_group, sync_slot_group
 from esper.growth.sites import (
     SlotChoice,
@@ -32,6 +41,7 @@ from esper.growth.slot_table import SlotTable
 from esper.growth.snapshot import HostSnapshot, restore_snapshot, take_snapshot
 
 __all__ = [
+    "GATED",
     "NOOP",
     "BlueprintCatalogue",
     "BlueprintSpec",
@@ -64,6 +74,7 @@ __all__ = [
     "germinate",
     "largest_difference",
     "list_slots",
+    "move",
     "one_slot",
     "restore_snapshot",
     "scheduled_alpha",

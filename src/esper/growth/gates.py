@@ -25,7 +25,6 @@ class LifecycleRules:
     max_steps: int
     incubation: Literal["isolated", "joint"] = "isolated"
     blending_steps: int = c.BLENDING_TOTAL_STEPS
-    min_training_improvement: float = c.MIN_TRAINING_IMPROVEMENT
     min_gradient_ratio: float = c.GRADIENT_RATIO_THRESHOLD
     min_fossilize_contribution: float = c.MIN_FOSSILIZE_CONTRIBUTION
 
@@ -57,9 +56,6 @@ def gate_checks(gate: GateLevel, table: SlotTable, rules: LifecycleRules) -> dic
             return {"training": table.stage == SeedStage.TRAINING}
         return {
             "seed_ready": table.epochs_in_stage >= rules.training_epochs,
-            "global_improvement": (
-                table.improvement_since_stage_start >= rules.min_training_improvement
-            ),
             "seed_gradient_active": table.gradient_ratio >= rules.min_gradient_ratio,
         }
     if gate == GateLevel.G3:
@@ -87,7 +83,7 @@ def gate_result(
     checks = {name: bool(ok[env, slot]) for name, ok in gate_checks(gate, table, rules).items()}
     passed = all(checks.values())
     measured = {
-        GateLevel.G2: table.improvement_since_stage_start[env, slot] / 5.0,
+        GateLevel.G2: table.gradient_ratio[env, slot],
         GateLevel.G3: table.alpha[env, slot],
         GateLevel.G5: table.contribution[env, slot] / 10.0,
     }.get(gate, float(passed))

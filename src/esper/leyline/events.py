@@ -75,6 +75,7 @@ CULL_REASONS = (
     "holding_timeout",
     "unhealthy",
     "governor_rollback",
+    "unproven",
 )
 
 

@@ -27,6 +27,7 @@ class DataSource(Protocol):
 class TensorSource:
     """Data sets that fit into memory, shuffled anew every epoch.
 
+    An epoch is at most `max_batches` of them, another random part of the data each time.
     `augment(inputs, generator)`, if given, changes a batch of training inputs.
     """
 
@@ -36,6 +37,7 @@ class TensorSource:
         val: tuple[Tensor, Tensor],
         batch: int,
         augment: Callable[[Tensor, torch.Generator], Tensor] | None = None,
+        max_batches: int | None = None,
     ) -> None:
         for name, (inputs, targets) in (("training", train), ("validation", val)):
             if len(inputs) == 0 or len(inputs) != len(targets):
@@ -44,12 +46,13 @@ class TensorSource:
                     f"got {len(inputs)} and {len(targets)}"
                 )
         self.train, self.val, self.batch, self.augment = train, val, batch, augment
+        self.max_batches = max_batches
 
     def train_batches(self, key: int) -> Iterator[Batch]:
         generator = torch.Generator().manual_seed(key)
         inputs, targets = self.train
         order = torch.randperm(len(inputs), generator=generator)
-        for rows in order.split(self.batch):
+        for rows in order.split(self.batch)[: self.max_batches]:
             x = inputs[rows]
             yield (x if self.augment is None else self.augment(x, generator)), targets[rows]
 
@@ -79,7 +82,9 @@ class LoaderSource:
     @staticmethod
     def _check(name: str, batch: Any) -> None:
         if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-            raise ConfigError(f"{name} must yield pairs (input, target), got {type(batch).__name__}")
+            raise ConfigError(
+                f"{name} must yield pairs (input, target), got {type(batch).__name__}"
+            )
         if len(batch[1]) != batch_size(batch[0]):
             raise ConfigError(
                 f"{name} yields {batch_size(batch[0])} inputs with {len(batch[1])} targets; "

@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from esper.leyline import EpisodeOutcome
 from esper.tamiyo import Controller
-from esper.tolaria.environment import GrowthEnv, Transition
+from esper.tolaria.environment import GrowthEnv
 from esper.tolaria.narrator import absent
-from esper.tolaria.population import Evaluation
+from esper.tolaria.transition import Transition
 
 
 def run_episode(
@@ -34,19 +36,9 @@ def settle_outcome(
 ) -> EpisodeOutcome:
     """Bring one host back to its best and sum up its episode; the recorder gets the row too."""
     evaluation, best_step = env.settle(index)
-    return _outcome(env, index, evaluation, best_step, task, controller, ended)
-
-
-def _outcome(
-    env: GrowthEnv,
-    index: int,
-    evaluation: Evaluation,
-    best_step: int,
-    task: str,
-    controller: str,
-    ended: str,
-) -> EpisodeOutcome:
-    held = [slot for slot, has in enumerate(env.table.holds_seed[index]) if has]
+    garden = env.garden
+    counts = {name: int(count[index]) for name, count in garden.counts.items()}
+    held = np.flatnonzero(env.table.holds_seed[index]).tolist()
     outcome = EpisodeOutcome(
         env=index,
         seed=int(env.population.seeds[index]),
@@ -57,16 +49,13 @@ def _outcome(
         best_step=best_step,
         val_score=absent(evaluation.score[0]),
         val_loss=absent(evaluation.loss[0]),
-        host_params=env.host_params,
-        params=int(env.total_params()[index]),
-        host_macs=env.host_macs,
-        macs=int(env.total_macs()[index]),
-        train_macs=int(env.train_macs[index]),
-        germinated=int(env.counts["germinated"][index]),
-        fossilized=int(env.counts["fossilized"][index]),
-        culled=int(env.counts["culled"][index]),
-        rollbacks=int(env.counts["rollbacks"][index]),
-        seeds=tuple(env.narrator.report(env.table, index, slot) for slot in held),
+        host_params=garden.host_params,
+        params=int(garden.total_params()[index]),
+        host_macs=garden.host_macs,
+        macs=int(garden.total_macs()[index]),
+        train_macs=int(garden.train_macs[index]),
+        **counts,
+        seeds=tuple(garden.narrator.report(env.table, index, slot) for slot in held),
     )
     env.recorder.outcome(outcome)
     return outcome

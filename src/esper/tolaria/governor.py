@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from esper.growth import HostSnapshot, SlotTable
 from esper.leyline import constants as c
+from esper.tolaria.garden import SavedHost
 
 
 @dataclass(frozen=True)
@@ -21,15 +21,6 @@ class Verdict:
     reasons: list[str]
     threshold: np.ndarray
     consecutive: np.ndarray
-
-
-@dataclass(frozen=True)
-class SavedHost:
-    """A healthy host after `step`, with its row of the slot table."""
-
-    step: int
-    host: HostSnapshot
-    row: SlotTable
 
 
 class Governor:
@@ -86,9 +77,9 @@ class Governor:
         relative = np.where(known > 0, c.GOVERNOR_LOSS_MULTIPLIER * mean, 0.0)
         return np.maximum(c.GOVERNOR_ABSOLUTE_THRESHOLD, np.maximum(statistical, relative))
 
-    def save(self, env: int, step: int, host: HostSnapshot, row: SlotTable) -> None:
+    def save(self, env: int, host: SavedHost) -> None:
         """Replace the environment's snapshot; the caller has seen that the host is healthy."""
-        self.saved[env] = SavedHost(step, host, row)
+        self.saved[env] = host
 
     def last_healthy(self, env: int) -> SavedHost:
         saved = self.saved[env]
@@ -108,4 +99,3 @@ def _mean_and_deviation(history: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     mean = values.sum(axis=1) / count
     variance = (np.where(present, (values - mean[:, None]) ** 2, 0.0)).sum(axis=1) / count
     return mean, np.sqrt(variance)
-

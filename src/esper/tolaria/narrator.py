@@ -21,7 +21,6 @@ from esper.leyline import (
     SeedStage,
     SeedStateReport,
     SlotConfig,
-    TrainingSignals,
 )
 from esper.leyline.events import (
     Event,
@@ -31,6 +30,7 @@ from esper.leyline.events import (
     SeedGerminated,
     SeedStageChanged,
 )
+from esper.tolaria.transition import Transition
 
 
 def absent(value: float) -> float | None:
@@ -143,24 +143,22 @@ class Narrator:
             is_healthy=bool(table.healthy[at]),
         )
 
-    def metrics_row(
-        self,
-        env: int,
-        step: int,
-        action: np.ndarray,
-        signals: TrainingSignals,
-        table: SlotTable,
-        total_params: int,
-        macs: int,
-        train_macs: int,
-    ) -> dict[str, Any]:
-        """One flat row about one environment after one step."""
-        slot, blueprint, blend, op = (int(index) for index in action)
+    def metrics_rows(self, transition: Transition, macs: np.ndarray) -> list[dict[str, Any]]:
+        """One flat row for each environment that took the step."""
+        return [
+            self._metrics_row(transition, env, int(macs[env]))
+            for env in np.flatnonzero(transition.acted).tolist()
+        ]
+
+    def _metrics_row(self, transition: Transition, env: int, macs: int) -> dict[str, Any]:
+        after = transition.after
+        signals, table = after.signals, after.table
+        slot, blueprint, blend, op = transition.actions[env].tolist()
         germinates = op == LifecycleOp.GERMINATE
         row: dict[str, Any] = {
             "kind": "step",
             "env": env,
-            "step": step,
+            "step": after.step,
             "op": LifecycleOp(op).name,
             "slot": None if op == LifecycleOp.WAIT else self.slots.slot_ids[slot],
             "blueprint": self.blueprint_name(blueprint) if germinates else None,
@@ -171,9 +169,10 @@ class Narrator:
             "val_score": absent(signals.val_accuracy[env]),
             "plateau_epochs": int(signals.plateau_epochs[env]),
             "host_stabilized": bool(signals.host_stabilized[env]),
-            "params": total_params,
+            "rolled_back": bool(transition.rolled_back[env]),
+            "params": int(after.total_params[env]),
             "macs": macs,
-            "train_macs": train_macs,
+            "train_macs": int(transition.train_macs[env]),
         }
         for s, slot_id in enumerate(self.slots.slot_ids):
             row[f"{slot_id}.stage"] = SeedStage(table.stage[env, s]).name

@@ -17,7 +17,6 @@ from esper.growth import (
     SlotChoice,
     add_slot_groups,
     call_model,
-    count_params,
     evaluating,
     export,
     restore_snapshot,
@@ -162,19 +161,20 @@ class LoopedPopulation:
         gradients = np.full((3, n_envs, n_slots), np.nan)
         finite = np.ones((n_envs, n_slots), dtype=bool)
         batches = samples = 0
-        for env in np.flatnonzero(running):
+        for env in np.flatnonzero(running).tolist():
             meter = GradientMeter(self.networks[env])
             loss[env], score[env], samples = self._train_one(env, step, meter)
             readings, batches = meter.result(), meter.batches
             gradients[:, env] = readings.ratio, readings.norm, readings.health
             finite[env] = readings.finite
-        return TrainReadings(loss, score, batches, samples, *gradients, seed_finite=finite)
+        ratio, norm, health = gradients
+        return TrainReadings(loss, score, batches, samples, ratio, norm, health, finite)
 
     def _train_one(self, env: int, step: int, meter: GradientMeter) -> tuple[float, float, int]:
         recipe, network, optimizer = self.recipe, self.networks[env], self.optimizers[env]
         seed = int(self.seeds[env])
         network.train()
-        total, samples = torch.zeros(2, device=self.device), 0
+        total, samples = torch.zeros(2, dtype=torch.float64, device=self.device), 0
         with seeded(draw_key(seed, "noise", step)):
             for inputs, target in self._batches(
                 recipe.data.train_batches(draw_key(seed, "shuffle", step))
@@ -205,7 +205,10 @@ class LoopedPopulation:
 
     def evaluate(self, env: int, coalitions: np.ndarray) -> Evaluation:
         recipe, network = self.recipe, self.networks[env]
-        totals, samples = torch.zeros(len(coalitions), 2, device=self.device), 0
+        totals, samples = (
+            torch.zeros(len(coalitions), 2, dtype=torch.float64, device=self.device),
+            0,
+        )
         with evaluating(network):
             for inputs, target in self._batches(recipe.data.val_batches()):
                 for k, present in enumerate(coalitions):
@@ -214,7 +217,7 @@ class LoopedPopulation:
                     readings = [recipe.loss(output, target), recipe.score(output, target)]
                     totals[k] += torch.stack(readings) * len(target)
                 samples += len(target)
-        means = (totals.double() / samples).cpu().numpy()
+        means = (totals / samples).cpu().numpy()
         alpha = np.array([slot.applied_alpha() for _, slot in network.each_slot()])
         return Evaluation(means[:, 0], means[:, 1], alpha, samples)
 
@@ -234,5 +237,3 @@ class LoopedPopulation:
         if self.device.type == "cpu":
             return value
         return tree_map(lambda v: v.to(self.device) if isinstance(v, Tensor) else v, value)
-
-

@@ -1,9 +1,13 @@
-"""Residual seeds for feature maps (B, C, H, W): each returns the change to add, same shape."""
+"""Residual seeds for feature maps (B, C, H, W): each returns the change to add, same shape.
+
+The convolutional ones are in pre-activation order (norm, ReLU, convolution; He et al. 2016): a
+ReLU behind a tiny layer dies as soon as the layer's bias drifts below zero.
+"""
 
 import torch
 from torch import Tensor, nn
 
-from esper.growth.blueprints.parts import TINY, Renormalize, group_norm, nearly_zero_
+from esper.growth.blueprints.parts import Renormalize, group_norm, nearly_zero_
 
 
 def norm(channels: int) -> nn.Module:
@@ -33,42 +37,46 @@ def attention(channels: int) -> nn.Module:
     return ChannelAttention(channels)
 
 
+def _normalized(channels: int) -> list[nn.Module]:
+    return [group_norm(channels), nn.ReLU()]
+
+
+def _conv(channels: int, kernel: int) -> nn.Conv2d:
+    return nn.Conv2d(channels, channels, kernel, padding=kernel // 2, bias=False)
+
+
+def conv_small(channels: int) -> nn.Module:
+    return nn.Sequential(*_normalized(channels), nearly_zero_(_conv(channels, 1)))
+
+
+def conv_light(channels: int) -> nn.Module:
+    return nn.Sequential(*_normalized(channels), nearly_zero_(_conv(channels, 3)))
+
+
+def conv_heavy(channels: int) -> nn.Module:
+    return nn.Sequential(
+        *_normalized(channels),
+        _conv(channels, 3),
+        *_normalized(channels),
+        nearly_zero_(_conv(channels, 3)),
+    )
+
+
 def depthwise(channels: int) -> nn.Module:
     return nn.Sequential(
+        *_normalized(channels),
         nn.Conv2d(channels, channels, 3, padding=1, groups=channels, bias=False),
-        nn.Conv2d(channels, channels, 1, bias=False),
-        group_norm(channels, scale=TINY),
-        nn.ReLU(),
+        nearly_zero_(_conv(channels, 1)),
     )
 
 
 def bottleneck(channels: int) -> nn.Module:
     width = max(8, channels // 4)
     return nn.Sequential(
+        group_norm(channels),
         nn.Conv2d(channels, width, 1, bias=False),
         nn.ReLU(),
-        nn.Conv2d(width, width, 3, padding=1, bias=False),
+        _conv(width, 3),
         nn.ReLU(),
-        nn.Conv2d(width, channels, 1, bias=False),
-        group_norm(channels, scale=TINY),
+        nearly_zero_(nn.Conv2d(width, channels, 1, bias=False)),
     )
-
-
-def _conv_block(channels: int, kernel: int, scale: float) -> list[nn.Module]:
-    return [
-        nn.Conv2d(channels, channels, kernel, padding=kernel // 2, bias=False),
-        group_norm(channels, scale=scale),
-        nn.ReLU(),
-    ]
-
-
-def conv_small(channels: int) -> nn.Module:
-    return nn.Sequential(*_conv_block(channels, 1, TINY))
-
-
-def conv_light(channels: int) -> nn.Module:
-    return nn.Sequential(*_conv_block(channels, 3, TINY))
-
-
-def conv_heavy(channels: int) -> nn.Module:
-    return nn.Sequential(*_conv_block(channels, 3, 1.0), *_conv_block(channels, 3, TINY))

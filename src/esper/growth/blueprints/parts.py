@@ -29,10 +29,8 @@ def group_count(channels: int) -> int:
     )
 
 
-def group_norm(channels: int, *, scale: float = 1.0) -> nn.GroupNorm:
-    norm = nn.GroupNorm(group_count(channels), channels)
-    nn.init.constant_(norm.weight, scale)
-    return norm
+def group_norm(channels: int) -> nn.GroupNorm:
+    return nn.GroupNorm(group_count(channels), channels)
 
 
 class Renormalize(nn.Module):

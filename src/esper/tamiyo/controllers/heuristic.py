@@ -1,4 +1,8 @@
-"""The controller that follows rules of thumb: grow when the host plateaus, keep what helps."""
+"""The controller that follows rules of thumb: grow when the host plateaus, keep what helps.
+
+It does not wait until the host has settled: late growth costs more than it saves, and whether a
+seed helped is measured by taking it out, not by what the host learned meanwhile.
+"""
 
 from dataclasses import dataclass
 
@@ -101,7 +105,6 @@ class HeuristicController:
             empty
             & slots.any(axis=1)
             & (s.step - self.last_cull >= config.embargo_epochs_after_cull)
-            & signals.host_stabilized
             & (s.step >= config.min_epochs_before_germinate)
             & (signals.plateau_epochs >= config.plateau_epochs_to_germinate)
         )

@@ -22,7 +22,8 @@ class Task:
     load     reads the data set from a folder; raises DataMissingError if it is not there
     build    makes the host; `slots` are the names of its modules where it can grow
     outputs  classes or symbols to tell apart
-    steps    epochs of a run unless the user says otherwise
+    steps    epochs of a run unless the user says otherwise; an epoch is a pass over the training
+             data, or `batches_per_epoch` batches of it
     """
 
     name: str
@@ -35,6 +36,7 @@ class Task:
     batch: int
     learning_rate: float
     weight_decay: float = 0.0
+    batches_per_epoch: int | None = None
     max_grad_norm: float | None = None
     augment: Callable[[Tensor, torch.Generator], Tensor] | None = None
     loss: Objective = cross_entropy
@@ -53,7 +55,11 @@ class Task:
             build=self.build,
             slots=self.slots,
             data=TensorSource(
-                (data.train_x, data.train_y), (data.val_x, data.val_y), self.batch, self.augment
+                (data.train_x, data.train_y),
+                (data.val_x, data.val_y),
+                self.batch,
+                self.augment,
+                self.batches_per_epoch,
             ),
             loss=self.loss,
             score=self.score,
@@ -66,5 +72,3 @@ class Task:
 def block_slots(count: int, stride: int = 1) -> tuple[str, ...]:
     """Names of the blocks of a host after which it can grow: every `stride`-th."""
     return tuple(f"blocks.{(i + 1) * stride - 1}" for i in range(count))
-
-

@@ -25,6 +25,7 @@ TASK = Task(
     outputs=256,
     steps=30,
     batch=64,
+    batches_per_epoch=24,
     learning_rate=1e-2,
     max_grad_norm=1.0,
 )

@@ -1,0 +1,267 @@
+"""The garden: hosts and the table of their slots, kept in step with each other.
+
+Everything that changes a slot goes through here, so that modules, optimisers, table and events
+always tell the same story.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from esper.growth import (
+    GATED,
+    HostSnapshot,
+    LifecycleRules,
+    SlotTable,
+    StageChange,
+    count_params,
+    cull,
+    fossilize,
+    gate_params,
+    germinate,
+    move,
+    one_slot,
+    seed_costs,
+    tick,
+)
+from esper.leyline import (
+    IS_ACTIVE,
+    IS_BLENDED,
+    IS_LIVE,
+    OP,
+    ConfigError,
+    LifecycleOp,
+    Recorder,
+    SeedStage,
+    draw_key,
+)
+from esper.tamiyo import GrowthLimits, usable_blueprints
+from esper.tolaria.narrator import Narrator
+from esper.tolaria.population import Evaluation, Population, TrainReadings
+
+# A backward pass costs about twice a forward pass.
+TRAINING_COST = 3
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Hard caps on a grown network, as multiples of its host; None for no cap."""
+
+    params: float | None = None
+    macs: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in (("params", self.params), ("macs", self.macs)):
+            if value is not None and not value >= 1.0:
+                raise ConfigError(
+                    f"budget {name}={value} is below the host itself; give 1.0 or more"
+                )
+
+
+@dataclass(frozen=True)
+class SavedHost:
+    """A host after `step`, with its row of the slot table."""
+
+    step: int
+    host: HostSnapshot
+    row: SlotTable
+
+
+class Garden:
+    """E hosts with S slots each. `counts` says what happened to seeds, [E] each."""
+
+    def __init__(
+        self,
+        population: Population,
+        rules: LifecycleRules,
+        budget: Budget,
+        max_seeds: int | None,
+        recorder: Recorder,
+    ) -> None:
+        self.population, self.rules, self.recorder = population, rules, recorder
+        template = population.template
+        self.narrator = Narrator(template)
+        self.host_params, self.host_macs = count_params(template.host), template.host_macs
+        self.gate_params = gate_params(template.sites)
+        self.limits = self._limits(budget, max_seeds)
+        self.table = SlotTable.empty(len(population.seeds), len(template.sites))
+        self.counts = {
+            name: np.zeros(len(population.seeds), dtype=np.int64)
+            for name in ("germinated", "fossilized", "culled", "rollbacks")
+        }
+        self.train_macs = np.zeros(len(population.seeds), dtype=np.int64)
+
+    def _limits(self, budget: Budget, max_seeds: int | None) -> GrowthLimits:
+        template = self.population.template
+        fits, params, macs = seed_costs(template.catalogue, template.sites, template.output)
+        return GrowthLimits(
+            fits=usable_blueprints(template.catalogue, fits),
+            # Any blend might be gated: its gate has to fit the budget while it lasts.
+            params=params + self.gate_params[:, None],
+            macs=macs,
+            max_params=_cap(budget.params, self.host_params),
+            max_macs=_cap(budget.macs, self.host_macs),
+            max_seeds=max_seeds,
+        )
+
+    # --- actions -------------------------------------------------------------------------------
+
+    def apply(self, actions: np.ndarray, step: int, score: np.ndarray) -> np.ndarray:
+        """Carry out legal actions [E, 4]; `score` [E] is the network's last validation score.
+
+        Gives bool[E]: where a seed was fossilised.
+        """
+        before = self.table.copy()
+        changes = []
+        for env in np.flatnonzero(actions[:, OP] != LifecycleOp.WAIT).tolist():
+            slot, blueprint, blend, op = actions[env].tolist()
+            if op == LifecycleOp.GERMINATE:
+                changes.append(self._germinate(env, slot, blueprint, blend, step, score[env]))
+                self.counts["germinated"][env] += 1
+            elif op == LifecycleOp.CULL:
+                changes.append(self._cull(one_slot(self.table, env, slot), "controller"))
+            else:
+                changes.append(fossilize(self.table, one_slot(self.table, env, slot)))
+                self.counts["fossilized"][env] += 1
+                self._show_blend(env, slot)
+        self._tell(before, changes, step)
+        return actions[:, OP] == LifecycleOp.FOSSILIZE
+
+    def plant_fossil(self, env: int, slot: int, blueprint: int) -> None:
+        """Give a host a seed that was there from the start."""
+        self._germinate(env, slot, blueprint, blend=0, step=-1, score=np.nan)
+        where = one_slot(self.table, env, slot)
+        move(self.table, where, SeedStage.TRAINING)
+        move(self.table, where, SeedStage.BLENDING)
+        move(self.table, where, SeedStage.HOLDING)
+        fossilize(self.table, where)
+        self.table.alpha[where] = 1.0
+        self._show_blend(env, slot)
+
+    def _germinate(
+        self, env: int, slot: int, blueprint: int, blend: int, step: int, score: float
+    ) -> StageChange:
+        key = draw_key(int(self.population.seeds[env]), "seed", step, slot)
+        self.population.germinate(env, slot, blueprint, blend, key)
+        gate = 0 if blend == GATED else self.gate_params[slot]
+        return germinate(
+            self.table,
+            env,
+            slot,
+            blueprint=blueprint,
+            blend=blend,
+            params=self.limits.params[slot, blueprint] - gate,
+            macs=self.limits.macs[slot, blueprint],
+            score=score,
+        )
+
+    def _cull(self, where: np.ndarray, reason: str) -> StageChange:
+        self._remove(where)
+        return cull(self.table, where, reason)
+
+    def _remove(self, where: np.ndarray) -> None:
+        for env, slot in np.argwhere(where).tolist():
+            self.population.remove(env, slot)
+            self.counts["culled"][env] += 1
+
+    def _show_blend(self, env: int, slot: int) -> None:
+        stage, alpha = SeedStage(self.table.stage[env, slot]), float(self.table.alpha[env, slot])
+        self.population.set_blend(env, slot, stage, alpha)
+
+    def _tell(self, before: SlotTable, changes: list[StageChange], step: int) -> None:
+        for event in self.narrator.changes(before, self.table, changes, step):
+            self.recorder.event(event)
+
+    # --- measuring -----------------------------------------------------------------------------
+
+    def evaluate(self, env: int) -> Evaluation:
+        """The whole network, then without each seed that acts on its output."""
+        acting = np.flatnonzero(IS_BLENDED[self.table.stage[env]])
+        coalitions = np.ones((1 + len(acting), self.table.shape[1]), dtype=bool)
+        coalitions[np.arange(1, 1 + len(acting)), acting] = False
+        evaluation = self.population.evaluate(env, coalitions)
+        per_example = self.host_macs + (coalitions * self._active_macs()[env]).sum(axis=1)
+        self.train_macs[env] += int(per_example.sum()) * evaluation.samples
+        return evaluation
+
+    def record(self, env: int, evaluation: Evaluation, train: TrainReadings | None) -> None:
+        """Enter into the table what `evaluate`, and the epoch before it, showed of a host."""
+        table, acting = self.table, IS_BLENDED[self.table.stage[env]]
+        table.score[env, table.holds_seed[env]] = evaluation.score[0]
+        table.contribution[env] = np.nan
+        table.contribution[env, acting] = evaluation.score[0] - evaluation.score[1:]
+        table.alpha[env, acting] = evaluation.alpha[acting]
+        if train is not None:
+            table.gradient_ratio[env] = train.gradient_ratio[env]
+            table.gradient_norm[env] = train.gradient_norm[env]
+            table.gradient_health[env] = train.gradient_health[env]
+            table.healthy[env] &= train.seed_finite[env]
+
+    def charge_training(self, samples: int, running: np.ndarray) -> None:
+        per_example = self.host_macs + self._active_macs().sum(axis=1)
+        self.train_macs += np.where(running, TRAINING_COST * samples * per_example, 0)
+
+    def _active_macs(self) -> np.ndarray:
+        return np.where(IS_ACTIVE[self.table.stage], self.table.macs, 0)
+
+    def total_params(self) -> np.ndarray:
+        """int[E]: trainable parameters of host and seeds."""
+        return self.host_params + self.table.params.sum(axis=1)
+
+    def total_macs(self) -> np.ndarray:
+        """int[E]: multiply-adds per example of host and the seeds that act on its output."""
+        acting = np.where(IS_BLENDED[self.table.stage], self.table.macs, 0)
+        return self.host_macs + acting.sum(axis=1)
+
+    # --- time ----------------------------------------------------------------------------------
+
+    def tick(self, envs: np.ndarray, step: int) -> None:
+        """The lifecycle's end of an epoch for the environments in `envs` (bool[E])."""
+        before = self.table.copy()
+        changes = tick(self.table, self.rules, envs)
+        for change in changes:
+            if change.target == SeedStage.CULLED:
+                self._remove(change.where)
+            if change.target == SeedStage.HOLDING:
+                gated = change.where & (self.table.blend == GATED)
+                self.table.params[gated] -= np.broadcast_to(self.gate_params, gated.shape)[gated]
+        for env, slot in np.argwhere(self.table.holds_seed & envs[:, None]).tolist():
+            self._show_blend(env, slot)
+        self._tell(before, changes, step)
+        for event in self.narrator.closed_gates(self.table, self.rules, envs, step):
+            self.recorder.event(event)
+
+    # --- going back ----------------------------------------------------------------------------
+
+    def save(self, env: int, step: int) -> SavedHost:
+        return SavedHost(step, self.population.snapshot(env), self.table.row(env))
+
+    def restore(self, env: int, saved: SavedHost) -> None:
+        self.population.restore(env, saved.host)
+        self.table.set_row(env, saved.row)
+
+    def youngest_blended(self, env: int) -> list[int]:
+        """The youngest seed that acts on the output and is not yet a fossil; empty without one."""
+        acting = IS_LIVE[self.table.stage[env]] & IS_BLENDED[self.table.stage[env]]
+        if not acting.any():
+            return []
+        return [int(np.where(acting, self.table.epochs_total[env], np.inf).argmin())]
+
+    def embargo(self, env: int, slot: int, step: int) -> None:
+        """Close a slot for a while after a rollback, and cull the seed in it unless a fossil."""
+        before, where = self.table.copy(), one_slot(self.table, env, slot)
+        if self.table.stage[env, slot] == SeedStage.DORMANT:
+            move(self.table, where, SeedStage.GERMINATED)
+        if IS_LIVE[self.table.stage[env, slot]]:
+            self._tell(before, [self._cull(where, "governor_rollback")], step)
+
+    def drop_unproven(self, env: int) -> None:
+        """Remove live seeds that the last `record` did not show to help."""
+        live = IS_LIVE[self.table.stage[env]] & ~(self.table.contribution[env] > 0.0)
+        where = np.zeros(self.table.shape, dtype=bool)
+        where[env] = live
+        self._cull(where, "unproven")
+
+
+def _cap(multiple: float | None, of_host: int) -> int | None:
+    return None if multiple is None else int((multiple - 1.0) * of_host)

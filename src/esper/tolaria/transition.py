@@ -1,0 +1,28 @@
+"""What a step of the environment gives back."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from esper.tamiyo import Situation
+
+
+@dataclass(frozen=True)
+class Transition:
+    """One step of E environments: situation, actions, situation.
+
+    acted        bool[E], the environment was running when the step began
+    terminated   bool[E], the governor ended the episode
+    truncated    bool[E], the episode reached its length
+    rolled_back  bool[E], the governor restored the host
+    train_macs   int[E], multiply-adds spent in this step, evaluations included
+    """
+
+    before: Situation
+    actions: np.ndarray
+    after: Situation
+    acted: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+    rolled_back: np.ndarray
+    train_macs: np.ndarray
