@@ -39,6 +39,7 @@ from esper.growth.sites import (
 )
 from esper.growth.slot_table import SlotTable
 from esper.growth.snapshot import HostSnapshot, restore_snapshot, take_snapshot
+from esper.growth.trees import map_tensors, tensors_in
 
 __all__ = [
     "GATED",
@@ -74,6 +75,7 @@ __all__ = [
     "germinate",
     "largest_difference",
     "list_slots",
+    "map_tensors",
     "move",
     "one_slot",
     "restore_snapshot",
@@ -83,5 +85,6 @@ __all__ = [
     "slot_group",
     "sync_slot_group",
     "take_snapshot",
+    "tensors_in",
     "tick",
 ]

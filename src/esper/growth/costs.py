@@ -54,3 +54,13 @@ def gate_params(sites: list[InjectionSpec]) -> np.ndarray:
     """int[S]: parameters of the gate that a gated blend adds while it lasts."""
     with torch.device("meta"):
         return np.array([count_params(BlendGate(site.channels, 2, 2)) for site in sites])
+
+
+def example_params(blueprint: BlueprintSpec, topology: str, width: int) -> int | None:
+    """Parameters of a seed of that width on a network with ten outputs; None if it has no form."""
+    shape = {"cnn": (width, 8, 8), "transformer": (8, width), "mlp": (width,)}.get(topology)
+    if shape is None:
+        return None
+    site = InjectionSpec("r0c0", width, 0.0, (0, 1), "", topology, shape)
+    cost = _seed_cost(blueprint, site, OutputSpec(10, per_position=False))
+    return None if cost is None else cost[0]

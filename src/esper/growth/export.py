@@ -11,12 +11,12 @@ import operator
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
-from torch.utils._pytree import tree_leaves
+from torch import fx, nn
 
 from esper.growth.grown_module import GrownModule
 from esper.growth.seed_slot import SeedSlot
 from esper.growth.sites import call_model, evaluating
+from esper.growth.trees import tensors_in
 from esper.leyline import IS_BLENDED, ExportError
 
 log = logging.getLogger("esper")
@@ -47,11 +47,11 @@ def largest_difference(one: nn.Module, other: nn.Module, example: Any) -> float:
     """Largest absolute difference of all outputs, both in evaluation mode; NaN if one has NaN."""
     with evaluating(one), evaluating(other):
         pairs = zip(
-            tree_leaves(call_model(one, example)),
-            tree_leaves(call_model(other, example)),
+            tensors_in(call_model(one, example)),
+            tensors_in(call_model(other, example)),
             strict=True,
         )
-        gaps = [(a.double() - b.double()).abs().max() for a, b in pairs if isinstance(a, Tensor)]
+        gaps = [(a.double() - b.double()).abs().max() for a, b in pairs]
     return float(torch.stack(gaps).max())
 
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from esper.growth.blueprints import OutputSpec
+from esper.growth.trees import tensors_in
 from esper.leyline import ConfigError, InjectionSpec, format_slot_id
 
 SlotChoice = Sequence[str] | str | Callable[[str, nn.Module], bool]
@@ -86,9 +86,9 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 def batch_size(inputs: Any) -> int:
     """Length of the first dimension of the first tensor in a model's input."""
-    for leaf in tree_leaves(inputs):
-        if isinstance(leaf, Tensor) and leaf.dim() > 0:
-            return len(leaf)
+    for tensor in tensors_in(inputs):
+        if tensor.dim() > 0:
+            return len(tensor)
     raise ConfigError("the example holds no tensor; give an input as the training loader yields it")
 
 

@@ -1,16 +1,15 @@
 """A copy of one growing network and its optimiser, and the way back to it, bit for bit."""
 
-import copy
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_map
 
 from esper.growth.grown_module import GrownModule
 from esper.growth.optimizer import sync_slot_group
+from esper.growth.trees import map_tensors
 from esper.leyline import SeedStage
 
 
@@ -47,10 +46,8 @@ def _named_tensors(module: nn.Module) -> dict[str, Tensor]:
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
-def _to_cpu(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.detach().to("cpu", copy=True)
-    return copy.deepcopy(value)
+def _to_cpu(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", copy=True)
 
 
 def take_snapshot(network: GrownModule, optimizer: Optimizer) -> HostSnapshot:
@@ -67,7 +64,7 @@ def take_snapshot(network: GrownModule, optimizer: Optimizer) -> HostSnapshot:
             for index, slot in network.each_slot()
             if slot.seed is not None
         },
-        optimizer_state=tree_map(_to_cpu, optimizer.state_dict()["state"]),
+        optimizer_state=map_tensors(_to_cpu, optimizer.state_dict()["state"]),
     )
 
 

@@ -120,7 +120,7 @@ class GrowthEnv:
         evaluations = [
             self.garden.evaluate(env) if acted[env] else NOT_EVALUATED for env in range(self.n_envs)
         ]
-        verdict = self.governor.check(_first(evaluations, "loss"), train.loss, acted)
+        verdict = self.governor.check(_first(evaluations, "loss"), train.finite, acted)
         age(self.table, acted)
         for env in np.flatnonzero(acted).tolist():
             if verdict.panic[env]:

@@ -32,15 +32,17 @@ class Governor:
         self.history = np.full((n_envs, c.GOVERNOR_HISTORY_WINDOW), np.nan)
         self.panics = np.zeros(n_envs, dtype=np.int64)
 
-    def check(self, val_loss: np.ndarray, train_loss: np.ndarray, running: np.ndarray) -> Verdict:
-        """Judge the losses ([E]) of one epoch. Normal losses join the history, others do not.
+    def check(self, val_loss: np.ndarray, finite: np.ndarray, running: np.ndarray) -> Verdict:
+        """Judge the losses ([E]) of one epoch, and whether its training stayed finite (bool[E]).
+
+        Normal losses join the history, others do not.
 
         A loss that is not finite, or has fallen back to guessing, calls for a rollback at once; a
         loss far above the past only when it stays there.
         """
         known = np.sum(~np.isnan(self.history), axis=1)
         mean, deviation = _mean_and_deviation(self.history)
-        not_finite = running & ~(np.isfinite(val_loss) & np.isfinite(train_loss))
+        not_finite = running & ~(np.isfinite(val_loss) & finite)
         lobotomy = running & self._forgot(val_loss, mean, known)
         threshold = self._threshold(mean, deviation, known)
         explosion = running & (val_loss > threshold)

@@ -6,9 +6,8 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_map
 
 from esper.growth import (
     BlueprintCatalogue,
@@ -19,6 +18,7 @@ from esper.growth import (
     call_model,
     evaluating,
     export,
+    map_tensors,
     restore_snapshot,
     seeded,
     sync_slot_group,
@@ -50,10 +50,15 @@ class HostRecipe:
 
 @dataclass(frozen=True)
 class TrainReadings:
-    """One epoch of training: [E] and [E, S] arrays, NaN where nothing was measured."""
+    """One epoch of training: [E] and [E, S] arrays, NaN where nothing was measured.
+
+    finite       bool[E], False if the training of a host went to NaN or infinity
+    seed_finite  bool[E, S], the same for the parameters of a seed
+    """
 
     loss: np.ndarray
     score: np.ndarray
+    finite: np.ndarray
     batches: int
     samples: int
     gradient_ratio: np.ndarray
@@ -159,16 +164,18 @@ class LoopedPopulation:
         n_envs, n_slots = len(self.seeds), len(self.template.sites)
         loss, score = np.full(n_envs, np.nan), np.full(n_envs, np.nan)
         gradients = np.full((3, n_envs, n_slots), np.nan)
-        finite = np.ones((n_envs, n_slots), dtype=bool)
+        seed_finite = np.ones((n_envs, n_slots), dtype=bool)
         batches = samples = 0
         for env in np.flatnonzero(running).tolist():
             meter = GradientMeter(self.networks[env])
             loss[env], score[env], samples = self._train_one(env, step, meter)
             readings, batches = meter.result(), meter.batches
             gradients[:, env] = readings.ratio, readings.norm, readings.health
-            finite[env] = readings.finite
+            seed_finite[env] = readings.finite
         ratio, norm, health = gradients
-        return TrainReadings(loss, score, batches, samples, ratio, norm, health, finite)
+        return TrainReadings(
+            loss, score, np.isfinite(loss), batches, samples, ratio, norm, health, seed_finite
+        )
 
     def _train_one(self, env: int, step: int, meter: GradientMeter) -> tuple[float, float, int]:
         recipe, network, optimizer = self.recipe, self.networks[env], self.optimizers[env]
@@ -236,4 +243,4 @@ class LoopedPopulation:
     def _to_device(self, value: Any) -> Any:
         if self.device.type == "cpu":
             return value
-        return tree_map(lambda v: v.to(self.device) if isinstance(v, Tensor) else v, value)
+        return map_tensors(lambda tensor: tensor.to(self.device), value)

@@ -19,6 +19,7 @@ from esper.tolaria.population import HostRecipe
 class Task:
     """To add one, copy the smallest file beside this one and list it in `tasks/__init__`.
 
+    data_set name of the data in the catalogue (`esper data list`), or of the task's own
     load     reads the data set from a folder; raises DataMissingError if it is not there
     build    makes the host; `slots` are the names of its modules where it can grow
     outputs  classes or symbols to tell apart
@@ -28,6 +29,7 @@ class Task:
 
     name: str
     description: str
+    data_set: str
     load: Callable[[Path], DataSplits]
     build: Callable[[], nn.Module]
     slots: tuple[str, ...]

@@ -10,6 +10,7 @@ from esper.tolaria.tasks.base import Task, block_slots
 CIFAR10 = Task(
     name="cifar10",
     description="32x32 colour images, a weak convolutional host of 6,418 parameters",
+    data_set="cifar10",
     load=cifar10.load,
     build=partial(CNNHost, base_channels=8, n_blocks=3),
     slots=block_slots(3),

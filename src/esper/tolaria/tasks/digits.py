@@ -9,6 +9,7 @@ from esper.tolaria.tasks.base import Task, block_slots
 TASK = Task(
     name="digits",
     description="8x8 handwritten digits, a convolutional host of 496 parameters",
+    data_set="digits",
     load=digits.load,
     build=partial(CNNHost, num_classes=10, n_blocks=3, base_channels=2, in_channels=1),
     slots=block_slots(3),

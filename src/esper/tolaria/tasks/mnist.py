@@ -10,6 +10,7 @@ from esper.tolaria.tasks.base import Task, block_slots
 MNIST = Task(
     name="mnist",
     description="28x28 handwritten digits, a convolutional host of 1,702 parameters",
+    data_set="mnist",
     load=idx.load_mnist,
     build=partial(CNNHost, num_classes=10, n_blocks=3, base_channels=4, in_channels=1),
     slots=block_slots(3),
@@ -22,5 +23,6 @@ FASHION_MNIST = replace(
     MNIST,
     name="fashion_mnist",
     description="28x28 images of clothes, a convolutional host of 1,702 parameters",
+    data_set="fashion_mnist",
     load=idx.load_fashion_mnist,
 )

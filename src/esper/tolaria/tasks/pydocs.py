@@ -11,6 +11,7 @@ BLOCK_SIZE = 64
 TASK = Task(
     name="pydocs",
     description="next byte of Python's documentation, a small causal transformer",
+    data_set="pydocs",
     load=partial(pydocs.load, block_size=BLOCK_SIZE),
     build=partial(
         TransformerHost,

@@ -9,6 +9,7 @@ from esper.tolaria.tasks.base import Task, block_slots
 TASK = Task(
     name="tinystories",
     description="next byte of short stories, a transformer of six layers",
+    data_set="tinystories",
     load=tinystories.load,
     build=partial(TransformerHost, vocab=256, block_size=tinystories.BLOCK_SIZE),
     slots=block_slots(3, stride=2),

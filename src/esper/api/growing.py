@@ -1,0 +1,212 @@
+"""`grow`: train a model of the user's own and grow it where that helps."""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim import AdamW, Optimizer
+
+from esper.growth import (
+    BlueprintCatalogue,
+    GrownModule,
+    LifecycleRules,
+    SlotChoice,
+    call_model,
+    default_catalogue,
+    evaluating,
+    export,
+    map_tensors,
+)
+from esper.leyline import ConfigError, EpisodeOutcome, Recorder
+from esper.leyline.events import Event
+from esper.observatory import RunDirectory
+from esper.tamiyo import Controller, make_controller
+from esper.tolaria.batches import LoaderSource
+from esper.tolaria.environment import GrowthEnv
+from esper.tolaria.episode import run_episode, settle_outcome
+from esper.tolaria.garden import Budget
+from esper.tolaria.objectives import (
+    LOSSES,
+    SCORES,
+    Objective,
+    find_objective,
+    random_guess_loss,
+)
+from esper.tolaria.population import HostRecipe, LoopedPopulation
+
+log = logging.getLogger("esper")
+
+DEFAULT_LEARNING_RATE = 1e-3
+
+
+@dataclass
+class History:
+    """A recorder that remembers, and passes on to others."""
+
+    listeners: Sequence[Recorder] = ()
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+
+    def event(self, event: Event) -> None:
+        self.events.append(event)
+        for listener in self.listeners:
+            listener.event(event)
+
+    def metrics(self, row: Mapping[str, Any]) -> None:
+        self.rows.append(dict(row))
+        for listener in self.listeners:
+            listener.metrics(row)
+
+    def outcome(self, outcome: EpisodeOutcome) -> None:
+        for listener in self.listeners:
+            listener.outcome(outcome)
+
+
+@dataclass(frozen=True)
+class Grown:
+    """What `grow` gives back.
+
+    model    the live network: your model with the seeds it keeps, at its best validation score
+    history  one flat row per epoch
+    events   what happened, in order
+    outcome  the run in one record
+    """
+
+    model: GrownModule
+    history: list[dict[str, Any]]
+    events: list[Event]
+    outcome: EpisodeOutcome
+    example: Any
+
+    def export(self) -> nn.Module:
+        """A plain module for use without Esper, checked to give the live network's output."""
+        return export(self.model, self.example)
+
+
+def grow(
+    model: nn.Module,
+    train_loader: Iterable[Any],
+    val_loader: Iterable[Any],
+    *,
+    slots: SlotChoice,
+    example: Any = None,
+    loss: str | Objective = "cross_entropy",
+    score: str | Objective = "accuracy",
+    controller: str | Controller = "heuristic",
+    steps: int = 30,
+    budget: Budget | None = None,
+    optimizer: Optimizer | Callable[[Iterable[nn.Parameter]], Optimizer] | None = None,
+    seed: int = 0,
+    out: str | Path | None = None,
+    blueprints: BlueprintCatalogue | None = None,
+    incubation: Literal["isolated", "joint"] = "isolated",
+    max_seeds: int | None = None,
+    max_grad_norm: float | None = None,
+) -> Grown:
+    """Train `model` in place for `steps` epochs and grow it where that helps.
+
+    Loaders yield (input, target); an input that is a dict or a tuple is given to the model as
+    keywords or positions. `slots` are module names, a regular expression or a predicate
+    `(name, module)`; `list_slots(model, example)` shows what there is, where `example` is one
+    input (by default the first of `train_loader`). `loss` and `score` are names or callables of
+    (output, target) that average over the batch; a score is better when higher, on a 0-100 scale.
+    `optimizer` is an optimiser of the model's parameters or a function that makes one (default:
+    AdamW, 1e-3). `out` is a folder for the record of the run.
+
+    Ctrl-C ends the run early with what it has reached. Raises ConfigError, before anything is
+    trained, for arguments that cannot work.
+    """
+    data = LoaderSource(train_loader, val_loader, example)
+    recipe = HostRecipe(
+        build=lambda: model,
+        slots=slots,
+        data=data,
+        loss=find_objective("loss", loss, LOSSES),
+        score=find_objective("score", score, SCORES),
+        optimizer=_optimizer_maker(optimizer),
+        catalogue=blueprints or default_catalogue(),
+        max_grad_norm=max_grad_norm,
+    )
+    rules = LifecycleRules(max_steps=steps, incubation=incubation)
+    chosen = make_controller(controller) if isinstance(controller, str) else controller
+    _check_objectives(model, recipe, next(iter(val_loader)))
+    population = LoopedPopulation(recipe, [seed], device=_device(model))
+    listeners = _listeners(out, model, chosen, steps, seed)
+    history = History(listeners)
+    output = population.template.output
+    env = GrowthEnv(
+        population,
+        rules,
+        budget=budget,
+        max_seeds=max_seeds,
+        on_panic="continue",
+        random_guess_loss=random_guess_loss(recipe.loss, output.outputs if output else None),
+        recorder=history,
+        keep_best=True,
+    )
+    try:
+        ended = run_episode(env, chosen)
+        outcome = settle_outcome(
+            env, 0, task=type(model).__name__, controller=chosen.name, ended=ended
+        )
+    finally:
+        for listener in listeners:
+            listener.close()
+    return Grown(population.networks[0], history.rows, history.events, outcome, data.example())
+
+
+def _optimizer_maker(
+    optimizer: Optimizer | Callable[[Iterable[nn.Parameter]], Optimizer] | None,
+) -> Callable[[Iterable[nn.Parameter]], Optimizer]:
+    if optimizer is None:
+        return lambda params: AdamW(params, lr=DEFAULT_LEARNING_RATE)
+    if isinstance(optimizer, Optimizer):
+        return lambda params: optimizer
+    return optimizer
+
+
+def _device(model: nn.Module) -> torch.device:
+    return next((p.device for p in model.parameters()), torch.device("cpu"))
+
+
+def _listeners(
+    out: str | Path | None, model: nn.Module, controller: Controller, steps: int, seed: int
+) -> list[RunDirectory]:
+    if out is None:
+        return []
+    config = {
+        "model": type(model).__name__,
+        "controller": controller.name,
+        "steps": steps,
+        "seed": seed,
+    }
+    return [RunDirectory(Path(out), config)]
+
+
+def _check_objectives(model: nn.Module, recipe: HostRecipe, batch: Any) -> None:
+    """One batch through model, loss and score: what does not fit shows before training."""
+    device = _device(model)
+    inputs, target = map_tensors(lambda tensor: tensor.to(device), tuple(batch))
+    with evaluating(model):
+        try:
+            output = call_model(model, inputs)
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            raise ConfigError(
+                f"{type(model).__name__} does not run on the inputs of val_loader: {error}"
+            ) from error
+        for name, objective in (("loss", recipe.loss), ("score", recipe.score)):
+            try:
+                value = objective(output, target)
+            except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
+                raise ConfigError(
+                    f"the {name} does not fit the model's output and the targets: {error}"
+                ) from error
+            if not isinstance(value, Tensor) or value.numel() != 1:
+                raise ConfigError(
+                    f"the {name} must give one number, as a tensor, for a batch; "
+                    f"it gave {type(value).__name__}"
+                )

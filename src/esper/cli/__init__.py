@@ -1,0 +1,152 @@
+"""The `esper` command. Heavy libraries load only when a subcommand needs them."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from esper import __version__
+from esper.leyline.errors import EsperError
+
+app = typer.Typer(
+    name="esper",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    rich_markup_mode="rich",
+    help="""Neural networks that grow while they train.
+
+Start with [bold]esper grow --task digits[/]: it trains a tiny network, lets it grow where that
+helps, and shows what the growth was worth. [bold]esper tasks[/] lists what else there is.""",
+)
+data_app = typer.Typer(no_args_is_help=True, help="See and fetch data sets.")
+app.add_typer(data_app, name="data")
+
+
+def main() -> None:
+    """Entry point: bad input is one sentence on stderr and exit code 2."""
+    try:
+        app()
+    except EsperError as error:
+        print(f"esper: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"esper {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def grow(
+    task: Annotated[str, typer.Option(help="What to learn; see `esper tasks`.")] = "digits",
+    controller: Annotated[
+        str,
+        typer.Option(
+            help="Who decides: heuristic, random, static (never grow), or scripted:FILE, "
+            "where FILE may be the actions.txt of an earlier run."
+        ),
+    ] = "heuristic",
+    seed: Annotated[int, typer.Option(min=0, help="Same seed, same run, byte for byte.")] = 0,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Epochs to train; each task has its default.")
+    ] = None,
+    out: Annotated[
+        str | None,
+        typer.Option(help="Folder for the record of the run. Default: runs/TASK-CONTROLLER-SEED."),
+    ] = None,
+    overwrite: Annotated[bool, typer.Option(help="Replace a run that is already there.")] = False,
+    max_params: Annotated[
+        float | None,
+        typer.Option(help="Most parameters, as a multiple of the host's, such as 1.5."),
+    ] = None,
+    max_macs: Annotated[
+        float | None,
+        typer.Option(help="Most multiply-adds, as a multiple of the host's."),
+    ] = None,
+    incubation: Annotated[
+        str,
+        typer.Option(
+            help="isolated: a seed learns without acting before it is blended in; "
+            "joint: it is blended in from birth."
+        ),
+    ] = "isolated",
+    compare: Annotated[
+        bool,
+        typer.Option(help="Also train the host alone, and the grown topology from scratch."),
+    ] = True,
+) -> None:
+    """Train a task's network and let it grow.
+
+    Ends with a table of what the growth was worth on test data, and a picture of it. Ctrl-C ends
+    the run early; what was reached until then is saved.
+
+    Examples:
+
+      esper grow --task digits
+
+      esper grow --task pydocs --controller random --seed 3
+
+      esper grow --controller scripted:runs/first/actions.txt
+    """
+    from esper.cli.grow_command import GrowSettings, run
+
+    run(
+        GrowSettings(
+            task=task,
+            controller=controller,
+            seed=seed,
+            steps=steps,
+            out=out or f"runs/{task}-{controller.split('/')[-1].replace(':', '-')}-{seed}",
+            overwrite=overwrite,
+            max_params=max_params,
+            max_macs=max_macs,
+            incubation=incubation,
+            compare=compare,
+        )
+    )
+
+
+@app.command()
+def tasks() -> None:
+    """List the tasks and whether their data is there."""
+    from esper.cli.lists import show_tasks
+
+    show_tasks()
+
+
+@app.command()
+def blueprints() -> None:
+    """List what can be grown, where it fits and what it costs."""
+    from esper.cli.lists import show_blueprints
+
+    show_blueprints()
+
+
+@data_app.command("list")
+def data_list() -> None:
+    """List the data sets and whether they are there."""
+    from esper.cli.lists import show_data
+
+    show_data()
+
+
+@data_app.command("get")
+def data_get(
+    name: Annotated[str, typer.Argument(help="A data set; see `esper data list`.")],
+) -> None:
+    """Fetch a data set and verify its checksums."""
+    from esper.cli.lists import get_data
+
+    get_data(name)

@@ -1,0 +1,21 @@
+"""observatory: the one who watches and never touches.
+
+The run directory and everything that is drawn from it: terminal, picture. Imports `leyline` only.
+"""
+
+from esper.observatory.picture import draw_growth
+from esper.observatory.run_directory import (
+    RunDirectory,
+    read_rows,
+    write_summary,
+)
+from esper.observatory.terminal import StepProgress, summary_table
+
+__all__ = [
+    "RunDirectory",
+    "StepProgress",
+    "draw_growth",
+    "read_rows",
+    "summary_table",
+    "write_summary",
+]

@@ -1,0 +1,76 @@
+"""What a run shows on the terminal: a live progress bar, and a table at the end."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+_STAGE_SIGN = {
+    "GERMINATED": ("germinated", "cyan"),
+    "TRAINING": ("training", "cyan"),
+    "BLENDING": ("blending", "yellow"),
+    "HOLDING": ("holding", "magenta"),
+    "FOSSILIZED": ("kept", "green"),
+    "CULLED": ("culled", "red"),
+}
+
+
+class StepProgress:
+    """A progress bar over the steps of one run: feed it the run's metrics rows."""
+
+    def __init__(self, console: Console, label: str, steps: int) -> None:
+        self.progress = Progress(
+            TextColumn("{task.description}", justify="left"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[score]}"),
+            TextColumn("{task.fields[seeds]}"),
+            TimeRemainingColumn(),
+            console=console,
+        )
+        self.task = self.progress.add_task(label, total=steps, score="", seeds="")
+
+    def __enter__(self) -> "StepProgress":
+        self.progress.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.progress.stop()
+
+    def show(self, row: Mapping[str, Any]) -> None:
+        score = row["val_score"]
+        self.progress.update(
+            self.task,
+            completed=row["step"],
+            score="" if score is None else f"validation {score:5.1f}",
+            seeds=_seeds(row),
+        )
+
+
+def _seeds(row: Mapping[str, Any]) -> str:
+    signs = []
+    for key, stage in row.items():
+        if key.endswith(".stage") and stage in _STAGE_SIGN:
+            word, colour = _STAGE_SIGN[stage]
+            blueprint = row[key.removesuffix("stage") + "blueprint"]
+            signs.append(f"[{colour}]{blueprint or 'seed'} {word}[/]")
+    return " ".join(signs)
+
+
+def summary_table(rows: Sequence[Mapping[str, Any]], score: str) -> Table:
+    """One line per arm: score on test data, and what the network costs."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("")
+    for heading in (f"test {score}", "parameters", "multiply-adds"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        value = row["test_score"]
+        table.add_row(
+            row["arm"],
+            "-" if value is None else f"{value:.1f}",
+            f"{row['params']:,}",
+            f"{row['macs']:,}",
+        )
+    return table
