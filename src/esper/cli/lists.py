@@ -5,7 +5,7 @@ from rich.table import Table
 
 from esper.tolaria.data import catalogue
 
-WIDTHS = (16, 64, 256)
+WIDTH = 64
 
 
 def _table(*headings: str) -> Table:
@@ -55,19 +55,15 @@ def show_blueprints() -> None:
     from esper.growth import default_catalogue
     from esper.growth.costs import example_params
 
-    table = _table("blueprint", "kind", "fits", "what it is")
-    for width in WIDTHS:
-        table.add_column(f"parameters at {width}", justify="right")
+    table = _table("blueprint", "kind", "fits", f"parameters at width {WIDTH}", "what it is")
     for spec in default_catalogue().specs:
-        for topology in spec.factories or ("-",):
-            sizes = [example_params(spec, topology, width) for width in WIDTHS]
-            table.add_row(
-                spec.name,
-                spec.kind,
-                topology,
-                spec.description,
-                *("-" if size is None else f"{size:,}" for size in sizes),
-            )
+        sizes = [example_params(spec, topology, WIDTH) for topology in spec.factories]
+        shown = [f"{size:,}" for size in sizes if size is not None]
+        if len(set(shown)) == 1:
+            shown = shown[:1]
+        table.add_row(
+            spec.name, spec.kind, ", ".join(spec.factories), ", ".join(shown), spec.description
+        )
     console = Console()
     console.print(table)
-    console.print("\nBranches are counted for a network with ten outputs.", highlight=False)
+    console.print("\nA branch is counted for a network with ten outputs.", highlight=False)

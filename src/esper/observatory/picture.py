@@ -41,9 +41,10 @@ def draw_growth(run: Path, title: str, compare_with: dict[str, Path] | None = No
     curve, lanes = figure.subplots(
         2, 1, sharex=True, gridspec_kw={"height_ratios": [3.0, 0.45 * len(slots) + 0.3]}
     )
-    for label, other in (compare_with or {}).items():
-        _curve(curve, _steps(other), label, color=QUIET, linewidth=1.0)
+    for (label, other), line in zip((compare_with or {}).items(), (":", "--"), strict=False):
+        _curve(curve, _steps(other), label, color=QUIET, linewidth=1.2, linestyle=line)
     _curve(curve, rows, "grown", color=INK, linewidth=1.8)
+    _zoom(curve, rows)
     curve.set_title(title, loc="left", fontsize=11)
     curve.set_ylabel("validation score")
     curve.legend(frameon=False, fontsize=8, loc="lower right")
@@ -68,6 +69,13 @@ def _steps(run: Path) -> list[dict[str, Any]]:
 def _curve(axes: Any, rows: list[dict[str, Any]], label: str, **style: Any) -> None:
     measured = [(row["step"], row["val_score"]) for row in rows if row["val_score"] is not None]
     axes.plot(*zip(*measured, strict=True), label=label, **style)
+
+
+def _zoom(axes: Any, rows: list[dict[str, Any]]) -> None:
+    """Leave the first tenth of the run out of view where it lies far below the rest."""
+    later = [row["val_score"] for row in rows[len(rows) // 10 :] if row["val_score"] is not None]
+    if later and max(later) > min(later):
+        axes.set_ylim(bottom=min(later) - 0.1 * (max(later) - min(later)))
 
 
 def _lane(axes: Any, rows: list[dict[str, Any]], slot: str, height: int) -> None:

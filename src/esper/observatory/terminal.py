@@ -5,15 +5,13 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
 
-_STAGE_SIGN = {
-    "GERMINATED": ("germinated", "cyan"),
-    "TRAINING": ("training", "cyan"),
-    "BLENDING": ("blending", "yellow"),
-    "HOLDING": ("holding", "magenta"),
-    "FOSSILIZED": ("kept", "green"),
-    "CULLED": ("culled", "red"),
+_COLOURS = {
+    "GERMINATED": "cyan",
+    "TRAINING": "cyan",
+    "BLENDING": "yellow",
+    "HOLDING": "magenta",
 }
 
 
@@ -23,11 +21,13 @@ class StepProgress:
     def __init__(self, console: Console, label: str, steps: int) -> None:
         self.progress = Progress(
             TextColumn("{task.description}", justify="left"),
-            BarColumn(bar_width=24),
+            BarColumn(bar_width=16),
             MofNCompleteColumn(),
             TextColumn("{task.fields[score]}"),
-            TextColumn("{task.fields[seeds]}"),
-            TimeRemainingColumn(),
+            TimeRemainingColumn(compact=True),
+            TextColumn(
+                "{task.fields[seeds]}", table_column=Column(no_wrap=True, overflow="ellipsis")
+            ),
             console=console,
         )
         self.task = self.progress.add_task(label, total=steps, score="", seeds="")
@@ -50,13 +50,14 @@ class StepProgress:
 
 
 def _seeds(row: Mapping[str, Any]) -> str:
-    signs = []
-    for key, stage in row.items():
-        if key.endswith(".stage") and stage in _STAGE_SIGN:
-            word, colour = _STAGE_SIGN[stage]
-            blueprint = row[key.removesuffix("stage") + "blueprint"]
-            signs.append(f"[{colour}]{blueprint or 'seed'} {word}[/]")
-    return " ".join(signs)
+    """'2 kept, mlp blending': fossils are counted, seeds on their way are named."""
+    stages = {key.removesuffix(".stage"): row[key] for key in row if key.endswith(".stage")}
+    kept = sum(stage == "FOSSILIZED" for stage in stages.values())
+    words = [f"[green]{kept} kept[/]"] if kept else []
+    for slot, stage in stages.items():
+        if stage in _COLOURS:
+            words.append(f"[{_COLOURS[stage]}]{row[f'{slot}.blueprint']} {stage.lower()}[/]")
+    return ", ".join(words)
 
 
 def summary_table(rows: Sequence[Mapping[str, Any]], score: str) -> Table:

@@ -1,0 +1,231 @@
+import pytest
+import torch
+from torch import nn
+
+from esper.growth import (
+    BlueprintCatalogue,
+    BlueprintSpec,
+    OutputSpec,
+    count_params,
+    default_catalogue,
+    seeded,
+)
+from esper.growth.blueprints.parts import group_count
+from esper.leyline import ConfigError, InjectionSpec
+from helpers import fitting
+
+CATALOGUE = default_catalogue()
+OUTPUT = OutputSpec(outputs=10, per_position=False)
+# Every width that a host of ours has at a slot.
+CNN_WIDTHS = (2, 4, 8, 16, 32, 64, 128)
+SEQUENCE_WIDTHS = (16, 32, 64, 384)
+
+
+def site(topology: str, width: int) -> InjectionSpec:
+    shape = {"cnn": (width, 4, 4), "transformer": (6, width), "mlp": (width,)}[topology]
+    return InjectionSpec("r0c0", width, 1.0, (0, 1), "", topology, shape)
+
+
+def cases() -> list[tuple[str, str, int]]:
+    widths = {"cnn": CNN_WIDTHS, "transformer": SEQUENCE_WIDTHS, "mlp": SEQUENCE_WIDTHS}
+    return [(t, name, w) for t in widths for name in fitting(t) for w in widths[t]]
+
+
+def build(topology: str, name: str, width: int) -> nn.Module:
+    with seeded(width):
+        return CATALOGUE[CATALOGUE.index(name)].build(site(topology, width), OUTPUT)
+
+
+def features(topology: str, width: int) -> torch.Tensor:
+    """Like what a host has after normalisation and ReLU."""
+    with seeded(7):
+        return torch.randn(16, *site(topology, width).shape).relu() + 0.01
+
+
+def test_the_thirteen_of_the_reference_in_their_order_then_the_branch() -> None:
+    assert CATALOGUE.names == (
+        "noop",
+        "conv_light",
+        "attention",
+        "norm",
+        "depthwise",
+        "bottleneck",
+        "conv_small",
+        "conv_heavy",
+        "lora",
+        "lora_large",
+        "mlp_small",
+        "mlp",
+        "flex_attention",
+        "branch",
+    )
+    assert set(fitting("cnn")) == {
+        "conv_light",
+        "attention",
+        "norm",
+        "depthwise",
+        "bottleneck",
+        "conv_small",
+        "conv_heavy",
+        "branch",
+    }
+    assert set(fitting("mlp")) == {"norm", "lora", "lora_large", "mlp_small", "mlp", "branch"}
+    assert set(fitting("transformer")) == set(fitting("mlp")) | {"attention", "flex_attention"}
+
+
+@pytest.mark.parametrize(
+    ("name", "counts"),
+    [
+        ("norm", (17, 33, 65, 129)),
+        ("attention", (40, 144, 544, 2112)),
+        ("depthwise", (152, 432, 1376, 4800)),
+        ("bottleneck", (720, 864, 1152, 4480)),
+        ("conv_small", (80, 288, 1088, 4224)),
+        ("conv_light", (592, 2336, 9280, 36992)),
+        ("conv_heavy", (1184, 4672, 18560, 73984)),
+    ],
+)
+def test_parameter_counts_of_cnn_blueprints(name: str, counts: tuple[int, ...]) -> None:
+    assert tuple(count_params(build("cnn", name, w)) for w in (8, 16, 32, 64)) == counts
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        ("norm", 769),
+        ("lora", 6144),
+        ("lora_large", 24576),
+        ("attention", 591360),
+        ("flex_attention", 591360),
+        ("mlp_small", 590976),
+        ("mlp", 1181568),
+    ],
+)
+def test_parameter_counts_of_transformer_blueprints(name: str, count: int) -> None:
+    assert count_params(build("transformer", name, 384)) == count
+
+
+def test_the_branch_of_the_pilot_has_490_parameters() -> None:
+    assert count_params(build("cnn", "branch", 2)) == 490
+
+
+@pytest.mark.parametrize(("topology", "name", "width"), cases())
+def test_identity_at_birth(topology: str, name: str, width: int) -> None:
+    x = features(topology, width)
+    delta = build(topology, name, width)(x)
+    assert delta.shape == ((16, 10) if name == "branch" else x.shape)
+    assert 0.0 < delta.norm() < 1e-3 * x.norm()
+
+
+@pytest.mark.parametrize(("topology", "name", "width"), cases())
+def test_first_gradients_reach_every_parameter_and_are_bounded(
+    topology: str, name: str, width: int
+) -> None:
+    seed, x = build(topology, name, width), features(topology, width)
+    with seeded(1):
+        target = torch.randn_like(x if name != "branch" else torch.zeros(16, 10))
+    (seed(x) * target).mean().backward()
+    for label, parameter in seed.named_parameters():
+        assert parameter.grad is not None, label
+        assert 0.0 < float(parameter.grad.norm()) < 10.0, label
+
+
+@pytest.mark.parametrize(("topology", "name", "width"), [c for c in cases() if c[2] <= 64])
+def test_fifty_steps_lower_a_toy_loss(topology: str, name: str, width: int) -> None:
+    seed, x = build(topology, name, width), features(topology, width)
+    with seeded(2):
+        mix = torch.randn(x.shape[1] if topology == "cnn" else width, generator=None)
+    if name == "branch":
+        target = torch.nn.functional.one_hot(torch.arange(16) % 10, 10).float()
+        base = torch.zeros_like(target)
+    else:
+        # Per-channel gains and the features' mean: something every kind of seed can move towards.
+        gains = mix.view(1, -1, 1, 1) if topology == "cnn" else mix
+        target, base = x * (1 + 0.3 * torch.tanh(gains)) - 0.3 * x.mean(), x
+    optimizer = torch.optim.Adam(seed.parameters(), lr=1e-2)
+    losses = []
+    for _ in range(50):
+        optimizer.zero_grad()
+        loss = (base + seed(x) - target).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.97 * losses[0]
+
+
+@pytest.mark.parametrize("name", fitting("cnn"))
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_a_seed_survives_a_steady_pull_in_one_direction(name: str, sign: float) -> None:
+    """In isolation the loss does not answer to the seed: its gradient can pull for a long time."""
+    seed, x = build("cnn", name, 8), features("cnn", 8)
+    optimizer = torch.optim.Adam(seed.parameters(), lr=1e-2)
+    for _ in range(60):
+        optimizer.zero_grad()
+        (sign * seed(x)).mean().backward()
+        optimizer.step()
+    optimizer.zero_grad()
+    (sign * seed(x)).mean().backward()
+    for label, parameter in seed.named_parameters():
+        assert parameter.grad is not None
+        assert float(parameter.grad.norm()) > 0.0, label
+
+
+def test_group_count_keeps_groups_wide() -> None:
+    assert [group_count(c) for c in (1, 2, 8, 16, 24, 32, 64, 128, 512)] == [
+        *(1, 1, 1, 1, 1, 2, 4, 8, 32),
+    ]
+
+
+def test_attention_seeds_look_back_only() -> None:
+    for name in ("attention", "flex_attention"):
+        seed = build("transformer", name, 16)
+        with torch.no_grad():
+            for p in seed.parameters():
+                p.add_(torch.randn_like(p))
+        x = torch.randn(2, 6, 16)
+        changed = x.clone()
+        changed[:, 4:] += 1.0
+        before, after = seed(x), seed(changed)
+        assert torch.equal(before[:, :4], after[:, :4])
+        assert not torch.allclose(before[:, 4:], after[:, 4:])
+
+
+def test_flex_attention_equals_attention_with_the_bias_written_out() -> None:
+    seed = build("transformer", "flex_attention", 16)
+    x = torch.randn(2, 5, 16)
+    q, k, v = (
+        part.reshape(2, 5, 4, 4).transpose(1, 2)
+        for part in seed.qkv(x).chunk(3, dim=-1)  # type: ignore[operator]
+    )
+    scores = q @ k.transpose(-1, -2) / 2.0
+    for head in range(4):
+        for i in range(5):
+            for j in range(5):
+                scores[:, head, i, j] += (
+                    -(2.0 ** (-2.0 * (head + 1))) * (i - j) if j <= i else -torch.inf
+                )
+    expected = seed.proj((scores.softmax(-1) @ v).transpose(1, 2).reshape(2, 5, 16))  # type: ignore[operator]
+    assert torch.allclose(seed(x), expected, atol=1e-7)
+
+
+def test_what_does_not_fit_is_refused_by_name() -> None:
+    light = CATALOGUE[CATALOGUE.index("conv_light")]
+    with pytest.raises(ConfigError, match=r"conv_light.*serves cnn.*transformer"):
+        light.build(site("transformer", 16), OUTPUT)
+    with pytest.raises(ConfigError, match="4 heads divide"):
+        build("transformer", "attention", 18)
+    with pytest.raises(ConfigError, match="needs a host whose output"):
+        CATALOGUE[CATALOGUE.index("branch")].build(site("cnn", 8), None)
+    with pytest.raises(ConfigError, match="at every position"):
+        CATALOGUE[CATALOGUE.index("branch")].build(site("cnn", 8), OutputSpec(10, True))
+    with pytest.raises(ConfigError, match=r"no blueprint 'conv'.*conv_light"):
+        CATALOGUE.index("conv")
+
+
+def test_a_blueprint_can_be_added_but_not_twice() -> None:
+    mine = BlueprintSpec("mine", "residual", {"mlp": lambda c: nn.Linear(c, c)}, "mine")
+    longer = CATALOGUE.with_blueprint(mine)
+    assert longer.index("mine") == len(CATALOGUE)
+    assert len(CATALOGUE) + 1 == len(longer)
+    with pytest.raises(ConfigError, match="distinct"):
+        BlueprintCatalogue((mine, mine))

@@ -1,0 +1,58 @@
+import pytest
+import torch
+
+from esper.growth import CNNHost, MLPHost, TransformerHost, count_params
+from esper.leyline import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("settings", "params"),
+    [
+        ({"base_channels": 2, "in_channels": 1}, 496),
+        ({"base_channels": 3, "in_channels": 1}, 1009),
+        ({"base_channels": 8}, 6418),
+        ({"base_channels": 8, "n_blocks": 5}, 99922),
+        ({"base_channels": 32, "kernel_size": 1}, 12074),
+        ({}, 94762),
+    ],
+)
+def test_cnn_host_sizes(settings: dict[str, int], params: int) -> None:
+    assert count_params(CNNHost(**settings)) == params
+
+
+def test_tinystories_host_size_counts_tied_weights_once() -> None:
+    with torch.device("meta"):
+        assert count_params(TransformerHost()) == 30_044_544
+
+
+def test_cnn_host_pools_only_where_asked() -> None:
+    host = CNNHost(base_channels=2, n_blocks=3, pool_layers=1)
+    assert host.blocks(torch.zeros(1, 3, 8, 8)).shape == (1, 8, 4, 4)
+
+
+def test_hosts_refuse_what_cannot_work() -> None:
+    with pytest.raises(ConfigError, match="at least 2 blocks"):
+        CNNHost(n_blocks=1)
+    with pytest.raises(ConfigError, match="7 layers cannot be divided into 3"):
+        TransformerHost(16, 8, 2, n_layer=7)
+    with pytest.raises(ConfigError, match="3 heads do not divide"):
+        TransformerHost(16, 8, 3, n_layer=3)
+    host = TransformerHost(16, 8, 2, n_layer=3, block_size=4)
+    with pytest.raises(ConfigError, match="5 exceeds the block size 4"):
+        host(torch.zeros(1, 5, dtype=torch.int64))
+
+
+def test_transformer_host_looks_back_only_and_ties_its_head() -> None:
+    host = TransformerHost(16, 8, 2, n_layer=3, block_size=6).eval()
+    tokens = torch.arange(6)[None] % 16
+    changed = tokens.clone()
+    changed[0, 4] = 9
+    assert torch.equal(host(tokens)[:, :4], host(changed)[:, :4])
+    assert host.head.weight is host.token.weight
+    assert host.slot_modules == ("blocks.0", "blocks.1", "blocks.2")
+
+
+def test_mlp_host_flattens_its_input() -> None:
+    host = MLPHost(64, num_classes=3, hidden=5, n_layers=2)
+    assert host(torch.zeros(2, 1, 8, 8)).shape == (2, 3)
+    assert host.slot_modules == ("blocks.0", "blocks.1")

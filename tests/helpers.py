@@ -1,0 +1,154 @@
+"""Small networks and shortcuts that several tests share."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from esper.growth import (
+    BlueprintCatalogue,
+    BlueprintSpec,
+    CNNHost,
+    GrownModule,
+    LifecycleRules,
+    MLPHost,
+    TransformerHost,
+    default_catalogue,
+    seeded,
+)
+from esper.leyline import SeedStage
+from esper.tolaria.environment import GrowthEnv
+from esper.tolaria.population import LoopedPopulation
+from esper.tolaria.tasks import Task, find_task
+
+BLENDED = {SeedStage.BLENDING: 0.4, SeedStage.HOLDING: 1.0, SeedStage.FOSSILIZED: 1.0}
+
+
+def cnn() -> tuple[nn.Module, Tensor]:
+    with seeded(0):
+        return CNNHost(base_channels=4, in_channels=1), torch.randn(6, 1, 8, 8)
+
+
+def transformer() -> tuple[nn.Module, Tensor]:
+    with seeded(0):
+        host = TransformerHost(32, n_embd=16, n_head=4, n_layer=3, block_size=12, dropout=0.0)
+        return host, torch.randint(0, 32, (4, 12))
+
+
+def mlp() -> tuple[nn.Module, Tensor]:
+    with seeded(0):
+        return MLPHost(10, hidden=12, n_layers=3), torch.randn(6, 10)
+
+
+HOSTS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
+    "cnn": cnn,
+    "transformer": transformer,
+    "mlp": mlp,
+}
+
+
+def wrap(name: str, catalogue: BlueprintCatalogue | None = None) -> tuple[GrownModule, Tensor]:
+    host, x = HOSTS[name]()
+    return GrownModule.wrap(host, host.slot_modules, x, catalogue), x  # type: ignore[arg-type]
+
+
+def fitting(name: str) -> list[str]:
+    """Blueprints that fit the hosts of a topology."""
+    return [spec.name for spec in default_catalogue().specs if name in spec.factories]
+
+
+def plant(
+    network: GrownModule,
+    slot: int,
+    blueprint: str,
+    stage: SeedStage,
+    alpha: float,
+    blend: int = 0,
+    shake: float = 0.0,
+) -> None:
+    """Put a seed at any stage into a slot; `shake` moves its weights away from birth."""
+    network.germinate(slot, network.catalogue.index(blueprint), blend, key=slot + 1)
+    with torch.no_grad(), seeded(slot):
+        for parameter in network.seed_parameters(slot):
+            parameter.add_(shake * torch.randn_like(parameter))
+    network.set_blend(slot, stage, alpha)
+
+
+def loss_of(output: Tensor) -> Tensor:
+    """A loss with a gradient everywhere."""
+    with seeded(3):
+        return (output * torch.randn_like(output)).sum() + output.square().mean()
+
+
+def grads(module: nn.Module) -> dict[str, Tensor]:
+    return {n: p.grad.clone() for n, p in module.named_parameters() if p.grad is not None}
+
+
+class Nan(nn.Module):
+    """Gives NaN from its `after`-th training batch on."""
+
+    def __init__(self, channels: int, after: int = 0) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((channels,), 1e-4))
+        self.after, self.calls = after, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += self.training
+        shape = (1, -1, 1, 1) if x.dim() == 4 else (-1,)
+        return x * self.weight.view(shape) * (torch.nan if self.calls > self.after else 1.0)
+
+
+class Exploding(nn.Module):
+    """Finite, and larger with every training batch."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((channels,), 1e-4))
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += self.training
+        shape = (1, -1, 1, 1) if x.dim() == 4 else (-1,)
+        return x * self.weight.view(shape) * 1.5**self.calls
+
+
+def everywhere(name: str, make: Callable[[int], nn.Module]) -> BlueprintSpec:
+    return BlueprintSpec(
+        name, "residual", {"cnn": make, "transformer": make, "mlp": make}, "for tests"
+    )
+
+
+def small_digits(train: int = 128, val: int = 297) -> tuple[Task, Any]:
+    """The digits task with less training data, to be quick."""
+    from dataclasses import replace
+
+    task = find_task("digits")
+    data = task.load(Path("unused"))
+    small = replace(
+        data,
+        train_x=data.train_x[:train],
+        train_y=data.train_y[:train],
+        val_x=data.val_x[:val],
+        val_y=data.val_y[:val],
+    )
+    return task, small
+
+
+def digits_env(
+    seeds: list[int],
+    max_steps: int = 30,
+    catalogue: BlueprintCatalogue | None = None,
+    train: int = 128,
+    rules: LifecycleRules | None = None,
+    **settings: Any,
+) -> GrowthEnv:
+    task, data = small_digits(train)
+    population = LoopedPopulation(task.recipe(data, catalogue or default_catalogue()), seeds)
+    return GrowthEnv(
+        population,
+        rules or LifecycleRules(max_steps),
+        random_guess_loss=task.random_guess_loss,
+        **settings,
+    )

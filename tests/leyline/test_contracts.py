@@ -1,0 +1,229 @@
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from esper.leyline import (
+    GATE_FOR_TARGET,
+    HEAD_NAMES,
+    HEAD_RELEVANCE,
+    LEGAL_TRANSITION,
+    NUM_OPS,
+    RELEVANT_HEADS,
+    VALID_TRANSITIONS,
+    ActionMasks,
+    ConfigError,
+    GateLevel,
+    InjectionSpec,
+    LifecycleOp,
+    SeedStage,
+    SlotConfig,
+    SlotIdError,
+    draw_key,
+    format_slot_id,
+    generator,
+    is_active_stage,
+    is_failure_stage,
+    is_terminal_stage,
+    is_valid_transition,
+    parse_slot_id,
+    validate_slot_ids,
+)
+
+EDGES = {
+    ("UNKNOWN", "DORMANT"),
+    ("DORMANT", "GERMINATED"),
+    ("GERMINATED", "TRAINING"),
+    ("GERMINATED", "CULLED"),
+    ("TRAINING", "BLENDING"),
+    ("TRAINING", "CULLED"),
+    ("BLENDING", "HOLDING"),
+    ("BLENDING", "CULLED"),
+    ("HOLDING", "FOSSILIZED"),
+    ("HOLDING", "CULLED"),
+    ("CULLED", "EMBARGOED"),
+    ("EMBARGOED", "RESETTING"),
+    ("RESETTING", "DORMANT"),
+}
+
+
+def test_ten_stages_and_the_thirteen_legal_edges() -> None:
+    assert len(SeedStage) == 10
+    assert 5 not in {int(stage) for stage in SeedStage}
+    legal = {
+        (a.name, b.name)
+        for a, b in itertools.product(SeedStage, SeedStage)
+        if is_valid_transition(a, b)
+    }
+    assert legal == EDGES
+    assert VALID_TRANSITIONS[SeedStage.FOSSILIZED] == frozenset()
+
+
+def test_the_transition_array_says_the_same_as_the_table() -> None:
+    assert LEGAL_TRANSITION.sum() == 13
+    for a, b in itertools.product(SeedStage, SeedStage):
+        assert LEGAL_TRANSITION[a, b] == is_valid_transition(a, b)
+    with pytest.raises(ValueError, match="read-only"):
+        LEGAL_TRANSITION[0, 0] = True
+
+
+def test_stage_predicates() -> None:
+    assert [s.name for s in SeedStage if is_terminal_stage(s)] == ["FOSSILIZED"]
+    assert [s.name for s in SeedStage if is_active_stage(s)] == [
+        "TRAINING",
+        "BLENDING",
+        "HOLDING",
+        "FOSSILIZED",
+    ]
+    assert [s.name for s in SeedStage if is_failure_stage(s)] == [
+        "CULLED",
+        "EMBARGOED",
+        "RESETTING",
+    ]
+
+
+def test_every_advance_has_a_gate_and_level_four_is_reserved() -> None:
+    assert set(GATE_FOR_TARGET.values()) == set(GateLevel)
+    assert 4 not in {int(level) for level in GateLevel}
+
+
+def test_heads_and_their_relevance() -> None:
+    assert HEAD_NAMES == ("slot", "blueprint", "blend", "op")
+    expected = {
+        "WAIT": [False, False, False, True],
+        "GERMINATE": [True, True, True, True],
+        "CULL": [True, False, False, True],
+        "FOSSILIZE": [True, False, False, True],
+    }
+    for op in LifecycleOp:
+        assert HEAD_RELEVANCE[op].tolist() == expected[op.name]
+        assert {n for n, r in zip(HEAD_NAMES, HEAD_RELEVANCE[op], strict=True) if r} == set(
+            RELEVANT_HEADS[op]
+        )
+
+
+@given(st.integers(0, 10_000), st.integers(0, 10_000))
+def test_slot_ids_round_trip(row: int, col: int) -> None:
+    assert parse_slot_id(format_slot_id(row, col)) == (row, col)
+
+
+@pytest.mark.parametrize("bad", ["", "r1", "c1r1", "r-1c0", "r0c0 ", "R0C0", "r0c0x"])
+def test_malformed_slot_ids_are_refused(bad: str) -> None:
+    with pytest.raises(SlotIdError):
+        parse_slot_id(bad)
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"), [("early", "r0c0"), ("MID", "r0c1"), ("late", "r0c2")]
+)
+def test_retired_slot_names_are_refused_with_the_right_one(name: str, instead: str) -> None:
+    with pytest.raises(SlotIdError, match=instead):
+        parse_slot_id(name)
+
+
+def test_slot_id_lists_must_be_distinct_and_not_empty() -> None:
+    with pytest.raises(SlotIdError, match="distinct"):
+        validate_slot_ids(("r0c0", "r0c0"))
+    with pytest.raises(SlotIdError, match="at least one"):
+        SlotConfig(())
+    with pytest.raises(SlotIdError, match="0 or more"):
+        format_slot_id(-1, 0)
+
+
+def test_default_slot_config_is_built_once() -> None:
+    assert SlotConfig.default() is SlotConfig.default()
+    assert SlotConfig.default().slot_ids == ("r0c0", "r0c1", "r0c2")
+
+
+def test_slot_config_grid_order_lookup_and_errors() -> None:
+    grid = SlotConfig.for_grid(2, 11)
+    assert grid.slot_ids[:3] == ("r0c0", "r0c1", "r0c2")
+    assert grid.slot_ids.index("r0c2") < grid.slot_ids.index("r0c10") < grid.slot_ids.index("r1c0")
+    assert grid.index_for_slot_id(grid.slot_id_for_index(17)) == 17
+    with pytest.raises(ConfigError, match="no slot 'r9c9'"):
+        grid.index_for_slot_id("r9c9")
+    with pytest.raises(ConfigError, match="not known"):
+        grid.channels_for_slot("r0c0")
+
+
+def _spec(**changes: object) -> InjectionSpec:
+    settings: dict[str, object] = {
+        "slot_id": "r0c0",
+        "channels": 4,
+        "position": 0.5,
+        "layer_range": (0, 1),
+        "module": "blocks.0",
+        "topology": "cnn",
+        "shape": (4, 2, 2),
+    }
+    return InjectionSpec(**{**settings, **changes})  # type: ignore[arg-type]
+
+
+def test_slot_config_from_specs_follows_position() -> None:
+    late, early = (
+        _spec(slot_id="r0c0", position=1.0),
+        _spec(slot_id="r0c1", position=0.2, channels=9),
+    )
+    config = SlotConfig.from_specs([late, early])
+    assert config.slot_ids == ("r0c1", "r0c0")
+    assert config.channels_for_slot("r0c1") == 9
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"channels": 0},
+        {"position": 1.5},
+        {"layer_range": (2, 1)},
+        {"layer_range": (-1, 1)},
+        {"topology": "graph"},
+        {"slot_id": "x"},
+    ],
+)
+def test_injection_specs_are_validated(bad: dict[str, object]) -> None:
+    with pytest.raises(ConfigError):
+        _spec(**bad)
+
+
+def test_masks_judge_whole_actions() -> None:
+    masks = ActionMasks(
+        op=np.array([[True, True, False, False]]),
+        slot=np.zeros((1, NUM_OPS, 2), dtype=bool),
+        blueprint=np.array([[[False, True], [True, True]]]),
+        blend=np.array([[True, False, True]]),
+    )
+    masks.slot[0, LifecycleOp.GERMINATE, 0] = True
+    wait, germinate, cull = 0, 1, 2
+    legal = {
+        (0, 0, 0, wait): True,
+        (1, 1, 1, wait): True,
+        (0, 1, 0, germinate): True,
+        (0, 0, 0, germinate): False,
+        (1, 1, 0, germinate): False,
+        (0, 1, 1, germinate): False,
+        (0, 0, 0, cull): False,
+    }
+    for action, allowed in legal.items():
+        assert masks.allows(np.array([action]))[0] == allowed, action
+
+
+def test_draws_are_functions_of_their_purpose() -> None:
+    assert draw_key(1, "shuffle", 2, 3) == draw_key(1, "shuffle", 2, 3)
+    keys = {
+        draw_key(1, "shuffle", 2, 3),
+        draw_key(1, "shuffle", 23),
+        draw_key(1, "noise", 2, 3),
+        draw_key(12, "shuffle", 3),
+        draw_key(2, "shuffle", 2, 3),
+    }
+    assert len(keys) == 5
+    assert all(0 <= key < 2**63 for key in keys)
+    assert np.array_equal(generator(5, "x").random(4), generator(5, "x").random(4))
+
+
+def test_draws_are_spread_evenly() -> None:
+    bits = np.array([[draw_key(0, "x", i) >> b & 1 for b in range(63)] for i in range(2000)])
+    # Four standard errors of a fair coin over 2,000 throws.
+    assert np.all(np.abs(bits.mean(axis=0) - 0.5) < 4 * 0.5 / np.sqrt(2000))
