@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 
 from esper.growth import (
     BlueprintCatalogue,
@@ -84,6 +85,20 @@ def loss_of(output: Tensor) -> Tensor:
 
 def grads(module: nn.Module) -> dict[str, Tensor]:
     return {n: p.grad.clone() for n, p in module.named_parameters() if p.grad is not None}
+
+
+OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
+    "sgd": lambda p: SGD(p, lr=0.1, momentum=0.9),
+    "adam": lambda p: Adam(p, lr=0.1),
+    "adamw": lambda p: AdamW(p, lr=0.1, weight_decay=0.1),
+    "rmsprop": lambda p: RMSprop(p, lr=0.1),
+}
+
+
+def step(network: GrownModule, optimizer: Optimizer, x: torch.Tensor) -> None:
+    optimizer.zero_grad()
+    loss_of(network(x)).backward()
+    optimizer.step()
 
 
 class Nan(nn.Module):
