@@ -70,13 +70,18 @@ class Governor:
             & (np.abs(loss - guess) < c.GOVERNOR_LOBOTOMY_BAND * guess)
         )
 
-    @staticmethod
-    def _threshold(mean: np.ndarray, deviation: np.ndarray, known: np.ndarray) -> np.ndarray:
-        """A loss above this is an anomaly; before there is a past, the absolute bound alone."""
+    def _threshold(self, mean: np.ndarray, deviation: np.ndarray, known: np.ndarray) -> np.ndarray:
+        """A loss above this is an anomaly.
+
+        The first loss has only a random guess to be compared with; where that is not known, any
+        finite loss may be the scale of the task.
+        """
+        guess = np.inf if self.random_guess_loss is None else self.random_guess_loss
+        usual = np.where(known > 0, mean, guess)
         statistical = np.where(
             known >= c.GOVERNOR_MIN_HISTORY, mean + c.GOVERNOR_SENSITIVITY * deviation, 0.0
         )
-        relative = np.where(known > 0, c.GOVERNOR_LOSS_MULTIPLIER * mean, 0.0)
+        relative = c.GOVERNOR_LOSS_MULTIPLIER * usual
         return np.maximum(c.GOVERNOR_ABSOLUTE_THRESHOLD, np.maximum(statistical, relative))
 
     def save(self, env: int, host: SavedHost) -> None:

@@ -1,0 +1,302 @@
+import numpy as np
+import pytest
+import torch
+
+from esper.growth import LifecycleRules, default_catalogue
+from esper.leyline import (
+    BLEND_NAMES,
+    HEAD_NAMES,
+    IS_BLENDED,
+    ConfigError,
+    InvalidStateMachineError,
+    LifecycleOp,
+    SeedStage,
+    is_valid_transition,
+)
+from esper.leyline.events import SeedCulled, SeedFossilized, SeedGerminated, SeedStageChanged
+from esper.tamiyo import RandomController, make_controller, wait
+from esper.tamiyo.controllers.scripted import ScriptedController
+from esper.tolaria.environment import GrowthEnv
+from esper.tolaria.episode import run_episode, settle_outcome
+from esper.tolaria.garden import Budget
+from esper.tolaria.population import LoopedPopulation
+from esper.tolaria.transition import Transition
+from helpers import digits_env, small_digits
+
+EARLY = "1 GERMINATE r0c0 branch linear\nauto FOSSILIZE"
+
+
+class Listener:
+    def __init__(self) -> None:
+        self.events: list[object] = []
+        self.rows: list[dict[str, object]] = []
+
+    def event(self, event: object) -> None:
+        self.events.append(event)
+
+    def metrics(self, row: dict[str, object]) -> None:
+        self.rows.append(row)
+
+    def outcome(self, outcome: object) -> None:
+        pass
+
+
+def transitions(env: GrowthEnv, controller: object) -> list[Transition]:
+    seen: list[Transition] = []
+    run_episode(env, controller, on_step=seen.append)  # type: ignore[arg-type]
+    return seen
+
+
+def test_gymnasium_order() -> None:
+    env = digits_env([1], max_steps=3)
+    first = env.reset()
+    assert first.step == 0
+    actions = np.array([[1, default_catalogue().index("norm"), 0, LifecycleOp.GERMINATE]])
+    transition = env.step(actions)
+    assert transition.before is first
+    assert first.table.stage[0, 1] == SeedStage.DORMANT, "the past does not change"
+    assert transition.after.table.stage[0, 1] == SeedStage.TRAINING
+    assert not transition.after.masks.slot[0, LifecycleOp.GERMINATE, 1], "masks are post-action"
+    assert transition.after.step == 1
+    env.step(wait(1))
+    last = env.step(wait(1))
+    assert last.truncated[0]
+    assert not last.terminated[0]
+    assert not last.after.running[0]
+    with pytest.raises(InvalidStateMachineError, match="over"):
+        env.step(wait(1))
+
+
+def test_an_illegal_action_raises_and_changes_nothing() -> None:
+    env = digits_env([1, 2], max_steps=3)
+    env.reset()
+    stage = env.table.stage.copy()
+    actions = wait(2)
+    actions[0] = [0, default_catalogue().index("norm"), 0, LifecycleOp.GERMINATE]
+    actions[1] = [0, 0, 0, LifecycleOp.CULL]
+    with pytest.raises(InvalidStateMachineError, match="environment 1"):
+        env.step(actions)
+    assert np.array_equal(env.table.stage, stage)
+    assert env.population.networks[0].slot(0).seed is None  # type: ignore[attr-defined]
+    assert env.step_count == 0
+
+
+def test_masks_allow_exactly_what_can_be_executed() -> None:
+    """Every action of the whole space, at many situations: allowed means it works."""
+    env = digits_env([1], max_steps=12, train=64, budget=Budget(params=2.2))
+    controller = RandomController()
+    situation = env.reset()
+    n_blueprints, tried = len(situation.catalogue), 0
+    while situation.running.any():
+        grid = np.stack(
+            np.meshgrid(range(3), range(n_blueprints), range(3), range(4), indexing="ij"), axis=-1
+        ).reshape(-1, len(HEAD_NAMES))
+        masks = situation.masks
+        for action in grid:
+            slot, blueprint, _, op = action
+            legal = bool(masks.allows(action[None])[0])
+            stage = SeedStage(situation.table.stage[0, slot])
+            possible = {
+                LifecycleOp.WAIT: True,
+                LifecycleOp.GERMINATE: stage == SeedStage.DORMANT
+                and env.garden.limits.fits[slot, blueprint]
+                and situation.total_params[0] + env.garden.limits.params[slot, blueprint]
+                <= 2.2 * env.garden.host_params,
+                LifecycleOp.CULL: is_valid_transition(stage, SeedStage.CULLED),
+                LifecycleOp.FOSSILIZE: stage == SeedStage.HOLDING
+                and situation.table.contribution[0, slot] >= 1.0,
+            }[LifecycleOp(op)]
+            assert legal == bool(possible), (action, stage)
+            tried += 1
+        situation = env.step(controller.act(situation)).after
+    assert tried > 5000
+
+
+def test_random_episodes_never_refuse_what_the_masks_allow_and_keep_the_books() -> None:
+    listener = Listener()
+    env = digits_env([1, 2, 3, 4], max_steps=20, train=64, recorder=listener, on_panic="continue")
+
+    def audit(transition: Transition) -> None:
+        table = transition.after.table
+        for e, network in enumerate(env.population.networks):  # type: ignore[attr-defined]
+            seeds = 0
+            for s, slot in network.each_slot():
+                assert (slot.seed is not None) == bool(table.holds_seed[e, s])
+                if slot.seed is not None:
+                    assert slot.stage == table.stage[e, s]
+                    assert slot.alpha == pytest.approx(table.alpha[e, s])
+                    own = sum(p.numel() for p in network.seed_parameters(s))
+                    assert own == table.params[e, s], "parameters are counted, gates too"
+                    seeds += own
+            assert transition.after.total_params[e] == env.garden.host_params + seeds
+            managed = sum(
+                p.numel()
+                for group in env.population.optimizers[e].param_groups  # type: ignore[attr-defined]
+                for p in group["params"]
+            )
+            assert managed == transition.after.total_params[e], "all are trained"
+
+    run_episode(env, RandomController(), on_step=audit)
+    for event in listener.events:
+        if isinstance(event, SeedStageChanged):
+            assert is_valid_transition(SeedStage[event.from_stage], SeedStage[event.to_stage])
+    counts = env.garden.counts
+    assert sum(isinstance(e, SeedGerminated) for e in listener.events) == counts["germinated"].sum()
+    assert sum(isinstance(e, SeedCulled) for e in listener.events) == counts["culled"].sum()
+    assert counts["culled"].sum() > 5
+
+
+def test_contributions_are_measured_by_taking_a_seed_out() -> None:
+    env = digits_env([1], max_steps=14)
+    situation = env.reset()
+    controller = ScriptedController(EARLY, "x")
+    checked = 0
+    while situation.running.any():
+        situation = env.step(controller.act(situation)).after
+        table = situation.table
+        acting = IS_BLENDED[table.stage[0]]
+        if table.stage[0, 0] in (SeedStage.HOLDING, SeedStage.FOSSILIZED) and (
+            table.epochs_in_stage[0, 0] > 0
+        ):
+            network = env.population.networks[0]  # type: ignore[attr-defined]
+            whole = env.population.evaluate(0, np.ones((1, 3), dtype=bool)).score[0]
+            with network.coalition([False, True, True]):
+                without = env.population.evaluate(0, np.zeros((1, 3), dtype=bool)).score[0]
+            assert table.contribution[0, 0] == pytest.approx(whole - without)
+            checked += 1
+        assert np.isnan(table.contribution[0, ~acting]).all(), "unmeasured is not zero"
+    assert checked >= 3
+
+
+def test_a_blending_seed_has_a_counterfactual_from_its_first_epoch() -> None:
+    env = digits_env([1], max_steps=8)
+    rows = transitions(env, ScriptedController(EARLY, "x"))
+    first = next(t for t in rows if t.before.table.stage[0, 0] == SeedStage.BLENDING)
+    assert first.before.table.alpha[0, 0] == pytest.approx(0.2)
+    assert np.isfinite(first.after.table.contribution[0, 0])
+
+
+def test_a_gated_blend_reports_what_it_applies() -> None:
+    env = digits_env([1], max_steps=9)
+    script = "1 GERMINATE r0c0 conv_light gated"
+    env_rows = []
+    situation = env.reset()
+    controller = ScriptedController(script, "x")
+    with_gate = env.garden.gate_params[0]
+    while situation.running.any():
+        before = situation
+        situation = env.step(controller.act(situation)).after
+        env_rows.append((before, situation))
+    params = [after.table.params[0, 0] for _, after in env_rows]
+    held = [after.table.stage[0, 0] == SeedStage.HOLDING for _, after in env_rows]
+    assert params[0] - params[-1] == with_gate
+    assert held[-1]
+
+
+def test_fossils_survive_everything() -> None:
+    env = digits_env([1], max_steps=16, on_panic="continue")
+    listener = Listener()
+    env.recorder = env.garden.recorder = listener
+    rows = transitions(env, ScriptedController(EARLY, "x"))
+    fossil = next(i for i, t in enumerate(rows) if t.after.table.stage[0, 0] == 7)
+    network = env.population.networks[0]  # type: ignore[attr-defined]
+    with torch.no_grad():
+        next(network.host.parameters()).fill_(torch.nan)
+    assert any(isinstance(e, SeedFossilized) for e in listener.events)
+    assert all(t.after.table.stage[0, 0] == SeedStage.FOSSILIZED for t in rows[fossil:])
+    assert not env.situation.masks.op[0, LifecycleOp.CULL]  # type: ignore[union-attr]
+    env.settle(0)
+    assert env.table.stage[0, 0] == SeedStage.FOSSILIZED
+
+
+def test_trajectories_do_not_depend_on_neighbours() -> None:
+    def rows(seeds: list[int], env_index: int) -> list[dict[str, object]]:
+        listener = Listener()
+        env = digits_env(seeds, max_steps=12, train=64, recorder=listener, on_panic="continue")
+        run_episode(env, RandomController())
+        return [{**r, "env": 0} for r in listener.rows if r["env"] == env_index]
+
+    assert rows([11], 0) == rows([5, 11, 8], 1) == rows([11, 11], 1)
+
+
+def test_a_budget_is_never_exceeded() -> None:
+    for budget in (Budget(params=1.3), Budget(macs=1.2), Budget(params=1.0, macs=1.0)):
+        env = digits_env([1, 2], max_steps=15, train=64, budget=budget, on_panic="continue")
+        for t in transitions(env, RandomController()):
+            macs = env.garden.host_macs + t.after.table.macs.sum(axis=1)
+            if budget.params:
+                assert (t.after.total_params <= budget.params * env.garden.host_params).all()
+            if budget.macs:
+                assert (macs <= budget.macs * env.garden.host_macs).all()
+        if budget.params == 1.0:
+            assert env.garden.counts["germinated"].sum() == 0
+
+
+@pytest.mark.parametrize("bad", [{"params": 0.9}, {"macs": -1.0}, {"params": float("nan")}])
+def test_a_budget_below_the_host_is_refused(bad: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match="below the host itself"):
+        Budget(**bad)
+
+
+def test_max_seeds_is_kept() -> None:
+    env = digits_env([1], max_steps=15, train=64, max_seeds=1, on_panic="continue")
+    for t in transitions(env, RandomController()):
+        assert t.after.table.holds_seed.sum() <= 1
+
+
+def test_joint_incubation_acts_from_birth() -> None:
+    rules = LifecycleRules(4, incubation="joint")
+    env = digits_env([1], rules=rules)
+    rows = transitions(env, ScriptedController("1 GERMINATE r0c0 branch linear", "x"))
+    assert rows[0].after.table.stage[0, 0] == SeedStage.BLENDING
+    assert rows[0].after.table.alpha[0, 0] == pytest.approx(0.2)
+
+
+def test_a_topology_can_be_there_from_birth() -> None:
+    env = digits_env([1], max_steps=2, keep_best=True)
+    branch = default_catalogue().index("branch")
+    run_episode(env, make_controller("static"), topology=[(0, branch)])
+    outcome = settle_outcome(env, 0, task="digits", controller="static", ended="finished")
+    assert [(s.slot_id, s.blueprint, s.stage) for s in outcome.seeds] == [
+        ("r0c0", "branch", "FOSSILIZED")
+    ]
+    assert outcome.params == 986
+    assert outcome.germinated == 0
+
+
+def test_settling_brings_the_best_network_back() -> None:
+    env = digits_env([3], max_steps=14, keep_best=True)
+    listener = Listener()
+    env.recorder = env.garden.recorder = listener
+    run_episode(env, ScriptedController(EARLY, "x"))
+    outcome = settle_outcome(env, 0, task="digits", controller="x", ended="finished")
+    best = max(listener.rows, key=lambda row: row["val_score"])  # type: ignore[arg-type, return-value]
+    assert outcome.best_step == best["step"]
+    assert outcome.val_score is not None
+    assert outcome.val_score >= best["val_score"]  # type: ignore[operator]
+    whole = env.population.evaluate(0, np.ones((1, 3), dtype=bool))
+    assert whole.score[0] == outcome.val_score
+    assert all(s.stage == "FOSSILIZED" or s.counterfactual_contribution > 0 for s in outcome.seeds)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("task_name", ["digits", "pydocs"])
+def test_the_heuristic_goes_through_full_lifecycles(task_name: str) -> None:
+    from dataclasses import replace
+    from pathlib import Path
+
+    from esper.tamiyo import HeuristicConfig, HeuristicController
+    from esper.tolaria.tasks import find_task
+
+    if task_name == "digits":
+        task, data = small_digits(train=400)
+    else:
+        task = replace(find_task("pydocs"), batches_per_epoch=6)
+        whole = task.load(Path("unused"))
+        data = replace(whole, val_x=whole.val_x[:64], val_y=whole.val_y[:64])
+    listener = Listener()
+    population = LoopedPopulation(task.recipe(data, default_catalogue()), [0])
+    env = GrowthEnv(population, LifecycleRules(40), on_panic="continue", recorder=listener)
+    run_episode(env, HeuristicController(HeuristicConfig(blend=BLEND_NAMES[1])))
+    stages = {e.to_stage for e in listener.events if isinstance(e, SeedStageChanged)}
+    assert {"GERMINATED", "TRAINING", "BLENDING", "HOLDING"} <= stages
+    assert stages & {"FOSSILIZED", "CULLED"}
