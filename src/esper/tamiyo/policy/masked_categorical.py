@@ -28,7 +28,9 @@ class MaskedCategorical:
         if self.validate:
             _check(logits, mask)
         self.mask = mask
-        self.logits = logits.masked_fill(~mask, MASKED_LOGIT_VALUE).log_softmax(dim=-1)
+        # Relative to the best legal logit, or legal logits below the fill would lose to it.
+        best = logits.detach().masked_fill(~mask, -math.inf).amax(dim=-1, keepdim=True)
+        self.logits = (logits - best).masked_fill(~mask, MASKED_LOGIT_VALUE).log_softmax(dim=-1)
 
     @property
     def probs(self) -> Tensor:
@@ -37,6 +39,14 @@ class MaskedCategorical:
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
         flat = self.probs.float().masked_fill(~self.mask, 0.0).reshape(-1, self.mask.shape[-1])
         return torch.multinomial(flat, 1, generator=generator).view(self.logits.shape[:-1])
+
+    def icdf(self, uniforms: Tensor) -> Tensor:
+        """The action for each uniform number in [0, 1): a draw that is a function of its noise."""
+        cumulative = self.probs.double().masked_fill(~self.mask, 0.0).cumsum(dim=-1)
+        # Just below the total, or rounding could step over the last legal action.
+        below_total = torch.nextafter(cumulative[..., -1], torch.zeros_like(uniforms))
+        target = torch.minimum(uniforms * cumulative[..., -1], below_total)
+        return (cumulative <= target.unsqueeze(-1)).sum(dim=-1)
 
     def mode(self) -> Tensor:
         return self.logits.argmax(dim=-1)
