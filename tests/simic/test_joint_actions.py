@@ -40,8 +40,6 @@ def evaluated(network, observation, masks, actions):
 def state(seed: int):
     rng = np.random.default_rng(seed)
     network = make_network(seed)
-    for head in (network.slot_head, network.blueprint_head, network.blend_head):
-        torch.nn.init.normal_(head.given[0].weight)
     return network, torch.from_numpy(rng.normal(size=(1, OBS))).float(), random_masks(rng, 1)
 
 

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from esper.leyline import BLEND_NAMES, HEAD_NAMES, NUM_OPS, ConfigError, constants
 from esper.simic.agent.advantages import head_relevance
@@ -58,30 +57,14 @@ class NetworkConfig:
         return self.head_width or max(constants.MIN_HEAD_WIDTH, self.lstm_hidden_dim // 2)
 
 
-class Head(nn.Module):
-    """Two layers. Choices drawn earlier enter as offsets of the hidden layer, one table each."""
-
-    def __init__(self, inputs: int, width: int, outputs: int, given: tuple[int, ...] = ()) -> None:
-        super().__init__()
-        self.hidden = nn.Linear(inputs, width)
-        self.given = nn.ModuleList(nn.Embedding(choices, width) for choices in given)
-        self.output = nn.Linear(width, outputs)
-
-    def forward(self, features: Tensor, *choices: Tensor) -> Tensor:
-        hidden = self.hidden(features)
-        for table, choice in zip(self.given, choices, strict=True):
-            hidden = hidden + table(choice)
-        return self.output(F.relu(hidden))
-
-
 class FactoredRecurrentActorCritic(nn.Module):
     """observation -> Linear, LayerNorm, ReLU -> LSTM -> LayerNorm -> four heads and a value.
 
-    An action is drawn op first, then slot given the op, blueprint given the slot, blend given the
-    blueprint, each from its own masked distribution; a head that the op does not make relevant is
-    not drawn: index 0, log-prob 0, entropy 0. Observations are [B, D] (one step) or [B, T, D];
-    every other argument and result has the same leading axes, heads last in the order of
-    HEAD_NAMES. A hidden state is (h, c), each [layers, B, H].
+    An action is drawn op first, then a slot from those the op allows, then a blueprint from those
+    that fit the slot, and a blend, each from its own masked distribution; a head that the op does
+    not make relevant is not drawn: index 0, log-prob 0, entropy 0. Observations are [B, D] (one
+    step) or [B, T, D]; every other argument and result has the same leading axes, heads last in
+    the order of HEAD_NAMES. A hidden state is (h, c), each [layers, B, H].
 
     The first LayerNorm keeps the LSTM's inputs at one scale whatever the observation, the second
     keeps its output from drifting over an episode, so that heads see one scale at any step.
@@ -98,11 +81,11 @@ class FactoredRecurrentActorCritic(nn.Module):
         )
         self.lstm = nn.LSTM(config.feature_dim, hidden, config.lstm_layers, batch_first=True)
         self.lstm_norm = nn.LayerNorm(hidden)
-        self.slot_head = Head(hidden, width, config.num_slots, given=(config.num_ops,))
-        self.blueprint_head = Head(hidden, width, config.num_blueprints, given=(config.num_slots,))
-        self.blend_head = Head(hidden, width, config.num_blends, given=(config.num_blueprints,))
-        self.op_head = Head(hidden, width, config.num_ops)
-        self.value_head = Head(hidden, width, 1)
+        self.slot_head = _head(hidden, width, config.num_slots)
+        self.blueprint_head = _head(hidden, width, config.num_blueprints)
+        self.blend_head = _head(hidden, width, config.num_blends)
+        self.op_head = _head(hidden, width, config.num_ops)
+        self.value_head = _head(hidden, width, 1)
         self._initialize()
 
     def _initialize(self) -> None:
@@ -110,12 +93,9 @@ class FactoredRecurrentActorCritic(nn.Module):
             if isinstance(module, nn.Linear):
                 nn.init.orthogonal_(module.weight, math.sqrt(2.0))
                 nn.init.zeros_(module.bias)
-            elif isinstance(module, nn.Embedding):
-                # Nothing depends on earlier choices until it is learnt.
-                nn.init.zeros_(module.weight)
         for name in HEAD_NAMES:
-            nn.init.orthogonal_(self.head(name).output.weight, self.config.actor_gain)
-        nn.init.orthogonal_(self.value_head.output.weight, self.config.critic_gain)
+            nn.init.orthogonal_(self.head(name).get_parameter("2.weight"), self.config.actor_gain)
+        nn.init.orthogonal_(self.value_head.get_parameter("2.weight"), self.config.critic_gain)
         for name, parameter in self.lstm.named_parameters():
             if "weight" in name:
                 nn.init.orthogonal_(parameter)
@@ -125,7 +105,7 @@ class FactoredRecurrentActorCritic(nn.Module):
                 quarter = len(parameter) // 4
                 nn.init.ones_(parameter[quarter : 2 * quarter])
 
-    def head(self, name: str) -> Head:
+    def head(self, name: str) -> nn.Sequential:
         """The head called `name`: one of HEAD_NAMES, or 'value'."""
         return getattr(self, f"{name}_head")
 
@@ -164,47 +144,44 @@ class FactoredRecurrentActorCritic(nn.Module):
         masks: MaskTensors,
         actions: Tensor | None = None,
         draws: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor, list[MaskedCategorical], Tensor]:
+    ) -> tuple[Tensor, Tensor, tuple[MaskedCategorical, ...], Tensor]:
         """Walk the heads in the order in which they are drawn; acting and learning both do.
 
         With `actions` they are scored, with `draws` (uniform in [0, 1), one per head) they are
         drawn, with neither the most probable are taken. Returns actions, log-probs, the
         distributions and the relevance of the heads, all in the order of HEAD_NAMES.
         """
-        if actions is not None:
-            given = dict(zip(HEAD_NAMES, actions.unbind(-1), strict=True))
-        uniform = {} if draws is None else dict(zip(HEAD_NAMES, draws.unbind(-1), strict=True))
-        chosen: dict[str, Tensor] = {}
-        distributions: dict[str, MaskedCategorical] = {}
+        heads: dict[str, tuple[MaskedCategorical, Tensor]] = {}
 
-        def choose(name: str, mask: Tensor, *earlier: Tensor) -> Tensor:
-            logits = self.head(name)(features, *earlier)
-            distributions[name] = distribution = MaskedCategorical(logits, mask)
+        def choose(name: str, mask: Tensor) -> Tensor:
+            distribution = MaskedCategorical(self.head(name)(features), mask)
+            index = HEAD_NAMES.index(name)
             if actions is not None:
-                chosen[name] = given[name]
-            elif name in uniform:
-                chosen[name] = distribution.icdf(uniform[name])
+                chosen = actions[..., index]
+            elif draws is not None:
+                chosen = distribution.icdf(draws[..., index])
             else:
-                chosen[name] = distribution.mode()
-            return chosen[name]
+                chosen = distribution.mode()
+            heads[name] = distribution, chosen
+            return chosen
 
         op = choose("op", masks.op)
         relevant = head_relevance(op)
         # Where a head is not relevant its mask may be empty, and what it says is not used.
-        ignored = dict(zip(HEAD_NAMES, (~relevant).unsqueeze(-1).unbind(-2), strict=True))
-        slot = choose("slot", _row(masks.slot, op) | ignored["slot"], op)
-        slot = slot.masked_fill(ignored["slot"].squeeze(-1), 0)
-        blueprint = choose("blueprint", _row(masks.blueprint, slot) | ignored["blueprint"], slot)
-        blueprint = blueprint.masked_fill(ignored["blueprint"].squeeze(-1), 0)
-        choose("blend", masks.blend | ignored["blend"], blueprint)
+        ignored = ~relevant
+        no_slot, no_blueprint, no_blend, _ = ignored.unsqueeze(-1).unbind(-2)
+        slot = choose("slot", _row(masks.slot, op) | no_slot)
+        choose("blueprint", _row(masks.blueprint, slot) | no_blueprint)
+        choose("blend", masks.blend | no_blend)
 
-        result = torch.stack([chosen[name] for name in HEAD_NAMES], dim=-1)
-        result = result.masked_fill(~relevant, 0)
-        in_order = [distributions[name] for name in HEAD_NAMES]
-        log_probs = torch.stack(
-            [d.log_prob(a) for d, a in zip(in_order, result.unbind(-1), strict=True)], dim=-1
+        distributions, chosen = zip(*(heads[name] for name in HEAD_NAMES), strict=True)
+        log_probs = [d.log_prob(c) for d, c in zip(distributions, chosen, strict=True)]
+        return (
+            torch.stack(chosen, dim=-1).masked_fill(ignored, 0),
+            torch.stack(log_probs, dim=-1).masked_fill(ignored, 0.0),
+            distributions,
+            relevant,
         )
-        return result, log_probs.masked_fill(~relevant, 0.0), in_order, relevant
 
     def get_action(
         self, observations: Tensor, hidden: Hidden, masks: MaskTensors, draws: Tensor | None
@@ -230,6 +207,10 @@ class FactoredRecurrentActorCritic(nn.Module):
 
     def _value_of(self, features: Tensor) -> Tensor:
         return self.value_head(features).squeeze(-1)
+
+
+def _head(inputs: int, width: int, outputs: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, outputs))
 
 
 def _row(masks: Tensor, choice: Tensor) -> Tensor:
