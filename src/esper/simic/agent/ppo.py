@@ -117,7 +117,7 @@ class PPOAgent:
         """Learn from the episodes in `buffer`; `generator` shuffles environments into minibatches.
 
         Raises ReplayMismatchError if the episodes cannot be replayed as they were acted. A
-        non-finite loss or gradient ends the update without a step and is reported as `skipped`.
+        non-finite loss or gradient ends the update before its step and is reported as `skipped`.
         """
         if buffer.network != self.network.config:
             raise ConfigError(
@@ -163,7 +163,7 @@ class PPOAgent:
                 break
             optimizer_steps += 1
         if skipped:
-            logger.warning("update %d was skipped: %s", self.update_count, skipped)
+            logger.warning("the rest of update %d is skipped: %s", self.update_count, skipped)
         return summarize(
             collected,
             steps=len(buffer),
