@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from esper.leyline import HEAD_NAMES, constants
+from esper.leyline import HEAD_NAMES, ConfigError, constants
 from esper.simic.agent.config import PPOConfig
 from esper.simic.agent.network import FactoredRecurrentActorCritic
 
@@ -51,9 +51,13 @@ def compiled_or_eager(function: Callable[..., Any], backend: str | None) -> Call
     """`function` under torch.compile with dynamic shapes; eager, with a warning, if that fails."""
     if backend is None:
         return function
-    from torch._dynamo.exc import TorchDynamoException
+    # Imported here because it takes a second that eager runs need not spend.
+    from torch._dynamo.exc import InvalidBackend, TorchDynamoException
 
-    compiled = torch.compile(function, backend=backend, dynamic=True)
+    try:
+        compiled = torch.compile(function, backend=backend, dynamic=True)
+    except InvalidBackend as error:
+        raise ConfigError(f"compile_backend {backend!r} is not known to torch") from error
     failed = False
 
     def call(*args: Any) -> Any:
