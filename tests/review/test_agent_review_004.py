@@ -25,6 +25,7 @@ from esper.simic.agent.losses import joint_kl, k3_kl
 from esper.simic.agent.optimization import clip_gradients
 from esper.simic.agent.rollout import action_draws
 from esper.simic.agent.saving import agent_from_state, agent_state
+from esper.simic.agent.types import MaskTensors
 from esper.simic.control import RunningMeanStd
 
 
@@ -134,7 +135,9 @@ def test_004_h5_later_epochs_recompute_hidden_states_with_the_new_parameters():
         for t in range(batch.valid.shape[1]):
             features, hidden = agent.network.encode(batch.observations[:, t], hidden)
             _, log_probs, _, _ = agent.network.decide(
-                features, batch.masks[:, t], actions=batch.actions[:, t]
+                features,
+                MaskTensors(*(mask[:, t] for mask in batch.masks)),
+                actions=batch.actions[:, t],
             )
             stepped.append(log_probs)
     torch.testing.assert_close(replayed, torch.stack(stepped, 1), rtol=1e-4, atol=1e-5)

@@ -1,5 +1,6 @@
 """Bad input: a clear error, or a skipped and reported update; parameters never become NaN."""
 
+import json
 import logging
 from dataclasses import replace
 
@@ -74,6 +75,7 @@ def test_a_non_finite_update_is_skipped_and_reported(field, poison, caplog):
         metrics = agent.update(buffer, shuffle())
     assert metrics.optimizer_steps == 0
     assert "is " in metrics.skipped
+    json.dumps(metrics.flat(), allow_nan=False)
     assert metrics.skipped in caplog.text
     assert all(torch.equal(p, before[n]) for n, p in parameters_of(agent).items())
     healthy = agent.update(filled_buffer(agent), shuffle())

@@ -12,6 +12,7 @@ from agent_support import (
     make_network,
     mask_tensors,
     random_masks,
+    shuffle,
 )
 from esper.simic.agent import FactoredRecurrentActorCritic, NetworkConfig
 from esper.simic.agent.rollout import action_draws, play_round
@@ -114,3 +115,14 @@ def test_a_buffer_can_be_used_again_and_forgets_the_last_round():
         used, new = (getattr(b.sequences(), name) for b in (buffer, fresh))
         assert torch.equal(used, new), name
     assert len(buffer) == 12
+
+
+def test_a_cleared_environment_is_not_learnt_from():
+    agents = make_agent(minibatches=1), make_agent(minibatches=1)
+    buffers = [filled_buffer(agent, envs=4) for agent in agents]
+    buffers[0].rewards[2] = 1e6
+    for buffer in buffers:
+        buffer.clear_env(2)
+    metrics = [a.update(b, shuffle()) for a, b in zip(agents, buffers, strict=True)]
+    assert metrics[0] == metrics[1]
+    assert metrics[0].steps == 30

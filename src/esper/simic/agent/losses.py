@@ -35,6 +35,28 @@ def joint_kl(log_ratio: Tensor, relevant: Tensor) -> Tensor:
     return (share * masked_mean(k3_kl(log_ratio), relevant)).sum()
 
 
+@torch.no_grad()
+def ratio_diagnostics(
+    log_ratio: Tensor, relevant: Tensor, clip: float, collapse: float, explosion: float
+) -> dict[str, Tensor]:
+    """How far the policy has moved on the steps and heads [steps, heads] that were drawn.
+
+    Extremes are per head; a head that was never drawn has not moved.
+    """
+    ratio = log_ratio.exp()
+    drawn = ratio[relevant]
+    outlier = (drawn > explosion) | (drawn < collapse)
+    return {
+        "approx_kl": joint_kl(log_ratio, relevant),
+        "clip_fraction": ((drawn - 1.0).abs() > clip).float().mean(),
+        "ratio_outliers": outlier.float().mean(),
+        "ratio_mean": drawn.mean(),
+        "ratio_std": drawn.std(correction=0),
+        "ratio_max": ratio.masked_fill(~relevant, 1.0).amax(dim=0),
+        "ratio_min": ratio.masked_fill(~relevant, 1.0).amin(dim=0),
+    }
+
+
 def value_errors(
     values: Tensor,
     returns: Tensor,

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esper.leyline import HEAD_NAMES, ActionMasks, ConfigError, constants
+from esper.leyline import HEAD_NAMES, OP, ActionMasks, ConfigError, constants
 from esper.simic.agent.advantages import (
     compute_gae,
     compute_per_head_advantages,
@@ -20,8 +20,8 @@ from esper.simic.agent.config import PPOConfig
 from esper.simic.agent.losses import (
     clipped_surrogate,
     explained_variance,
-    joint_kl,
     masked_mean,
+    ratio_diagnostics,
     value_errors,
 )
 from esper.simic.agent.network import FactoredRecurrentActorCritic
@@ -205,45 +205,38 @@ class PPOAgent:
         self, batch: SequenceBatch, advantages: Tensor, returns: Tensor
     ) -> dict[str, Tensor]:
         """Loss terms and diagnostics of some episodes, replayed from their first hidden state."""
-        valid = batch.valid
+        config, valid = self.config, batch.valid
         log_probs, entropies, values = self._evaluate(
             batch.observations, batch.actions, batch.masks, batch.hidden
         )
-        ops = batch.actions[..., HEAD_NAMES.index("op")][valid]
+        ops = batch.actions[..., OP][valid]
         relevant = head_relevance(ops)
         log_ratio = (log_probs - batch.log_probs)[valid].masked_fill(~relevant, 0.0)
-        ratio = log_ratio.exp()
         per_head = compute_per_head_advantages(advantages[valid], ops)
         credit = torch.stack([per_head[name] for name in HEAD_NAMES], dim=-1)
-        surrogate = clipped_surrogate(ratio, credit, self.config.clip_ratio)
-        head_entropies = masked_mean(entropies[valid], relevant)
+        surrogate = clipped_surrogate(log_ratio.exp(), credit, config.clip_ratio)
         errors = value_errors(
             values[valid],
             returns[valid],
             batch.values[valid],
-            self.config.value_clip,
-            self.config.huber_delta if self.config.value_loss == "huber" else None,
+            config.value_clip,
+            config.huber_delta if config.value_loss == "huber" else None,
         )
-        weights = [self.config.entropy_coef_per_head.get(name, 1.0) for name in HEAD_NAMES]
-        with torch.no_grad():
-            drawn = ratio[relevant]
-            outliers = (drawn > self.config.ratio_explosion) | (drawn < self.config.ratio_collapse)
-            diagnostics = {
-                "approx_kl": joint_kl(log_ratio, relevant),
-                "clip_fraction": ((drawn - 1).abs() > self.config.clip_ratio).float().mean(),
-                "ratio_outliers": outliers.float().mean(),
-                "ratio_mean": drawn.mean(),
-                "ratio_std": drawn.std(correction=0),
-                "ratio_max": ratio.amax(dim=0),
-                "ratio_min": ratio.amin(dim=0),
-                "head_entropies": head_entropies.detach(),
-                "head_counts": relevant.sum(dim=0).float(),
-            }
+        head_entropies = masked_mean(entropies[valid], relevant)
+        weights = [config.entropy_coef_per_head.get(name, 1.0) for name in HEAD_NAMES]
         return {
             "policy_loss": -masked_mean(surrogate, relevant).sum(),
             "value_loss": errors.mean(),
             "entropy_bonus": (head_entropies * head_entropies.new_tensor(weights)).sum(),
-            **diagnostics,
+            "head_entropies": head_entropies,
+            "head_counts": relevant.sum(dim=0).float(),
+            **ratio_diagnostics(
+                log_ratio,
+                relevant,
+                config.clip_ratio,
+                config.ratio_collapse,
+                config.ratio_explosion,
+            ),
         }
 
     def _step(self, total: Tensor, collected: MetricLists) -> str | None:

@@ -3,6 +3,7 @@
 from typing import Protocol
 
 import numpy as np
+import torch
 
 from esper.leyline import HEAD_NAMES, ActionMasks, generator
 from esper.simic.agent.ppo import PPOAgent
@@ -47,13 +48,14 @@ def play_round(
     buffer.start(hidden)
     running = np.ones(env.num_envs, dtype=bool)
     returns = np.zeros(env.num_envs)
+    no_value = torch.zeros(env.num_envs)
     for step in range(buffer.max_steps):
         uniforms = None if draws is None else draws[:, step]
         decision = agent.act(observations, hidden, masks, uniforms)
         seen, offered, hidden = observations, masks, decision.hidden
         observations, masks, rewards, terminated, truncated = env.step(decision.actions)
         truncated = truncated | (~terminated & (step == buffer.max_steps - 1))
-        bootstrap = agent.value(observations, hidden)
+        bootstrap = no_value if not truncated.any() else agent.value(observations, hidden)
         buffer.add(
             seen, offered, decision, rewards, terminated, truncated, bootstrap, active=running
         )

@@ -58,7 +58,6 @@ def agent_from_state(
     for full_name, tensor in tensors.items():
         owner, key, name = full_name.split(".", 2)
         if owner == "optimizer":
-            # The step counter stays on the CPU unless the optimiser is fused on a GPU.
             agent.optimizer.state[parameters[name]][key] = tensor.to(agent.device).clone()
     agent.update_count = int(meta["update_count"])
     return agent

@@ -1,5 +1,6 @@
 """What passes between the parts of the agent: masks, decisions, batches and metrics."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, NamedTuple
@@ -24,11 +25,9 @@ class MaskTensors(NamedTuple):
     @staticmethod
     def of(masks: ActionMasks, device: torch.device | str = "cpu") -> "MaskTensors":
         arrays = (masks.op, masks.slot, masks.blueprint, masks.blend)
-        return MaskTensors(
-            *(torch.from_numpy(np.ascontiguousarray(array)).to(device) for array in arrays)
-        )
+        return MaskTensors(*(torch.tensor(a, dtype=torch.bool, device=device) for a in arrays))
 
-    def __getitem__(self, rows: Any) -> "MaskTensors":  # type: ignore[override]
+    def rows(self, rows: Tensor) -> "MaskTensors":
         return MaskTensors(*(mask[rows] for mask in self))
 
 
@@ -66,9 +65,11 @@ class SequenceBatch:
 
     def rows(self, rows: Tensor) -> "SequenceBatch":
         """The chosen episodes, each with its own initial hidden state."""
-        chosen = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "hidden"}
+        apart = ("masks", "hidden")
+        plain = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in apart}
         return SequenceBatch(
-            **{name: value[rows] for name, value in chosen.items()},
+            **{name: value[rows] for name, value in plain.items()},
+            masks=self.masks.rows(rows),
             hidden=(self.hidden[0][:, rows], self.hidden[1][:, rows]),
         )
 
@@ -148,7 +149,10 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def summarize(collected: MetricLists, **scalars: Any) -> PPOUpdateMetrics:
-    """Scalars of an update from its lists: means, but true extremes for ratios, KL and norms."""
+    """Scalars of an update from its lists: means, but true extremes for ratios, KL and norms.
+
+    A scalar that is not finite was not measured: a skipped update has such.
+    """
     summary: dict[str, Any] = {
         name: _mean(getattr(collected, name))
         for name in (
@@ -170,7 +174,12 @@ def summarize(collected: MetricLists, **scalars: Any) -> PPOUpdateMetrics:
         summary["grad_norm_max"] = max(collected.grad_norm)
         norms = np.mean(collected.head_grad_norms, axis=0)
         summary["head_grad_norms"] = dict(zip((*HEAD_NAMES, "value"), norms.tolist(), strict=True))
-    return PPOUpdateMetrics(**summary, **scalars)
+    summary |= scalars
+    return PPOUpdateMetrics(**{name: _measured(value) for name, value in summary.items()})
+
+
+def _measured(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _ratio_extremes(collected: MetricLists) -> dict[str, Any]:

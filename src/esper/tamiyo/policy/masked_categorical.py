@@ -45,7 +45,7 @@ class MaskedCategorical:
         """The action for each uniform number in [0, 1): a draw that is a function of its noise."""
         cumulative = self.logits.double().exp().cumsum(dim=-1)
         # Below 1 by more than rounding, or the last legal action could be stepped over.
-        target = uniforms.clamp(max=1.0 - 1e-12).unsqueeze(-1) * cumulative[..., -1:]
+        target = uniforms.double().clamp(max=1.0 - 1e-12).unsqueeze(-1) * cumulative[..., -1:]
         return (cumulative <= target).sum(dim=-1)
 
     def mode(self) -> Tensor:
