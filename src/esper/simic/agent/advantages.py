@@ -33,12 +33,12 @@ def compute_gae(
         return advantages, advantages.clone()
     next_values = torch.cat([values[:, 1:], bootstrap_values[:, -1:]], dim=1)
     next_values = torch.where(truncated, bootstrap_values, next_values)
-    # where(), not a product: a bootstrap value nobody should read may be NaN.
+    # where(), not products: what must not be read may be NaN.
     delta = rewards + gamma * torch.where(terminated, 0.0, next_values) - values
-    decay = gamma * lam * (~(terminated | truncated)).to(rewards.dtype)
+    ended = terminated | truncated
     running = torch.zeros_like(rewards[:, 0])
     for t in reversed(range(rewards.shape[1])):
-        running = delta[:, t] + decay[:, t] * running
+        running = delta[:, t] + gamma * lam * torch.where(ended[:, t], 0.0, running)
         advantages[:, t] = running
     return advantages, advantages + values
 

@@ -173,7 +173,7 @@ class TamiyoRolloutBuffer:
             log_probs=cut(self.log_probs),
             values=zeroed(self.values),
             rewards=zeroed(self.rewards),
-            terminated=zeroed(self.terminated) | ~valid,
+            terminated=zeroed(self.terminated),
             truncated=zeroed(self.truncated),
             bootstrap_values=zeroed(self.bootstrap_values),
             masks=MaskTensors(*(cut(mask) for mask in self.masks)),

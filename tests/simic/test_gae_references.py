@@ -142,6 +142,18 @@ def test_gae_does_not_read_a_bootstrap_it_should_not():
     assert returns.isfinite().all()
 
 
+@pytest.mark.parametrize("end", ["terminated", "truncated"])
+def test_gae_does_not_let_a_broken_episode_spoil_the_one_before_it(end):
+    row = random_rows(1, 6, seed=0, truncations=False)
+    for name in ("terminated", "truncated"):
+        row[name][:] = False
+        row[name][:, 2] = name == end
+    row["rewards"][:, 3:] = torch.nan
+    advantages, _ = compute_gae(**row, gamma=0.9, lam=0.9)
+    assert advantages[:, :3].isfinite().all()
+    assert advantages[:, 3:].isnan().all()
+
+
 def test_gae_refuses_arrays_that_differ_in_shape():
     row = random_rows(2, 5, seed=0)
     row["values"] = row["values"][:, :4]
