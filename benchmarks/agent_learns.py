@@ -93,9 +93,9 @@ class Learnt:
 
 
 def new_agent(lesson: Lesson, seed: int) -> PPOAgent:
-    torch.manual_seed(draw_key(seed, "weights"))
     config = NetworkConfig(*lesson.sizes, feature_dim=lesson.width, lstm_hidden_dim=lesson.width)
-    return PPOAgent(FactoredRecurrentActorCritic(config), lesson.config)
+    network = FactoredRecurrentActorCritic(config, draw_key(seed, "weights"))
+    return PPOAgent(network, lesson.config)
 
 
 def learn(lesson: Lesson, seed: int, goal: float) -> Learnt:

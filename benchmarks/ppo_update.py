@@ -74,7 +74,6 @@ class OneNoise(gymnasium.Env):
 
 class Ours:
     def __init__(self) -> None:
-        torch.manual_seed(0)
         sizes = NetworkConfig(OBS, SLOTS, BLUEPRINTS, lstm_hidden_dim=HIDDEN)
         config = PPOConfig(epochs=EPOCHS, minibatches=MINIBATCHES, target_kl=None)
         self.agent = PPOAgent(FactoredRecurrentActorCritic(sizes), config)

@@ -27,8 +27,7 @@ def make_network(seed: int = 0, **changes: object) -> FactoredRecurrentActorCrit
         "actor_gain": 1.0,
         "head_width": 16,
     }
-    torch.manual_seed(seed)
-    return FactoredRecurrentActorCritic(NetworkConfig(**(settings | changes)))
+    return FactoredRecurrentActorCritic(NetworkConfig(**(settings | changes)), seed)
 
 
 def make_agent(seed: int = 0, network: dict | None = None, **config: object) -> PPOAgent:

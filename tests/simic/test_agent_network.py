@@ -126,3 +126,13 @@ def test_a_cleared_environment_is_not_learnt_from():
     metrics = [a.update(b, shuffle()) for a, b in zip(agents, buffers, strict=True)]
     assert metrics[0] == metrics[1]
     assert metrics[0].steps == 30
+
+
+def test_initial_parameters_are_a_function_of_the_seed_and_disturb_nobody():
+    torch.manual_seed(11)
+    expected = torch.rand(3)
+    torch.manual_seed(11)
+    one, same, other = make_network(5), make_network(5), make_network(6)
+    assert torch.equal(torch.rand(3), expected)
+    assert torch.equal(one.lstm.weight_hh_l0, same.lstm.weight_hh_l0)
+    assert not torch.equal(one.lstm.weight_hh_l0, other.lstm.weight_hh_l0)

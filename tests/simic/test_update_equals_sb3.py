@@ -113,6 +113,14 @@ def difference(ours, theirs):
     )
 
 
+def gradient_difference(ours, theirs):
+    """Adam's first step hides the scale of a gradient, so gradients are compared as well."""
+    return max(
+        (a.grad - b.grad).abs().max().item()
+        for a, b in zip(ours.parameters(), theirs.parameters(), strict=True)
+    )
+
+
 def sb3_model(kind, policy, entropy_nats, batch, steps, extractor, network, **policy_kw):
     model = kind(
         policy,
@@ -256,6 +264,7 @@ def test_update_equals_maskable_ppo(legal, entropy):
     lstm = model.policy.features_extractor.lstm
     for name, ours, theirs in pairs(model.policy, network, lstm, None):
         assert difference(ours, theirs) < 1e-5, name
+        assert gradient_difference(ours, theirs) < 1e-6, name
     assert difference(network, before) > 1e-4
 
 
@@ -304,4 +313,5 @@ def test_update_equals_recurrent_ppo(entropy, monkeypatch):
     assert metrics.optimizer_steps == 1
     for name, ours, theirs in pairs(model.policy, network, lstm, norm):
         assert difference(ours, theirs) < 1e-5, name
+        assert gradient_difference(ours, theirs) < 1e-6, name
     assert difference(network, before) > 1e-4

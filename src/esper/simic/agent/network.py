@@ -68,11 +68,19 @@ class FactoredRecurrentActorCritic(nn.Module):
 
     The first LayerNorm keeps the LSTM's inputs at one scale whatever the observation, the second
     keeps its output from drifting over an episode, so that heads see one scale at any step.
+
+    Initial parameters are a function of `seed`; no global random state is read or changed.
     """
 
-    def __init__(self, config: NetworkConfig) -> None:
+    def __init__(self, config: NetworkConfig, seed: int = 0) -> None:
         super().__init__()
         self.config = config
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            self._build(config)
+            self._initialize()
+
+    def _build(self, config: NetworkConfig) -> None:
         hidden, width = config.lstm_hidden_dim, config.resolved_head_width
         self.feature_net = nn.Sequential(
             nn.Linear(config.observation_dim, config.feature_dim),
@@ -86,7 +94,6 @@ class FactoredRecurrentActorCritic(nn.Module):
         self.blend_head = _head(hidden, width, config.num_blends)
         self.op_head = _head(hidden, width, config.num_ops)
         self.value_head = _head(hidden, width, 1)
-        self._initialize()
 
     def _initialize(self) -> None:
         for module in self.modules():
