@@ -12,10 +12,10 @@ from esper.leyline.constants import MASKED_LOGIT_VALUE
 class MaskedCategorical:
     """Categorical over `logits` [..., n] restricted to where `mask` [..., n] is True.
 
-    Illegal logits are filled with a large negative number that half precision can hold; they get
-    no probability that matters and no gradient. `validate` (class or instance) switches the checks,
-    which wait for the device: an all-illegal row raises InvalidStateMachineError, a non-finite
-    logit ValueError.
+    `logits` are then log-probs; illegal ones are a large negative number that half precision can
+    hold, so that their probability is exactly 0, and they get no gradient. `validate` (class or
+    instance) switches the checks, which wait for the device: an all-illegal row raises
+    InvalidStateMachineError, a non-finite logit ValueError.
     """
 
     validate = True
@@ -28,15 +28,25 @@ class MaskedCategorical:
         if self.validate:
             _check(logits, mask)
         self.mask = mask
-        self.logits = logits.masked_fill(~mask, MASKED_LOGIT_VALUE).log_softmax(dim=-1)
+        illegal = ~mask
+        # The finite fill comes after the softmax: legal logits below it would lose to it.
+        log_probs = logits.masked_fill(illegal, -math.inf).log_softmax(dim=-1)
+        self.logits = log_probs.masked_fill(illegal, MASKED_LOGIT_VALUE)
 
     @property
     def probs(self) -> Tensor:
         return self.logits.exp()
 
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
-        flat = self.probs.float().masked_fill(~self.mask, 0.0).reshape(-1, self.mask.shape[-1])
+        flat = self.probs.float().reshape(-1, self.mask.shape[-1])
         return torch.multinomial(flat, 1, generator=generator).view(self.logits.shape[:-1])
+
+    def icdf(self, uniforms: Tensor) -> Tensor:
+        """The action for each uniform number in [0, 1): a draw that is a function of its noise."""
+        cumulative = self.logits.double().exp().cumsum(dim=-1)
+        # Below 1 by more than rounding, or the last legal action could be stepped over.
+        target = uniforms.double().clamp(max=1.0 - 1e-12).unsqueeze(-1) * cumulative[..., -1:]
+        return (cumulative <= target).sum(dim=-1)
 
     def mode(self) -> Tensor:
         return self.logits.argmax(dim=-1)
@@ -47,7 +57,7 @@ class MaskedCategorical:
     def entropy(self) -> Tensor:
         """Entropy over its maximum, in [0, 1]; exactly 0, gradient too, for one legal action."""
         legal = self.mask.sum(dim=-1)
-        nats = -(self.probs * self.logits).masked_fill(~self.mask, 0.0).sum(dim=-1)
+        nats = -(self.probs * self.logits).sum(dim=-1)
         choice = legal > 1
         maximum = torch.where(choice, legal, math.e).to(nats.dtype).log()
         return torch.where(choice, nats / maximum, torch.zeros_like(nats))
@@ -55,13 +65,14 @@ class MaskedCategorical:
 
 @torch.compiler.disable
 def _check(logits: Tensor, mask: Tensor) -> None:
-    empty = ~mask.any(dim=-1)
-    if empty.any():
+    legal = mask.any(dim=-1)
+    if not legal.all():
         raise InvalidStateMachineError(
-            f"{int(empty.sum())} of {empty.numel()} rows have no legal action; "
+            f"{int((~legal).sum())} of {legal.numel()} rows have no legal action; "
             "WAIT should always be one"
         )
-    if not torch.isfinite(logits).all():
+    # One reduction instead of isfinite().all(); NaN fails the comparison as well.
+    if logits.numel() and not logits.detach().abs().amax() < math.inf:
         raise ValueError(
             f"logits must be finite: {int(logits.isnan().sum())} NaN, "
             f"{int(logits.isinf().sum())} infinite of {logits.numel()}"

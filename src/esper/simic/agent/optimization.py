@@ -1,0 +1,83 @@
+"""Steps and speed: the optimiser and its parameter groups, gradient norms, torch.compile."""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from esper.leyline import HEAD_NAMES, ConfigError, constants
+from esper.simic.agent.config import PPOConfig
+from esper.simic.agent.network import FactoredRecurrentActorCritic
+
+logger = logging.getLogger(__name__)
+
+
+def parameter_groups(network: FactoredRecurrentActorCritic) -> dict[str, list[nn.Parameter]]:
+    """Every parameter once: the shared trunk, the policy heads, the critic's head."""
+    critic = list(network.value_head.parameters())
+    actor = [p for name in HEAD_NAMES for p in network.head(name).parameters()]
+    elsewhere = {id(p) for p in (*critic, *actor)}
+    trunk = [p for p in network.parameters() if id(p) not in elsewhere]
+    return {"trunk": trunk, "actor": actor, "critic": critic}
+
+
+def make_optimizer(network: FactoredRecurrentActorCritic, config: PPOConfig) -> torch.optim.AdamW:
+    """AdamW that decays the critic's head only; without decay it is Adam."""
+    groups = parameter_groups(network)
+    decay = {"trunk": 0.0, "actor": 0.0, "critic": config.weight_decay}
+    return torch.optim.AdamW(
+        [{"params": groups[name], "weight_decay": decay[name]} for name in groups],
+        lr=config.learning_rate,
+        eps=constants.ADAM_EPSILON,
+        fused=True,
+    )
+
+
+def clip_gradients(
+    network: FactoredRecurrentActorCritic, max_norm: float, separately: bool
+) -> Tensor:
+    """Clip in place, all together or trunk, actor and critic apart; the norm before clipping."""
+    if not separately:
+        return nn.utils.clip_grad_norm_(network.parameters(), max_norm)
+    norms = [
+        nn.utils.clip_grad_norm_(group, max_norm) for group in parameter_groups(network).values()
+    ]
+    return torch.stack(norms).norm()
+
+
+def compiled_or_eager(function: Callable[..., Any], backend: str | None) -> Callable[..., Any]:
+    """`function` under torch.compile with dynamic shapes; eager, with a warning, if that fails."""
+    if backend is None:
+        return function
+    # Imported here because it takes a second that eager runs need not spend.
+    from torch._dynamo.exc import InvalidBackend, TorchDynamoException
+
+    try:
+        compiled = torch.compile(function, backend=backend, dynamic=True)
+    except InvalidBackend as error:
+        raise ConfigError(f"compile_backend {backend!r} is not known to torch") from error
+    failed = False
+
+    def call(*args: Any) -> Any:
+        nonlocal failed
+        if not failed:
+            try:
+                return compiled(*args)
+            except TorchDynamoException as error:
+                failed = True
+                logger.warning(
+                    "torch.compile with backend %r failed for %s, running eagerly: %s",
+                    backend,
+                    function.__name__,
+                    error,
+                )
+        return function(*args)
+
+    return call
+
+
+def grad_norm(module: nn.Module) -> Tensor:
+    """Norm of the gradients of a module's parameters."""
+    return nn.utils.get_total_norm([p.grad for p in module.parameters() if p.grad is not None])

@@ -1,0 +1,311 @@
+"""Recurrent PPO over factored, masked actions (Schulman et al., 2017)."""
+
+import logging
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from esper.leyline import HEAD_NAMES, OP, ActionMasks, ConfigError, constants
+from esper.simic.agent.advantages import (
+    compute_gae,
+    compute_per_head_advantages,
+    head_relevance,
+    normalize_advantages,
+)
+from esper.simic.agent.config import PPOConfig
+from esper.simic.agent.losses import (
+    clipped_surrogate,
+    explained_variance,
+    masked_mean,
+    ratio_diagnostics,
+    value_errors,
+)
+from esper.simic.agent.network import FactoredRecurrentActorCritic
+from esper.simic.agent.optimization import (
+    clip_gradients,
+    compiled_or_eager,
+    grad_norm,
+    make_optimizer,
+)
+from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
+from esper.simic.agent.types import (
+    Decision,
+    Hidden,
+    MaskTensors,
+    MetricLists,
+    PPOUpdateMetrics,
+    SequenceBatch,
+    summarize,
+)
+
+logger = logging.getLogger(__name__)
+
+
+class ReplayMismatchError(RuntimeError):
+    """Learning does not see what acting saw: a mask, an observation or a hidden state differs."""
+
+
+class PPOAgent:
+    """A policy that acts, and learns from whole episodes.
+
+    `act` and `value` are functions of their arguments and the parameters; `update` is the only
+    thing that changes them. `update_count` counts calls of `update` that had something to learn
+    from, also when KL stopped them or they had to be skipped.
+    """
+
+    def __init__(
+        self,
+        network: FactoredRecurrentActorCritic,
+        config: PPOConfig | None = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.config = config or PPOConfig()
+        self.device = torch.device(device)
+        self.network = network.to(self.device)
+        self.update_count = 0
+        self.optimizer = make_optimizer(network, self.config)
+        backend = self.config.compile_backend
+        self._get_action = compiled_or_eager(network.get_action, backend)
+        self._evaluate = compiled_or_eager(network.evaluate_actions, backend)
+
+    def new_buffer(self, num_envs: int, max_steps: int) -> TamiyoRolloutBuffer:
+        return TamiyoRolloutBuffer(num_envs, max_steps, self.network.config, self.device)
+
+    def initial_hidden(self, num_envs: int) -> Hidden:
+        return self.network.get_initial_hidden(num_envs, self.device)
+
+    @torch.inference_mode()
+    def act(
+        self,
+        observations: np.ndarray | Tensor,
+        hidden: Hidden,
+        masks: ActionMasks,
+        draws: np.ndarray | None,
+    ) -> Decision:
+        """One decision per environment for normalised observations [E, D].
+
+        `draws` [E, 4] are uniform numbers in [0, 1), one per head, so that an environment's action
+        does not depend on its neighbours; without them the most probable action is taken.
+        """
+        observed = self._observed(observations)
+        uniforms = None if draws is None else torch.from_numpy(draws).to(self.device)
+        actions, log_probs, values, hidden = self._get_action(
+            observed, hidden, MaskTensors.of(masks, self.device), uniforms
+        )
+        return Decision(actions.cpu().numpy(), log_probs, values, hidden)
+
+    @torch.inference_mode()
+    def value(self, observations: np.ndarray | Tensor, hidden: Hidden) -> Tensor:
+        """V [E] of states in which nobody acts: what a truncated episode would still have got."""
+        return self.network.value(self._observed(observations), hidden)
+
+    def _observed(self, observations: np.ndarray | Tensor) -> Tensor:
+        observed = torch.as_tensor(observations, dtype=torch.float32, device=self.device)
+        if not torch.isfinite(observed).all():
+            env, column = (~torch.isfinite(observed)).nonzero()[0].tolist()
+            raise ValueError(
+                f"observations must be finite: environment {env}, column {column} "
+                f"is {observed[env, column].item()}"
+            )
+        return observed
+
+    def update(self, buffer: TamiyoRolloutBuffer, generator: torch.Generator) -> PPOUpdateMetrics:
+        """Learn from the episodes in `buffer`; `generator` shuffles environments into minibatches.
+
+        Raises ReplayMismatchError if the episodes cannot be replayed as they were acted. A
+        non-finite loss or gradient ends the update before its step and is reported as `skipped`.
+        """
+        if buffer.network != self.network.config:
+            raise ConfigError(
+                f"the buffer was made for {buffer.network}, the network is {self.network.config}"
+            )
+        if len(buffer) == 0:
+            return PPOUpdateMetrics(steps=0, skipped="the buffer is empty")
+        batch = buffer.sequences()
+        advantages, returns = compute_gae(
+            batch.rewards,
+            batch.values,
+            batch.bootstrap_values,
+            batch.terminated,
+            batch.truncated,
+            self.config.gamma,
+            self.config.gae_lambda,
+        )
+        self.update_count += 1
+        replay_error = self._check_replay(batch)
+        collected = MetricLists()
+        target_kl = self.config.target_kl
+        stop_at_kl = math.inf if target_kl is None else constants.KL_STOP_FACTOR * target_kl
+        optimizer_steps, early_stop_epoch, skipped = 0, None, None
+        normalized = normalize_advantages(advantages, batch.valid)
+        entropy_coef = self.get_entropy_coef(batch.masks.op[batch.valid])
+        for epoch, rows in self._minibatches(len(batch.valid), generator):
+            losses = self._losses(batch.rows(rows), normalized[rows], returns[rows])
+            total = (
+                losses["policy_loss"]
+                + self.config.value_coef * losses["value_loss"]
+                - entropy_coef * losses["entropy_bonus"]
+            )
+            seen = to_host(losses)
+            skipped = non_finite(seen)
+            if skipped:
+                break
+            collected.add(seen)
+            if seen["approx_kl"] > stop_at_kl:
+                early_stop_epoch = epoch
+                break
+            skipped = self._step(total, collected)
+            if skipped:
+                break
+            optimizer_steps += 1
+        if skipped:
+            logger.warning("the rest of update %d is skipped: %s", self.update_count, skipped)
+        return summarize(
+            collected,
+            steps=len(buffer),
+            optimizer_steps=optimizer_steps,
+            early_stop_epoch=early_stop_epoch,
+            skipped=skipped,
+            replay_error=replay_error,
+            entropy_coef=entropy_coef,
+            explained_variance=explained_variance(batch.values[batch.valid], returns[batch.valid]),
+            **_advantage_metrics(advantages[batch.valid]),
+        )
+
+    def _minibatches(self, rows: int, generator: torch.Generator) -> Iterator[tuple[int, Tensor]]:
+        """(epoch, environments): every epoch sees each environment once, in a new order."""
+        for epoch in range(self.config.epochs):
+            order = torch.randperm(rows, generator=generator).to(self.device)
+            for chosen in order.tensor_split(min(self.config.minibatches, rows)):
+                yield epoch, chosen
+
+    @torch.no_grad()
+    def _check_replay(self, batch: SequenceBatch) -> float:
+        """Largest |ratio - 1| of any head and step before the first optimiser step."""
+        log_probs, _, _ = self._evaluate(
+            batch.observations, batch.actions, batch.masks, batch.hidden
+        )
+        error = torch.expm1(log_probs - batch.log_probs)[batch.valid].abs()
+        worst = error.amax(dim=0)
+        largest = worst.max().item()
+        # Not 'largest > tolerance': that would let NaN pass.
+        if not largest <= constants.REPLAY_RATIO_TOLERANCE:
+            raise ReplayMismatchError(
+                f"before any step the ratio of the {HEAD_NAMES[int(worst.argmax())]} head is off "
+                f"by {largest:.2e}; acting and learning must use the same masks, normalised "
+                "observations and initial hidden state"
+            )
+        return largest
+
+    def _losses(
+        self, batch: SequenceBatch, advantages: Tensor, returns: Tensor
+    ) -> dict[str, Tensor]:
+        """Loss terms and diagnostics of some episodes, replayed from their first hidden state."""
+        config, valid = self.config, batch.valid
+        log_probs, entropies, values = self._evaluate(
+            batch.observations, batch.actions, batch.masks, batch.hidden
+        )
+        ops = batch.actions[..., OP][valid]
+        relevant = head_relevance(ops)
+        log_ratio = (log_probs - batch.log_probs)[valid].masked_fill(~relevant, 0.0)
+        per_head = compute_per_head_advantages(advantages[valid], ops)
+        credit = torch.stack([per_head[name] for name in HEAD_NAMES], dim=-1)
+        surrogate = clipped_surrogate(log_ratio.exp(), credit, config.clip_ratio)
+        errors = value_errors(
+            values[valid],
+            returns[valid],
+            batch.values[valid],
+            config.value_clip,
+            config.huber_delta if config.value_loss == "huber" else None,
+        )
+        head_entropies = masked_mean(entropies[valid], relevant)
+        weights = [config.entropy_coef_per_head.get(name, 1.0) for name in HEAD_NAMES]
+        return {
+            "policy_loss": -masked_mean(surrogate, relevant).sum(),
+            "value_loss": errors.mean(),
+            "entropy_bonus": (head_entropies * head_entropies.new_tensor(weights)).sum(),
+            "head_entropies": head_entropies,
+            "head_counts": relevant.sum(dim=0).float(),
+            **ratio_diagnostics(
+                log_ratio,
+                relevant,
+                config.clip_ratio,
+                config.ratio_collapse,
+                config.ratio_explosion,
+            ),
+        }
+
+    def _step(self, total: Tensor, collected: MetricLists) -> str | None:
+        """One optimiser step; says why not if the gradient is not finite."""
+        self.optimizer.zero_grad(set_to_none=True)
+        total.backward()
+        head_norms = torch.stack(
+            [grad_norm(self.network.head(name)) for name in (*HEAD_NAMES, "value")]
+        )
+        norm = clip_gradients(self.network, self.config.max_grad_norm, self.config.clip_separately)
+        *per_head, total_norm = torch.cat([head_norms, norm.reshape(1)]).tolist()
+        if not math.isfinite(total_norm):
+            return f"the norm of the gradient is {total_norm}"
+        collected.grad_norm.append(total_norm)
+        collected.head_grad_norms.append(per_head)
+        self.optimizer.step()
+        return None
+
+    def get_entropy_coef(self, op_masks: Tensor | None = None) -> float:
+        """The coefficient of this update; `op_masks` [steps, ops] feed the adaptive floor.
+
+        The floor rises with ln(all ops) / ln(mean number of legal ops), at most threefold:
+        normalised entropy over few legal actions is worth fewer nats.
+        """
+        config = self.config
+        floor = config.entropy_coef_min
+        if config.adaptive_entropy_floor and op_masks is not None:
+            floor *= entropy_floor_scale(op_masks)
+        coef = config.entropy_coef
+        if config.entropy_anneal_updates:
+            progress = min(1.0, max(0, self.update_count - 1) / config.entropy_anneal_updates)
+            coef += progress * (config.final_entropy_coef - config.entropy_coef)
+        return max(coef, floor)
+
+
+def entropy_floor_scale(op_masks: Tensor) -> float:
+    """ln(n_total) / ln(mean n_legal) within [1, 3]; 1 if all or only one of the ops is legal."""
+    total = op_masks.shape[-1]
+    legal = op_masks.float().sum(dim=-1).mean().item()
+    if legal >= total or legal <= 1.0:
+        return 1.0
+    return min(constants.ENTROPY_FLOOR_MAX_SCALE, math.log(total) / math.log(legal))
+
+
+def non_finite(seen: dict[str, Any]) -> str | None:
+    """A sentence naming the first loss term that is NaN or infinite, or None."""
+    for name in ("policy_loss", "value_loss", "entropy_bonus", "approx_kl"):
+        if not math.isfinite(seen[name]):
+            return f"{name} is {seen[name]}"
+    return None
+
+
+def to_host(tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """The same names with floats and lists of floats, after one transfer from the device."""
+    flat = torch.cat([tensor.detach().reshape(-1) for tensor in tensors.values()]).tolist()
+    values: dict[str, Any] = {}
+    for name, tensor in tensors.items():
+        first, flat = flat[: tensor.numel()], flat[tensor.numel() :]
+        values[name] = first if tensor.dim() else first[0]
+    return values
+
+
+def _advantage_metrics(advantages: Tensor) -> dict[str, float]:
+    """Before normalisation, over the valid steps."""
+    stats = [
+        advantages.mean(),
+        advantages.std(correction=0),
+        advantages.min(),
+        advantages.max(),
+    ]
+    names = ("advantage_mean", "advantage_std", "advantage_min", "advantage_max")
+    return dict(zip(names, torch.stack(stats).tolist(), strict=True))

@@ -1,0 +1,66 @@
+"""One round: the agent plays one episode in each environment, and the buffer remembers it."""
+
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from esper.leyline import HEAD_NAMES, ActionMasks, generator
+from esper.simic.agent.ppo import PPOAgent
+from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
+
+
+class VectorEnv(Protocol):
+    """E environments that step together; those whose episode is over are stepped and ignored."""
+
+    num_envs: int
+
+    def reset(self, episode: int) -> tuple[np.ndarray, ActionMasks]: ...
+
+    def step(
+        self, actions: np.ndarray
+    ) -> tuple[np.ndarray, ActionMasks, np.ndarray, np.ndarray, np.ndarray]:
+        """Observations, masks, rewards, terminated, truncated."""
+
+
+def action_draws(run_seed: int, episode: int, num_envs: int, steps: int) -> np.ndarray:
+    """Uniform numbers [E, steps, heads]: a function of (seed, episode, environment) only."""
+    shape = (steps, len(HEAD_NAMES))
+    return np.stack(
+        [generator(run_seed, "action", episode, env).random(shape) for env in range(num_envs)]
+    )
+
+
+def play_round(
+    agent: PPOAgent,
+    env: VectorEnv,
+    buffer: TamiyoRolloutBuffer,
+    episode: int,
+    draws: np.ndarray | None,
+) -> np.ndarray:
+    """Fill `buffer` with one episode per environment; returns their sums of rewards [E].
+
+    An episode that reaches the buffer's last step is truncated there. Without `draws` the most
+    probable actions are taken.
+    """
+    observations, masks = env.reset(episode)
+    hidden = agent.initial_hidden(env.num_envs)
+    buffer.start(hidden)
+    running = np.ones(env.num_envs, dtype=bool)
+    returns = np.zeros(env.num_envs)
+    no_value = torch.zeros(env.num_envs)
+    for step in range(buffer.max_steps):
+        uniforms = None if draws is None else draws[:, step]
+        decision = agent.act(observations, hidden, masks, uniforms)
+        seen, offered, hidden = observations, masks, decision.hidden
+        observations, masks, rewards, terminated, truncated = env.step(decision.actions)
+        truncated = truncated | (~terminated & (step == buffer.max_steps - 1))
+        bootstrap = no_value if not truncated.any() else agent.value(observations, hidden)
+        buffer.add(
+            seen, offered, decision, rewards, terminated, truncated, bootstrap, active=running
+        )
+        returns += rewards * running
+        running &= ~(terminated | truncated)
+        if not running.any():
+            break
+    return returns

@@ -1,0 +1,274 @@
+"""A growth problem small enough to solve exactly, to tell whether an agent learns.
+
+Two slots, three blueprints, one operation per step. A seed that is germinated costs its price, pays
+rent while it lives, and after a few steps turns out good or bad; only then can it be fossilised. A
+good fossil earns at every remaining step, a bad one loses. Seeds do worse while the host is young,
+and better with the blend that suits the slot; the largest blueprint fits only the second slot. So a
+good policy waits, germinates what pays back in the time left, fossilises the good, culls the bad.
+
+Rewards of a step follow the action and precede the tick:
+    action -> reward(state) -> seeds age, reveal themselves, cool down
+"""
+
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+
+from esper.leyline import BLEND_NAMES, NUM_OPS, ActionMasks, LifecycleOp, SeedStage, generator
+
+NUM_SLOTS = 2
+NUM_BLUEPRINTS = 3
+NUM_BLENDS = len(BLEND_NAMES)
+HORIZON = 16
+YOUNG_STEPS = 3
+EMBARGO = 2
+
+TRAIN_STEPS = (1, 2, 3)
+PRICE = (0.05, 0.10, 0.20)
+RENT = (0.02, 0.03, 0.05)
+EARNINGS = (0.06, 0.12, 0.30)
+BAD_EARNINGS = -0.10
+CHANCE_OF_GOOD = (0.45, 0.55, 0.60)
+YOUNG_FACTOR = 0.1
+RIGHT_BLEND = (1, 2)
+RIGHT_BLEND_BONUS = 0.25
+FITS = np.array([[True, True, False], [True, True, True]])
+
+
+@dataclass(frozen=True)
+class SlotState:
+    """`quality` of a seed in training is 2 * (host was old) + (blend was right)."""
+
+    stage: SeedStage
+    blueprint: int = 0
+    age: int = 0
+    quality: int = 0
+    good: bool = False
+
+    @property
+    def chance(self) -> float:
+        factor = 1.0 if self.quality & 2 else YOUNG_FACTOR
+        return factor * (CHANCE_OF_GOOD[self.blueprint] + RIGHT_BLEND_BONUS * (self.quality & 1))
+
+    @property
+    def earnings(self) -> float:
+        """What the slot earns in one step."""
+        if self.stage == SeedStage.FOSSILIZED:
+            return EARNINGS[self.blueprint] if self.good else BAD_EARNINGS
+        if self.stage in (SeedStage.TRAINING, SeedStage.HOLDING):
+            return -RENT[self.blueprint]
+        return 0.0
+
+
+def _all_states() -> list[SlotState]:
+    states = [SlotState(SeedStage.DORMANT)]
+    for blueprint in range(NUM_BLUEPRINTS):
+        states += [
+            SlotState(SeedStage.TRAINING, blueprint, age, quality)
+            for age, quality in product(range(TRAIN_STEPS[blueprint]), range(4))
+        ]
+        states += [
+            SlotState(stage, blueprint, good=good)
+            for stage, good in product((SeedStage.HOLDING, SeedStage.FOSSILIZED), (False, True))
+        ]
+    return states + [SlotState(SeedStage.EMBARGOED, age=age) for age in range(EMBARGO)]
+
+
+STATES = _all_states()
+_INDEX = {state: index for index, state in enumerate(STATES)}
+_EARNINGS = np.array([state.earnings for state in STATES])
+_CHANCE = np.array([s.chance if s.stage == SeedStage.TRAINING else 0.0 for s in STATES])
+_DORMANT = _INDEX[SlotState(SeedStage.DORMANT)]
+_CULLABLE = np.array([s.stage in (SeedStage.TRAINING, SeedStage.HOLDING) for s in STATES])
+_RIPE = np.array([s.stage == SeedStage.HOLDING for s in STATES])
+
+
+def _tick(state: SlotState, good: bool) -> int:
+    """The state after one step, if the seed (should it ripen now) is good or bad."""
+    if state.stage == SeedStage.TRAINING:
+        if state.age + 1 == TRAIN_STEPS[state.blueprint]:
+            return _INDEX[SlotState(SeedStage.HOLDING, state.blueprint, good=good)]
+        return _INDEX[SlotState(SeedStage.TRAINING, state.blueprint, state.age + 1, state.quality)]
+    if state.stage == SeedStage.EMBARGOED:
+        if state.age + 1 == EMBARGO:
+            return _DORMANT
+        return _INDEX[SlotState(SeedStage.EMBARGOED, age=state.age + 1)]
+    return _INDEX[state]
+
+
+# _AFTER_TICK[good, state], _FOSSIL[state]
+_AFTER_TICK = np.array([[_tick(state, good) for state in STATES] for good in (False, True)])
+_FOSSIL = np.array(
+    [
+        _INDEX[SlotState(SeedStage.FOSSILIZED, s.blueprint, good=s.good)] if ripe else i
+        for i, (s, ripe) in enumerate(zip(STATES, _RIPE, strict=True))
+    ]
+)
+_CULLED = _INDEX[SlotState(SeedStage.EMBARGOED, age=0)]
+
+
+def _seedling(slot: int, blueprint: int, blend: int, step: int) -> int:
+    quality = 2 * (step >= YOUNG_STEPS) + (blend == RIGHT_BLEND[slot])
+    return _INDEX[SlotState(SeedStage.TRAINING, blueprint, 0, int(quality))]
+
+
+def _features(state: SlotState) -> list[float]:
+    stages = (
+        SeedStage.DORMANT,
+        SeedStage.TRAINING,
+        SeedStage.HOLDING,
+        SeedStage.FOSSILIZED,
+        SeedStage.EMBARGOED,
+    )
+    holds = state.stage not in (SeedStage.DORMANT, SeedStage.EMBARGOED)
+    return [
+        *(float(state.stage == stage) for stage in stages),
+        *(float(holds and state.blueprint == b) for b in range(NUM_BLUEPRINTS)),
+        state.age / max(TRAIN_STEPS),
+        float(state.good),
+    ]
+
+
+_FEATURES = np.array([_features(state) for state in STATES], dtype=np.float32)
+OBSERVATION_DIM = 2 + NUM_SLOTS * _FEATURES.shape[1]
+
+
+class AnalyticGrowth:
+    """E copies of the problem, in Gymnasium's order: action, consequences, observation.
+
+    Every episode has HORIZON steps and then terminates. What is random in an episode is a function
+    of (seed, episode, environment) only.
+    """
+
+    def __init__(self, num_envs: int, seed: int = 0) -> None:
+        self.num_envs = num_envs
+        self.seed = seed
+
+    def reset(self, episode: int = 0) -> tuple[np.ndarray, ActionMasks]:
+        self.time = 0
+        self.states = np.full((self.num_envs, NUM_SLOTS), _DORMANT)
+        self._luck = np.stack(
+            [
+                generator(self.seed, "analytic", episode, env).random((HORIZON, NUM_SLOTS))
+                for env in range(self.num_envs)
+            ]
+        )
+        return self._observation(), self._masks()
+
+    def step(
+        self, actions: np.ndarray
+    ) -> tuple[np.ndarray, ActionMasks, np.ndarray, np.ndarray, np.ndarray]:
+        """Observations, masks, rewards, terminated, truncated, each for all E environments."""
+        if self.time >= HORIZON:
+            raise RuntimeError("the episodes are over; reset first")
+        legal = self._masks().allows(actions)
+        if not legal.all():
+            raise ValueError(f"environment {int(np.argmin(legal))} was given an illegal action")
+        rewards = -self._apply(actions) + _EARNINGS[self.states].sum(axis=1)
+        good = self._luck[:, self.time] < _CHANCE[self.states]
+        self.states = _AFTER_TICK[good.astype(int), self.states]
+        self.time += 1
+        terminated = np.full(self.num_envs, self.time == HORIZON)
+        return (
+            self._observation(),
+            self._masks(),
+            rewards.astype(np.float32),
+            terminated,
+            np.zeros(self.num_envs, dtype=bool),
+        )
+
+    def _apply(self, actions: np.ndarray) -> np.ndarray:
+        """Change the slots as asked; returns what that cost."""
+        costs = np.zeros(self.num_envs)
+        for env, (slot, blueprint, blend, op) in enumerate(actions):
+            if op == LifecycleOp.GERMINATE:
+                self.states[env, slot] = _seedling(slot, blueprint, blend, self.time)
+                costs[env] = PRICE[blueprint]
+            elif op == LifecycleOp.CULL:
+                self.states[env, slot] = _CULLED
+            elif op == LifecycleOp.FOSSILIZE:
+                self.states[env, slot] = _FOSSIL[self.states[env, slot]]
+        return costs
+
+    def _masks(self) -> ActionMasks:
+        slot = np.zeros((self.num_envs, NUM_OPS, NUM_SLOTS), dtype=bool)
+        slot[:, LifecycleOp.WAIT] = True
+        slot[:, LifecycleOp.GERMINATE] = self.states == _DORMANT
+        slot[:, LifecycleOp.CULL] = _CULLABLE[self.states]
+        slot[:, LifecycleOp.FOSSILIZE] = _RIPE[self.states]
+        return ActionMasks(
+            op=np.asarray(slot.any(axis=2)),
+            slot=slot,
+            blueprint=np.broadcast_to(FITS, (self.num_envs, *FITS.shape)),
+            blend=np.ones((self.num_envs, NUM_BLENDS), dtype=bool),
+        )
+
+    def _observation(self) -> np.ndarray:
+        clock = np.array([self.time / HORIZON, float(self.time < YOUNG_STEPS)], dtype=np.float32)
+        slots = _FEATURES[self.states].reshape(self.num_envs, -1)
+        return np.concatenate([np.tile(clock, (self.num_envs, 1)), slots], axis=1)
+
+
+@dataclass(frozen=True)
+class Solution:
+    """`value[t, i, j]`: best expected return from step t with the slots in states i and j.
+
+    `action[t, i, j]` indexes `actions`, rows (slot, blueprint, blend, op).
+    """
+
+    value: np.ndarray
+    action: np.ndarray
+    actions: np.ndarray
+
+    @property
+    def optimum(self) -> float:
+        return float(self.value[0, _DORMANT, _DORMANT])
+
+    def act(self, time: int, states: np.ndarray) -> np.ndarray:
+        """Best actions [E, 4] for slots in `states` [E, 2]."""
+        return self.actions[self.action[time, states[:, 0], states[:, 1]]]
+
+
+def solve() -> Solution:
+    """Dynamic programming over every pair of slot states, backwards from the last step."""
+    n = len(STATES)
+    everything = np.arange(n)
+    choices = [(0, 0, 0, int(LifecycleOp.WAIT))]
+    for slot in range(NUM_SLOTS):
+        choices += [
+            (slot, blueprint, blend, int(LifecycleOp.GERMINATE))
+            for blueprint, blend in product(range(NUM_BLUEPRINTS), range(NUM_BLENDS))
+            if FITS[slot, blueprint]
+        ]
+        choices += [(slot, 0, 0, int(op)) for op in (LifecycleOp.CULL, LifecycleOp.FOSSILIZE)]
+    tick = np.zeros((n, n))
+    tick[everything, _AFTER_TICK[1]] += _CHANCE
+    tick[everything, _AFTER_TICK[0]] += 1.0 - _CHANCE
+    value = np.zeros((HORIZON + 1, n, n))
+    best = np.zeros((HORIZON, n, n), dtype=np.int64)
+    for time in reversed(range(HORIZON)):
+        # Worth of every pair of states once the action is done: this step's earnings and the rest.
+        settled = _EARNINGS[:, None] + _EARNINGS[None, :] + tick @ value[time + 1] @ tick.T
+        options = np.stack([_worth(choice, settled, time) for choice in choices])
+        best[time] = options.argmax(axis=0)
+        value[time] = options.max(axis=0)
+    return Solution(value, best, np.array(choices))
+
+
+def _worth(choice: tuple[int, int, int, int], settled: np.ndarray, time: int) -> np.ndarray:
+    """Expected return [n, n] of one action in every pair of states, -inf where it is illegal."""
+    slot, blueprint, blend, op = choice
+    if op == LifecycleOp.WAIT:
+        return settled
+    n = len(STATES)
+    worth = settled if slot == 0 else settled.T
+    if op == LifecycleOp.GERMINATE:
+        target = np.full(n, _seedling(slot, blueprint, blend, time))
+        legal, price = np.arange(n) == _DORMANT, PRICE[blueprint]
+    elif op == LifecycleOp.CULL:
+        target, legal, price = np.full(n, _CULLED), _CULLABLE, 0.0
+    else:
+        target, legal, price = _FOSSIL, _RIPE, 0.0
+    worth = np.where(legal[:, None], worth[target] - price, -np.inf)
+    return worth if slot == 0 else worth.T

@@ -1,0 +1,5 @@
+"""Running scales of observations and rewards."""
+
+from esper.simic.control.normalization import RewardNormalizer, RunningMeanStd
+
+__all__ = ["RewardNormalizer", "RunningMeanStd"]

@@ -1,0 +1,132 @@
+"""Running scales of observations and rewards, exact or forgetting.
+
+The statistics are plain attributes changed in place: use each instance from one thread only.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from esper.leyline import ConfigError
+from esper.leyline.constants import NORMALIZER_CLIP
+
+
+class RunningMeanStd:
+    """Mean and population variance of everything seen, per column.
+
+    Without `momentum` they are exact (Chan et al., 1979) up to the tiny prior `epsilon`: the first
+    batch outweighs it. With `momentum` old batches fade; the first one sets both, so that large
+    inputs do not saturate until the average has caught up. A fading variance keeps the part that
+    comes from the mean moving.
+    """
+
+    def __init__(
+        self, shape: tuple[int, ...], epsilon: float = 1e-4, momentum: float | None = None
+    ) -> None:
+        if momentum is not None and not 0.0 < momentum < 1.0:
+            raise ConfigError(f"momentum must lie in (0, 1) or be None, got {momentum}")
+        self.mean = torch.zeros(shape, dtype=torch.float64)
+        self.var = torch.ones(shape, dtype=torch.float64)
+        self.count = epsilon
+        self.epsilon = epsilon
+        self.momentum = momentum
+
+    def update(self, batch: Tensor) -> None:
+        """Take in a batch [n, *shape]; refuses NaN and infinity, which would stay for ever."""
+        if batch.shape[1:] != self.mean.shape:
+            raise ConfigError(
+                f"this normaliser takes batches [n, {', '.join(map(str, self.mean.shape))}], "
+                f"got {list(batch.shape)}"
+            )
+        if len(batch) == 0:
+            return
+        if not torch.isfinite(batch).all():
+            raise ValueError("a normaliser takes finite numbers only, got NaN or infinity")
+        self._follow(batch)
+        n = len(batch)
+        mean = batch.double().mean(dim=0)
+        var = batch.double().var(dim=0, correction=0)
+        delta = mean - self.mean
+        if self.momentum is None:
+            total = self.count + n
+            between = delta.square() * self.count * n / total
+            self.var = (self.var * self.count + var * n + between) / total
+            self.mean = self.mean + delta * n / total
+        elif self.count <= self.epsilon:
+            self.mean, self.var = mean, var
+        else:
+            keep, take = self.momentum, 1.0 - self.momentum
+            self.var = keep * self.var + take * var + keep * take * delta.square()
+            self.mean = keep * self.mean + take * mean
+        self.count += n
+
+    def normalize(self, values: Tensor) -> Tensor:
+        """(values - mean) / sqrt(var + 1e-4), clipped; type and device of `values` are kept."""
+        self._follow(values)
+        scaled = (values.double() - self.mean) / torch.sqrt(self.var + 1e-4)
+        return scaled.clamp(-NORMALIZER_CLIP, NORMALIZER_CLIP).to(values.dtype)
+
+    def _follow(self, values: Tensor) -> None:
+        if self.mean.device != values.device:
+            self.mean, self.var = self.mean.to(values.device), self.var.to(values.device)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"mean": self.mean.clone(), "var": self.var.clone(), "count": self.count}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state["mean"].shape != self.mean.shape:
+            raise ConfigError(
+                f"saved statistics are for shape {list(state['mean'].shape)}, "
+                f"this normaliser is for {list(self.mean.shape)}"
+            )
+        self.mean = state["mean"].double().clone()
+        self.var = state["var"].double().clone()
+        self.count = float(state["count"])
+
+
+class RewardNormalizer:
+    """Divides rewards by their running sample deviation; the mean stays, because it is the goal."""
+
+    def __init__(self, clip: float = NORMALIZER_CLIP, epsilon: float = 1e-8) -> None:
+        self.clip = clip
+        self.epsilon = epsilon
+        self.count = 0
+        self.mean = 0.0
+        self.m2 = 0.0
+
+    def __call__(self, rewards: Tensor) -> Tensor:
+        """Take in the rewards of all environments, then scale them."""
+        if not torch.isfinite(rewards).all():
+            raise ValueError("a normaliser takes finite numbers only, got NaN or infinity")
+        n = rewards.numel()
+        if n:
+            values = rewards.double()
+            mean = values.mean().item()
+            delta = mean - self.mean
+            total = self.count + n
+            self.m2 += ((values - mean).square().sum().item()) + delta**2 * self.count * n / total
+            self.mean += delta * n / total
+            self.count = total
+        return self.normalize_only(rewards)
+
+    def normalize_only(self, rewards: Tensor) -> Tensor:
+        """Scale without learning from these rewards; unscaled until two different ones were seen.
+
+        Dividing equal rewards by their deviation would blow up whatever they are.
+        """
+        scale = self.std if self.std > self.epsilon else 1.0
+        return (rewards / scale).clamp(-self.clip, self.clip)
+
+    @property
+    def std(self) -> float:
+        """Sample deviation; 0 before two rewards have been seen."""
+        return (self.m2 / (self.count - 1)) ** 0.5 if self.count >= 2 else 0.0
+
+    def state_dict(self) -> dict[str, float]:
+        return {"count": self.count, "mean": self.mean, "m2": self.m2}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        self.count = int(state["count"])
+        self.mean = float(state["mean"])
+        self.m2 = float(state["m2"])

@@ -1,0 +1,113 @@
+"""Small agents, random legal masks and random episodes, for every test of the agent."""
+
+import numpy as np
+import torch
+
+from esper.leyline import ActionMasks, LifecycleOp, generator
+from esper.simic.agent import (
+    FactoredRecurrentActorCritic,
+    NetworkConfig,
+    PPOAgent,
+    PPOConfig,
+    TamiyoRolloutBuffer,
+)
+from esper.simic.agent.rollout import action_draws, play_round
+from esper.simic.agent.types import MaskTensors
+
+OBS, SLOTS, BLUEPRINTS = 7, 3, 5
+
+
+def make_network(seed: int = 0, **changes: object) -> FactoredRecurrentActorCritic:
+    settings = {
+        "observation_dim": OBS,
+        "num_slots": SLOTS,
+        "num_blueprints": BLUEPRINTS,
+        "feature_dim": 16,
+        "lstm_hidden_dim": 16,
+        "actor_gain": 1.0,
+        "head_width": 16,
+    }
+    return FactoredRecurrentActorCritic(NetworkConfig(**(settings | changes)), seed)
+
+
+def make_agent(seed: int = 0, network: dict | None = None, **config: object) -> PPOAgent:
+    return PPOAgent(make_network(seed, **(network or {})), PPOConfig(**config))
+
+
+def random_masks(
+    rng: np.random.Generator, envs: int, slots: int = SLOTS, blueprints: int = BLUEPRINTS
+) -> ActionMasks:
+    """Legal but arbitrary: rows of heads that no legal op makes relevant may be empty."""
+    slot = rng.random((envs, 4, slots)) < 0.5
+    slot[:, LifecycleOp.WAIT] = True
+    blueprint = rng.random((envs, slots, blueprints)) < 0.5
+    blueprint[..., 0] |= slot[:, LifecycleOp.GERMINATE] & ~blueprint.any(axis=-1)
+    blend = rng.random((envs, 3)) < 0.5
+    blend[:, 0] |= slot[:, LifecycleOp.GERMINATE].any(axis=-1) & ~blend.any(axis=-1)
+    return ActionMasks(slot.any(axis=-1), slot, blueprint, blend)
+
+
+def mask_tensors(masks: ActionMasks) -> MaskTensors:
+    return MaskTensors.of(masks)
+
+
+class RandomGrowth:
+    """Noise for observations, masks and rewards; episodes end at random or at `steps`."""
+
+    def __init__(
+        self,
+        num_envs: int,
+        steps: int,
+        seed: int = 0,
+        ends: float = 0.0,
+        obs: int = OBS,
+        slots: int = SLOTS,
+        blueprints: int = BLUEPRINTS,
+    ) -> None:
+        self.num_envs, self.steps, self.seed, self.ends = num_envs, steps, seed, ends
+        self.obs, self.slots, self.blueprints = obs, slots, blueprints
+
+    def reset(self, episode: int) -> tuple[np.ndarray, ActionMasks]:
+        self.rng = generator(self.seed, "random-growth", episode)
+        self.time = 0
+        return self._observe()
+
+    def step(self, actions: np.ndarray) -> tuple:
+        assert self.masks.allows(actions).all()
+        self.time += 1
+        rewards = self.rng.normal(size=self.num_envs).astype(np.float32)
+        terminated = self.rng.random(self.num_envs) < self.ends
+        truncated = ~terminated & (self.rng.random(self.num_envs) < self.ends)
+        truncated |= ~terminated & (self.time == self.steps)
+        return *self._observe(), rewards, terminated, truncated
+
+    def _observe(self) -> tuple[np.ndarray, ActionMasks]:
+        self.masks = random_masks(self.rng, self.num_envs, self.slots, self.blueprints)
+        return self.rng.normal(size=(self.num_envs, self.obs)).astype(np.float32), self.masks
+
+
+def filled_buffer(
+    agent: PPOAgent, envs: int = 6, steps: int = 10, seed: int = 0, ends: float = 0.0
+) -> TamiyoRolloutBuffer:
+    """A buffer with one random episode per environment, acted by `agent`."""
+    config = agent.network.config
+    env = RandomGrowth(
+        envs,
+        steps,
+        seed,
+        ends,
+        config.observation_dim,
+        config.num_slots,
+        config.num_blueprints,
+    )
+    buffer = agent.new_buffer(envs, steps)
+    play_round(agent, env, buffer, 0, action_draws(seed, 0, envs, steps))
+    return buffer
+
+
+def shuffle(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def parameters_of(agent: PPOAgent) -> dict[str, torch.Tensor]:
+    return {name: p.detach().clone() for name, p in agent.network.named_parameters()}
