@@ -10,9 +10,17 @@ from esper.tolaria.governor import Governor, Verdict
 ONE = np.ones(1, dtype=bool)
 
 
-def feed(governor: Governor, *losses: float, finite: bool = True) -> Verdict:
+def feed(
+    governor: Governor,
+    *losses: float,
+    score: float = 50.0,
+    finite: bool = True,
+    on_trial: bool = False,
+) -> Verdict:
     for loss in losses:
-        verdict = governor.check(np.array([loss]), np.array([finite]), ONE)
+        verdict = governor.check(
+            np.array([loss]), np.array([score]), np.array([finite]), ONE, np.array([on_trial])
+        )
     return verdict
 
 
@@ -89,6 +97,28 @@ def test_a_network_that_guesses_again_has_forgotten(
         assert verdict.reasons[0] == "loss_of_a_guess"
 
 
+def test_with_a_seed_on_trial_there_is_no_patience() -> None:
+    governor = Governor(1)
+    feed(governor, 1.0, 0.5)
+    assert not feed(governor, 1.4).panic[0], "without a suspect this is noise"
+    governor = Governor(1)
+    feed(governor, 1.0, 0.5)
+    assert not feed(governor, 1.4, on_trial=True).panic[0]
+    assert feed(governor, 4.3, on_trial=True).rollback[0]
+    assert governor.history[0, -1] == 1.4
+
+
+def test_a_seed_on_trial_may_not_make_the_score_collapse() -> None:
+    governor = Governor(1)
+    feed(governor, 1.0, 1.0, score=70.0)
+    assert not feed(governor, 1.2, score=59.0).panic[0], "without a suspect this is noise"
+    feed(governor, 1.0, score=70.0)
+    assert not feed(governor, 1.2, score=61.0, on_trial=True).panic[0]
+    verdict = feed(governor, 1.2, score=50.0, on_trial=True)
+    assert verdict.rollback[0]
+    assert verdict.reasons[0] == "score_collapse"
+
+
 def test_without_a_known_guess_nothing_can_be_forgotten() -> None:
     governor = Governor(1)
     feed(governor, *[1.0] * 12)
@@ -98,7 +128,9 @@ def test_without_a_known_guess_nothing_can_be_forgotten() -> None:
 def test_environments_are_judged_apart_and_only_while_they_run() -> None:
     governor = Governor(3)
     running = np.array([True, True, False])
-    verdict = governor.check(np.array([np.nan, 1.0, np.nan]), np.ones(3, dtype=bool), running)
+    verdict = governor.check(
+        np.array([np.nan, 1.0, np.nan]), np.zeros(3), np.ones(3, dtype=bool), running, running
+    )
     assert verdict.rollback.tolist() == [True, False, False]
     governor.forgive(0)
     assert governor.panics.tolist() == [0, 0, 0]

@@ -17,7 +17,7 @@ from esper.leyline import (
     InvalidStateMachineError,
     SeedStage,
 )
-from esper.leyline.constants import EMBARGO_STEPS, RESETTING_STEPS
+from esper.leyline.constants import EMBARGO_STEPS, MAX_BLENDING_DAMAGE, RESETTING_STEPS
 
 
 @dataclass(frozen=True)
@@ -105,8 +105,11 @@ def tick(table: SlotTable, rules: LifecycleRules, envs: np.ndarray) -> list[Stag
     def at(stage: SeedStage) -> np.ndarray:
         return envs[:, None] & (start == stage) & (table.stage == stage)
 
+    blending = at(SeedStage.BLENDING)
     changes = [
         cull(table, envs[:, None] & IS_LIVE[start] & ~table.healthy, "unhealthy"),
+        # Soon the host would depend on it, and the harm would look like a contribution.
+        cull(table, blending & (table.contribution <= -MAX_BLENDING_DAMAGE), "blending_damage"),
         move(table, at(SeedStage.GERMINATED), SeedStage.TRAINING),
     ]
     changes += _blend(table, rules, envs, start)

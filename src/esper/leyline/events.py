@@ -72,6 +72,7 @@ class SeedCulled(SeedEnded):
 CULL_REASONS = (
     "controller",
     "negative_counterfactual",
+    "blending_damage",
     "holding_timeout",
     "unhealthy",
     "governor_rollback",

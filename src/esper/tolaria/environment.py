@@ -120,7 +120,13 @@ class GrowthEnv:
         evaluations = [
             self.garden.evaluate(env) if acted[env] else NOT_EVALUATED for env in range(self.n_envs)
         ]
-        verdict = self.governor.check(_first(evaluations, "loss"), train.finite, acted)
+        verdict = self.governor.check(
+            _first(evaluations, "loss"),
+            _first(evaluations, "score"),
+            train.finite,
+            acted,
+            np.any(self.garden.on_trial(), axis=1),
+        )
         age(self.table, acted)
         for env in np.flatnonzero(acted).tolist():
             if verdict.panic[env]:
@@ -130,7 +136,8 @@ class GrowthEnv:
             else:
                 self._take_in(env, evaluations[env], train, healthy=not verdict.panic[env])
         self.score = np.where(acted, _first(evaluations, "score"), self.score)
-        self.garden.tick(acted & ~verdict.rollback, self.step_count)
+        # Nothing moves on while a network is broken: what it shows is not the seeds' doing.
+        self.garden.tick(acted & ~verdict.panic, self.step_count)
         for env in np.flatnonzero(acted & ~verdict.panic).tolist():
             self._save(env)
 
@@ -223,7 +230,7 @@ class GrowthEnv:
 
     def _roll_back(self, env: int, verdict: Verdict, broken: Evaluation) -> Evaluation:
         """Restore the last healthy host and close the culprit's slot; evaluates what is left."""
-        culprits = self.garden.youngest_blended(env)
+        culprits = self.garden.suspects(env, broken)
         saved = self.governor.last_healthy(env)
         self.garden.restore(env, saved)
         self.garden.counts["rollbacks"][env] += 1

@@ -240,12 +240,22 @@ class Garden:
         self.population.restore(env, saved.host)
         self.table.set_row(env, saved.row)
 
-    def youngest_blended(self, env: int) -> list[int]:
-        """The youngest seed that acts on the output and is not yet a fossil; empty without one."""
-        acting = IS_LIVE[self.table.stage[env]] & IS_BLENDED[self.table.stage[env]]
-        if not acting.any():
-            return []
-        return [int(np.where(acting, self.table.epochs_total[env], np.inf).argmin())]
+    def on_trial(self) -> np.ndarray:
+        """bool[E, S]: seeds that act on the output and are not yet fossils."""
+        return IS_LIVE[self.table.stage] & IS_BLENDED[self.table.stage]
+
+    def suspects(self, env: int, broken: Evaluation) -> list[int]:
+        """The seed on trial without which the broken network does best; empty without any.
+
+        Where even that does not give a finite loss, it is the youngest.
+        """
+        acting = np.flatnonzero(IS_BLENDED[self.table.stage[env]])
+        without = np.full(self.table.shape[1], np.inf)
+        without[acting] = np.nan_to_num(broken.loss[1:], nan=np.inf)
+        candidates = np.flatnonzero(self.on_trial()[env]).tolist()
+        age = self.table.epochs_total[env]
+        ranked = sorted(candidates, key=lambda slot: (without[slot], age[slot]))
+        return ranked[:1]
 
     def embargo(self, env: int, slot: int, step: int) -> None:
         """Close a slot for a while after a rollback, and cull the seed in it unless a fossil."""

@@ -30,34 +30,47 @@ class Governor:
         self.random_guess_loss = random_guess_loss
         self.saved: list[SavedHost | None] = [None] * n_envs
         self.history = np.full((n_envs, c.GOVERNOR_HISTORY_WINDOW), np.nan)
+        self.last_score = np.full(n_envs, np.nan)
         self.panics = np.zeros(n_envs, dtype=np.int64)
 
-    def check(self, val_loss: np.ndarray, finite: np.ndarray, running: np.ndarray) -> Verdict:
-        """Judge the losses ([E]) of one epoch, and whether its training stayed finite (bool[E]).
+    def check(
+        self,
+        val_loss: np.ndarray,
+        val_score: np.ndarray,
+        finite: np.ndarray,
+        running: np.ndarray,
+        on_trial: np.ndarray,
+    ) -> Verdict:
+        """Judge loss and score ([E]) of an epoch, and whether training stayed finite (bool[E]).
 
         Normal losses join the history, others do not.
 
         A loss that is not finite, or has fallen back to guessing, calls for a rollback at once; a
-        loss far above the past only when it stays there.
+        loss far above the past only when it stays there. Where a seed is `on_trial` (bool[E]: it
+        acts on the output and is not yet a fossil) there is a suspect, and no patience: a loss of
+        several times the last healthy one, or a score far below it, is enough.
         """
         known = np.sum(~np.isnan(self.history), axis=1)
         mean, deviation = _mean_and_deviation(self.history)
         not_finite = running & ~(np.isfinite(val_loss) & finite)
         lobotomy = running & self._forgot(val_loss, mean, known)
         threshold = self._threshold(mean, deviation, known)
-        explosion = running & (val_loss > threshold)
+        last = np.where(known > 0, self.history[:, -1], np.inf)
+        threshold = np.where(
+            on_trial, np.minimum(threshold, c.GOVERNOR_LOSS_MULTIPLIER * last), threshold
+        )
+        collapse = on_trial & (val_score < self.last_score - c.GOVERNOR_TRIAL_DROP)
+        explosion = running & ((val_loss > threshold) | collapse)
 
         panic = not_finite | lobotomy | explosion
         self.panics = np.where(panic, self.panics + 1, np.where(running, 0, self.panics))
-        patience = c.GOVERNOR_MIN_PANICS_BEFORE_ROLLBACK
+        patience = np.where(on_trial, 1, c.GOVERNOR_MIN_PANICS_BEFORE_ROLLBACK)
         rollback = not_finite | lobotomy | (explosion & (self.panics >= patience))
         healthy = running & ~panic
         self.history[healthy, :-1] = self.history[healthy, 1:]
         self.history[healthy, -1] = val_loss[healthy]
-        reasons = [
-            "loss_not_finite" if bad else "loss_of_a_guess" if gone else "loss_explosion"
-            for bad, gone in zip(not_finite, lobotomy, strict=True)
-        ]
+        self.last_score[healthy] = val_score[healthy]
+        reasons = [_reason(*signs) for signs in zip(not_finite, lobotomy, collapse, strict=True)]
         return Verdict(panic, rollback, reasons, threshold, self.panics.copy())
 
     def _forgot(self, loss: np.ndarray, mean: np.ndarray, known: np.ndarray) -> np.ndarray:
@@ -96,6 +109,14 @@ class Governor:
     def forgive(self, env: int) -> None:
         """Start counting panics anew, after a rollback."""
         self.panics[env] = 0
+
+
+def _reason(not_finite: bool, lobotomy: bool, collapse: bool) -> str:
+    if not_finite:
+        return "loss_not_finite"
+    if lobotomy:
+        return "loss_of_a_guess"
+    return "score_collapse" if collapse else "loss_explosion"
 
 
 def _mean_and_deviation(history: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
