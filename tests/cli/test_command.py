@@ -1,0 +1,169 @@
+"""The command as a user meets it: in a process of its own."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from esper.observatory import read_rows
+
+ESPER = [sys.executable, "-c", "from esper.cli import main; main()"]
+
+
+def esper(*words: str, cwd: Path, **settings: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "COLUMNS": "120", "NO_COLOR": "1", "ESPER_DATA": "nowhere", **settings}
+    return subprocess.run(
+        [*ESPER, *words], cwd=cwd, env=env, capture_output=True, text=True, timeout=240
+    )
+
+
+def test_help_teaches_and_does_not_wait_for_torch(tmp_path: Path) -> None:
+    result = esper("--help", cwd=tmp_path)
+    assert result.returncode == 0
+    for word in ("grow", "tasks", "blueprints", "data", "esper grow --task digits"):
+        assert word in result.stdout
+    code = (
+        "import sys\nfrom esper.cli import main\nsys.argv = ['esper', '--help']\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass\nassert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_version(tmp_path: Path) -> None:
+    assert esper("--version", cwd=tmp_path).stdout == "esper 0.1.0\n"
+
+
+def test_lists(tmp_path: Path) -> None:
+    tasks = esper("tasks", cwd=tmp_path).stdout
+    for name in ("digits", "pydocs", "mnist", "fashion_mnist", "cifar10_blind", "tinystories"):
+        assert name in tasks
+    assert "embedded" in tasks
+    assert "missing" in tasks
+    blueprints = esper("blueprints", cwd=tmp_path).stdout
+    assert "conv_light" in blueprints
+    assert "36,992" in blueprints
+    data = esper("data", "list", cwd=tmp_path).stdout
+    assert "cifar10" in data
+    assert "nowhere" in data
+
+
+def test_grow_leaves_a_table_a_picture_a_model_and_a_record(tmp_path: Path) -> None:
+    result = esper("grow", "--steps", "12", "--controller", "scripted:early", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    run = tmp_path / "runs" / "digits-scripted-early-0"
+    for heading in ("host alone", "grown", "from scratch", "test accuracy", "parameters"):
+        assert heading in result.stdout
+    assert (run / "growth.png").read_bytes().startswith(b"\x89PNG")
+    assert str(run.relative_to(tmp_path) / "growth.png") in result.stdout
+    (outcome,) = read_rows(run / "outcomes.jsonl")
+    assert outcome["steps"] == 12
+    summary = {row["arm"]: row for row in json.loads((run / "summary.json").read_text())}
+    assert summary["grown"]["params"] == outcome["params"]
+    assert summary["from scratch"]["params"] == summary["grown"]["params"]
+    assert summary["host alone"]["params"] == 496
+    program = torch.export.load(run / "model.pt2").module()
+    assert program(torch.zeros(5, 1, 8, 8)).shape == (5, 10)
+    assert "seed = 0" in (run / "config.toml").read_text()
+
+
+def test_the_same_seed_gives_the_same_bytes_and_the_record_repeats_the_run(tmp_path: Path) -> None:
+    common = ("--steps", "10", "--no-compare")
+    for out in ("a", "b"):
+        esper("grow", *common, "--controller", "random", "--seed", "5", "--out", out, cwd=tmp_path)
+    files = [tmp_path / out / "outcomes.jsonl" for out in ("a", "b")]
+    assert files[0].read_bytes() == files[1].read_bytes()
+    assert (tmp_path / "a" / "metrics.jsonl").read_bytes() == (
+        tmp_path / "b" / "metrics.jsonl"
+    ).read_bytes()
+    esper(
+        *("grow", *common, "--seed", "5", "--out", "c"),
+        *("--controller", "scripted:a/actions.txt"),
+        cwd=tmp_path,
+    )
+    scores = [
+        [row["val_score"] for row in read_rows(tmp_path / out / "metrics.jsonl")]
+        for out in ("a", "c")
+    ]
+    assert scores[0] == scores[1]
+
+
+def test_ctrl_c_saves_what_was_reached(tmp_path: Path) -> None:
+    env = {**os.environ, "COLUMNS": "120"}
+    process = subprocess.Popen(
+        [*ESPER, "grow", "--steps", "5000", "--out", "run"],
+        cwd=tmp_path,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    for _ in range(600):
+        if metrics.exists() and len(list(read_rows(metrics))) >= 3:
+            break
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert "Interrupted" in out
+    (outcome,) = read_rows(tmp_path / "run" / "outcomes.jsonl")
+    assert outcome["ended"] == "interrupted"
+    assert outcome["val_score"] is not None
+    assert (tmp_path / "run" / "model.pt2").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("grow --task nothing", "no task 'nothing'; there are digits"),
+        ("grow --controller wise", "no controller 'wise'"),
+        ("grow --controller scripted:missing.txt", "no script 'missing.txt'"),
+        ("grow --task mnist", "`esper data get mnist`"),
+        ("grow --task tinystories", "tinystories"),
+        ("grow --max-params 0.5", "below the host itself"),
+        ("grow --incubation both", "'isolated' or 'joint'"),
+        ("data get nothing", "unknown data set 'nothing'"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_code_two(
+    words: str, message: str, tmp_path: Path
+) -> None:
+    result = esper(*words.split(), cwd=tmp_path)
+    assert result.returncode == 2
+    assert message in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert "Traceback" not in result.stderr
+    assert list(tmp_path.iterdir()) == [], "nothing half-written"
+
+
+@pytest.mark.parametrize("words", ["grow --steps 0", "grow --seed -1", "grow --nonsense", "sprout"])
+def test_bad_usage_is_exit_code_two(words: str, tmp_path: Path) -> None:
+    result = esper(*words.split(), cwd=tmp_path)
+    assert result.returncode == 2
+    assert "Traceback" not in result.stderr
+
+
+def test_a_run_is_not_overwritten_by_accident(tmp_path: Path) -> None:
+    common = ("grow", "--steps", "1", "--no-compare", "--out", "run")
+    assert esper(*common, cwd=tmp_path).returncode == 0
+    before = (tmp_path / "run" / "outcomes.jsonl").read_bytes()
+    refused = esper(*common, "--seed", "1", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "already holds a run" in refused.stderr
+    assert (tmp_path / "run" / "outcomes.jsonl").read_bytes() == before
+    assert esper(*common, "--seed", "1", "--overwrite", cwd=tmp_path).returncode == 0
+    assert (tmp_path / "run" / "outcomes.jsonl").read_bytes() != before
+
+
+def test_a_script_that_cannot_be_followed_says_where(tmp_path: Path) -> None:
+    script = tmp_path / "plan.txt"
+    script.write_text("1 GERMINATE r0c0 norm linear\n2 FOSSILIZE r0c0\n")
+    result = esper("grow", "--steps", "4", "--controller", "scripted:plan.txt", cwd=tmp_path)
+    assert result.returncode == 2
+    assert "line 2 of scripted:plan.txt is not legal at step 2" in result.stderr
