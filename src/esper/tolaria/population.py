@@ -181,13 +181,13 @@ class LoopedPopulation:
         recipe, network, optimizer = self.recipe, self.networks[env], self.optimizers[env]
         seed = int(self.seeds[env])
         network.train()
-        total, samples = torch.zeros(2, dtype=torch.float64, device=self.device), 0
+        readings, sizes = [], []
         with seeded(draw_key(seed, "noise", step)):
             for inputs, target in self._batches(
                 recipe.data.train_batches(draw_key(seed, "shuffle", step))
             ):
                 optimizer.zero_grad(set_to_none=True)
-                output = call_model(network, inputs)
+                output = call_model(network.host, inputs)
                 loss = recipe.loss(output, target)
                 loss.backward()
                 if recipe.max_grad_norm is not None:
@@ -195,11 +195,12 @@ class LoopedPopulation:
                 meter.observe()
                 optimizer.step()
                 with torch.no_grad():
-                    readings = torch.stack([loss.detach(), recipe.score(output, target)])
-                    total += readings * len(target)
-                samples += len(target)
-        loss_sum, score_sum = total.tolist()
-        return loss_sum / samples, score_sum / samples, samples
+                    readings += [loss.detach(), recipe.score(output, target)]
+                sizes.append(len(target))
+        # One transfer from the device per epoch.
+        values = np.array(torch.stack(readings).tolist()).reshape(-1, 2)
+        loss_mean, score_mean = np.average(values, axis=0, weights=sizes).tolist()
+        return loss_mean, score_mean, sum(sizes)
 
     @staticmethod
     def _clip(network: GrownModule, max_norm: float) -> None:
