@@ -1,0 +1,1 @@
+"""simic: the one who learns to decide."""
