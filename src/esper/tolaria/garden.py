@@ -193,6 +193,8 @@ class Garden:
         table.contribution[env] = np.nan
         table.contribution[env, acting] = evaluation.score[0] - evaluation.score[1:]
         table.alpha[env, acting] = evaluation.alpha[acting]
+        sizes = evaluation.activation_ratio
+        table.activation_ratio[env] = np.nan if sizes is None else sizes
         if train is not None:
             table.gradient_ratio[env] = train.gradient_ratio[env]
             table.gradient_norm[env] = train.gradient_norm[env]
