@@ -30,16 +30,19 @@ SHAPED_HINTS = frozenset(
 )
 
 
-def table_credit(table: SlotTable, config: ContributionRewardConfig) -> np.ndarray:
-    """[E, S]: credit of every seed that acts on the output and was measured."""
-    gained = table.total_improvement
-    return terms.credit(table.contribution, gained, gained, config)
+def table_credits(
+    before: SlotTable, after: SlotTable, config: ContributionRewardConfig
+) -> np.ndarray:
+    """[2, E, S]: credit of every seed that acts on the output and was measured, then and now."""
+    contribution = np.stack([before.contribution, after.contribution])
+    gained = np.stack([before.total_improvement, after.total_improvement])
+    return terms.credit(contribution, gained, gained, config)
 
 
 def shaped(t: Transition, config: ContributionRewardConfig, gamma: float) -> Parts:
     before, after = t.before.table, t.after.table
     ended = t.terminated | t.truncated
-    had, has = table_credit(before, config), table_credit(after, config)
+    had, has = table_credits(before, after, config)
     held_on = (before.stage == SeedStage.HOLDING) & (after.stage == SeedStage.HOLDING)
     n, gained = after.epochs_in_stage, after.total_improvement
     warning = terms.blending_warning(after.stage, gained, n, config.blending_warning)
@@ -130,7 +133,10 @@ def action_shaping(t: Transition, config: ContributionRewardConfig) -> np.ndarra
         LifecycleOp.CULL: terms.cull_shaping(stage, c, table.epochs_total[envs, slot], config),
         LifecycleOp.FOSSILIZE: terms.fossilize_shaping(stage, c, gained, n, config),
     }
-    return np.select([op == o for o in choices], list(choices.values()), 0.0)
+    shaping = np.zeros(len(op))
+    for choice, value in choices.items():
+        shaping = np.where(op == choice, value, shaping)
+    return shaping
 
 
 def contributing_fossils(t: Transition, config: ContributionRewardConfig) -> np.ndarray:

@@ -13,10 +13,9 @@ from esper.simic.rewards.config import ContributionRewardConfig
 
 def attribution_discount(total_improvement: np.ndarray, steepness: float) -> np.ndarray:
     """sigmoid(k T) where the network got worse, else 1."""
-    worse = np.minimum(np.nan_to_num(total_improvement, nan=0.0), 0.0)
-    # Below -700 exp would overflow, and the sigmoid is 0 long before.
-    sigmoid = 1.0 / (1.0 + np.exp(np.minimum(-steepness * worse, 700.0)))
-    return np.where(worse < 0.0, sigmoid, 1.0)
+    # Beyond 700 exp would overflow, and the sigmoid is 0 long before.
+    sigmoid = 1.0 / (1.0 + np.exp(np.minimum(-steepness * total_improvement, 700.0)))
+    return np.where(total_improvement < 0.0, sigmoid, 1.0)
 
 
 def ratio_penalty(
@@ -51,7 +50,7 @@ def credit(
     discount = attribution_discount(total_improvement, config.attribution_steepness)
     weight = config.contribution_weight
     worth = weight * raw * discount + ratio_penalty(c, total_improvement, config)
-    return np.nan_to_num(np.where(c < 0.0, weight * c, worth), nan=0.0)
+    return np.where(np.isnan(c), 0.0, np.where(c < 0.0, weight * c, worth))
 
 
 def blending_warning(
