@@ -124,18 +124,20 @@ def intervention(t: Transition, config: ContributionRewardConfig) -> np.ndarray:
 def action_shaping(t: Transition, config: ContributionRewardConfig) -> np.ndarray:
     """[E]: how wise the chosen op was for the seed it was applied to."""
     op, table = t.actions[:, OP], t.before.table
-    envs = np.arange(len(op))
-    slot = np.where(op == LifecycleOp.WAIT, 0, t.actions[:, SLOT])
-    stage, c = table.stage[envs, slot], table.contribution[envs, slot]
-    gained, n = table.total_improvement[envs, slot], table.epochs_in_stage[envs, slot]
-    choices = {
-        LifecycleOp.GERMINATE: terms.germinate_shaping(stage, config),
-        LifecycleOp.CULL: terms.cull_shaping(stage, c, table.epochs_total[envs, slot], config),
-        LifecycleOp.FOSSILIZE: terms.fossilize_shaping(stage, c, gained, n, config),
-    }
     shaping = np.zeros(len(op))
-    for choice, value in choices.items():
-        shaping = np.where(op == choice, value, shaping)
+    for choice in (LifecycleOp.GERMINATE, LifecycleOp.CULL, LifecycleOp.FOSSILIZE):
+        env = np.flatnonzero(op == choice)
+        if len(env) == 0:
+            continue
+        at = (env, t.actions[env, SLOT])
+        stage, c, gained = table.stage[at], table.contribution[at], table.total_improvement[at]
+        if choice == LifecycleOp.GERMINATE:
+            shaping[env] = terms.germinate_shaping(stage, config)
+        elif choice == LifecycleOp.CULL:
+            shaping[env] = terms.cull_shaping(stage, c, table.epochs_total[at], config)
+        else:
+            n = table.epochs_in_stage[at]
+            shaping[env] = terms.fossilize_shaping(stage, c, gained, n, config)
     return shaping
 
 

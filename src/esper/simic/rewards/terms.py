@@ -24,12 +24,14 @@ def ratio_penalty(
     """At most 0: for contribution out of proportion to an improvement of at least 0."""
     c, gained = contribution, total_improvement
     limit, most = config.hacking_ratio_threshold, config.max_ratio_penalty
+    applies = (c > k.HACKING_MIN_CONTRIBUTION) & (gained >= 0.0)
+    if not applies.any():
+        return np.zeros(c.shape)
     safe = gained > max(config.improvement_safe_threshold, k.MIN_IMPROVEMENT)
     ratio = c / np.where(safe, gained, 1.0)
     excess = (ratio - limit) / max(limit, k.MIN_IMPROVEMENT)
-    by_ratio = np.clip(most / 3.0 * excess, 0.0, most)
+    by_ratio = np.minimum(np.maximum(most / 3.0 * excess, 0.0), most)
     by_size = most * np.minimum(1.0, c / 10.0)
-    applies = (c > k.HACKING_MIN_CONTRIBUTION) & (gained >= 0.0)
     return -np.where(applies, np.where(safe, by_ratio, by_size), 0.0)
 
 
