@@ -119,6 +119,17 @@ def test_a_seed_on_trial_may_not_make_the_score_collapse() -> None:
     assert verdict.reasons[0] == "score_collapse"
 
 
+@pytest.mark.parametrize(
+    ("samples", "drop", "collapses"), [(50, 29.0, False), (50, 31.0, True), (10_000, 10.5, True)]
+)
+def test_with_few_samples_a_drop_may_be_chance(samples: int, drop: float, collapses: bool) -> None:
+    governor = Governor(1)
+    feed(governor, 1.0, score=70.0)
+    one = np.array([1.0])
+    verdict = governor.check(one, 70.0 - drop * one, ONE, ONE, ONE, samples)
+    assert verdict.rollback[0] == collapses
+
+
 def test_without_a_known_guess_nothing_can_be_forgotten() -> None:
     governor = Governor(1)
     feed(governor, *[1.0] * 12)

@@ -127,6 +127,7 @@ class GrowthEnv:
             train.finite,
             acted,
             np.any(self.garden.on_trial(), axis=1),
+            max(evaluation.samples for evaluation in evaluations),
         )
         age(self.table, acted)
         for env in np.flatnonzero(acted).tolist():

@@ -40,6 +40,7 @@ class Governor:
         finite: np.ndarray,
         running: np.ndarray,
         on_trial: np.ndarray,
+        val_samples: int = 0,
     ) -> Verdict:
         """Judge loss and score ([E]) of an epoch, and whether training stayed finite (bool[E]).
 
@@ -48,7 +49,8 @@ class Governor:
         A loss that is not finite, or has fallen back to guessing, calls for a rollback at once; a
         loss far above the past only when it stays there. Where a seed is `on_trial` (bool[E]: it
         acts on the output and is not yet a fossil) there is a suspect, and no patience: a loss of
-        several times the last healthy one, or a score far below it, is enough.
+        several times the last healthy one, or a score far below it, is enough. How far is beyond
+        chance depends on the number of validation samples, where it is known.
         """
         known = np.sum(~np.isnan(self.history), axis=1)
         mean, deviation = _mean_and_deviation(self.history)
@@ -59,7 +61,7 @@ class Governor:
         threshold = np.where(
             on_trial, np.minimum(threshold, c.GOVERNOR_LOSS_MULTIPLIER * last), threshold
         )
-        collapse = on_trial & (val_score < self.last_score - c.GOVERNOR_TRIAL_DROP)
+        collapse = on_trial & (val_score < self.last_score - _trial_drop(val_samples))
         explosion = running & ((val_loss > threshold) | collapse)
 
         panic = not_finite | lobotomy | explosion
@@ -109,6 +111,13 @@ class Governor:
     def forgive(self, env: int) -> None:
         """Start counting panics anew, after a rollback."""
         self.panics[env] = 0
+
+
+def _trial_drop(samples: int) -> float:
+    """Points that a score may fall in one epoch: at least three standard errors of the difference
+    between two shares of `samples`, at their widest."""
+    chance = 300.0 * (0.5 / samples) ** 0.5 if samples else 0.0
+    return max(c.GOVERNOR_TRIAL_DROP, chance)
 
 
 def _reason(not_finite: bool, lobotomy: bool, collapse: bool) -> str:
