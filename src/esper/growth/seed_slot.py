@@ -76,18 +76,11 @@ class SeedSlot(nn.Module):
     def __init__(self, site: InjectionSpec) -> None:
         super().__init__()
         self.site = site
-        self.seed = None
-        self.gate = None
-        self.is_branch = False
-        self.blueprint = self.blend = -1
-        self.stage = SeedStage.DORMANT
-        self.alpha = 0.0
         self.muted = False
         self.measuring = False
         self._features: list[Tensor] = []
-        self._applied_sum = torch.zeros(())
-        self._applied_count = 0
         self._energy: Tensor | None = None
+        self.clear()
 
     def plant(
         self, seed: nn.Module, gate: BlendGate | None, blueprint: int, blend: int, *, branch: bool
@@ -113,6 +106,7 @@ class SeedSlot(nn.Module):
         self.blueprint = self.blend = -1
         self.stage = SeedStage.DORMANT
         self.alpha = 0.0
+        self._applied_sum, self._applied_count = torch.zeros(()), 0
         self._energy = None
         self._features.clear()
 

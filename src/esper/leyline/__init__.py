@@ -30,7 +30,7 @@ from esper.leyline.errors import (
 from esper.leyline.gates import GATE_FOR_TARGET, GateLevel, GateResult
 from esper.leyline.randomness import draw_key, generator
 from esper.leyline.recorder import NullRecorder, Recorder
-from esper.leyline.reports import EpisodeOutcome, GovernorReport, SeedStateReport
+from esper.leyline.reports import EpisodeOutcome, SeedStateReport
 from esper.leyline.signals import TrainingSignals
 from esper.leyline.slot_config import TOPOLOGIES, InjectionSpec, SlotConfig
 from esper.leyline.slot_id import format_slot_id, parse_slot_id, validate_slot_ids
@@ -75,7 +75,6 @@ __all__ = [
     "ForgottenCallError",
     "GateLevel",
     "GateResult",
-    "GovernorReport",
     "InjectionSpec",
     "InvalidStateMachineError",
     "LifecycleOp",

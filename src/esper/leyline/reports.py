@@ -1,4 +1,4 @@
-"""Plain records that leave the training loop: one seed, one rollback, one episode."""
+"""Plain records that leave the training loop: one seed, one episode."""
 
 from dataclasses import dataclass
 
@@ -21,20 +21,6 @@ class SeedStateReport:
     gradient_norm_ratio: float | None
     params: int
     is_healthy: bool
-
-
-@dataclass(frozen=True)
-class GovernorReport:
-    """Why a host was rolled back, and to which step."""
-
-    env: int
-    step: int
-    reason: str
-    loss_at_panic: float | None
-    loss_threshold: float | None
-    consecutive_panics: int
-    restored_step: int
-    culprit_slots: tuple[str, ...]
 
 
 @dataclass(frozen=True)
