@@ -115,6 +115,7 @@ class GrowthEnv:
     def finish(self, train: TrainReadings) -> Transition:
         """Take in an epoch of training: evaluate, govern, tick."""
         acted, spent = self.running, self.garden.train_macs.copy()
+        spent_by_hosts = self.garden.host_train_macs.copy()
         self.batches_done += train.batches
         self.garden.charge_training(train.samples, acted)
         evaluations = [
@@ -148,6 +149,7 @@ class GrowthEnv:
             truncated=truncated,
             rolled_back=verdict.rollback,
             train_macs=self.garden.train_macs - spent,
+            host_macs=self.garden.host_train_macs - spent_by_hosts,
         )
         for row in self.garden.narrator.metrics_rows(transition, self.garden.total_macs()):
             self.recorder.metrics(row)
