@@ -91,6 +91,12 @@ def test_a_history_that_was_cut_is_refused(tmp_path):
         resume_ppo(tmp_path / "run", task=tiny_task(), rounds=2)
 
 
+def test_other_slots_than_before_are_refused(tmp_path):
+    tiny_run(tmp_path / "run", rounds=1)
+    with pytest.raises(ConfigError, match="other slots or blueprints"):
+        resume_ppo(tmp_path / "run", rounds=2)
+
+
 def test_what_is_no_run_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"no config\.toml"):
         resume_ppo(tmp_path)

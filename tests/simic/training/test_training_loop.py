@@ -10,11 +10,10 @@ import torch
 
 from esper.leyline import NullRecorder
 from esper.simic import analytic
-from esper.simic.agent import PPOConfig
 from esper.simic.agent.rollout import play_round
 from esper.simic.control.normalization import RewardNormalizer, RunningMeanStd
 from esper.simic.training.clock import Clock
-from esper.simic.training.config import NetworkSizes, TrainingConfig
+from esper.simic.training.config import DEFAULT_PPO, NetworkSizes, TrainingConfig
 from esper.simic.training.growth_rounds import GrowthRounds
 from esper.simic.training.loop import Hooks, Tally, run_training
 from esper.simic.training.scaling import ScaledEnv
@@ -27,11 +26,12 @@ ANALYTIC = Space(analytic.OBSERVATION_DIM, analytic.NUM_SLOTS, ("small", "medium
 def analytic_config(seed: int) -> TrainingConfig:
     return TrainingConfig(
         task="analytic",
-        rounds=200,
+        rounds=160,
         envs=32,
         seed=seed,
         network=NetworkSizes(feature_dim=32, lstm_hidden_dim=32),
-        ppo=PPOConfig(
+        ppo=replace(
+            DEFAULT_PPO,
             learning_rate=2e-3,
             gamma=0.99,
             gae_lambda=0.95,
