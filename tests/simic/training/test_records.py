@@ -142,11 +142,10 @@ def test_anomalies_reach_the_record_and_raise_the_level_of_telemetry(tmp_path):
     events = rows(tmp_path / "run" / "events.jsonl")
     found = [e for e in events if e["event"] == "AnomalyDetected"]
     assert found
-    levels = [
-        r["telemetry_level"]
-        for r in rows(tmp_path / "run" / "metrics.jsonl")
-        if r["kind"] == "round"
-    ]
+    metrics = rows(tmp_path / "run" / "metrics.jsonl")
+    levels = [r["telemetry_level"] for r in metrics if r["kind"] == "round"]
+    layers = {r["round"] for r in metrics if r["kind"] == "layer"}
+    assert layers == {r for r in range(4) if levels[r] == "DEBUG"}
     first = found[0]["round"]
     assert levels[first] == "DEBUG"
     snapshots = {e["round"] for e in events if e["event"] == "GovernorSnapshot"}
