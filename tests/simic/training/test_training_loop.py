@@ -159,6 +159,16 @@ def test_the_same_seed_gives_the_same_bytes_and_another_does_not(tmp_path):
         same_run(tmp_path / "a", tmp_path / "c")
 
 
+def test_the_number_of_threads_before_a_run_does_not_matter(tmp_path):
+    try:
+        torch.set_num_threads(2)
+        tiny_run(tmp_path / "a", rounds=1, **{"network.lstm_hidden_dim": 128})
+        tiny_run(tmp_path / "b", rounds=1, **{"network.lstm_hidden_dim": 128})
+    finally:
+        torch.set_num_threads(1)
+    same_run(tmp_path / "a", tmp_path / "b")
+
+
 def test_workers_change_nothing_even_if_one_is_killed(tmp_path, monkeypatch, caplog):
     tiny_run(tmp_path / "one", rounds=2)
     pools, make = [], GrowthRounds.__init__
