@@ -192,6 +192,15 @@ def test_workers_change_nothing_even_if_one_is_killed(tmp_path, monkeypatch, cap
     same_run(tmp_path / "one", tmp_path / "two")
 
 
+def test_a_policy_that_is_to_wait_at_first_waits_more_often(tmp_path):
+    def waits(run) -> int:
+        return sum(row.get("op") == "WAIT" for row in rows(run / "metrics.jsonl"))
+
+    tiny_run(tmp_path / "even", rounds=1)
+    tiny_run(tmp_path / "patient", rounds=1, **{"network.wait_bias": 3.0})
+    assert waits(tmp_path / "patient") > waits(tmp_path / "even") + 8
+
+
 def test_a_policy_can_start_from_another_run(tmp_path):
     first = tiny_run(tmp_path / "first", rounds=1)
     config = tiny_config(warm_start=str(tmp_path / "first"))
