@@ -217,6 +217,9 @@ def test_rollback_and_automatic_culls_are_charged_in_their_own_step():
     step = shaped_step(seed, gone, LifecycleOp.WAIT, rolled_back=True, terminated=True)
     assert (step["auto_cull"], step["rollback"]) == (0.0, -10.0)
     assert shaped_step(seed, gone, LifecycleOp.CULL)["auto_cull"] == 0.0
+    # A seed that broke down in the very epoch of its germination.
+    assert shaped_step(gone, gone, LifecycleOp.GERMINATE)["auto_cull"] == -0.2
+    assert shaped_step(gone, gone, LifecycleOp.WAIT)["auto_cull"] == 0.0
 
 
 @pytest.mark.parametrize("stage", [SeedStage.BLENDING, SeedStage.HOLDING])
@@ -298,8 +301,9 @@ def test_loss_reward_of_a_step():
     assert found["loss"] == pytest.approx(5.0)
     assert found["pbrs"] == pytest.approx(0.1 * (GAMMA * 3.5 - 2.0))
     assert found["rent"] == pytest.approx(-0.05 * math.log(1.5))
-    young = one_seed(SeedStage.TRAINING, n=1, age=2, params=500)
-    assert compute_reward(transition(young, young), LOSS, GAMMA)["rent"] == 0.0
+    for age, charged in ((2, False), (3, True)):
+        young = one_seed(SeedStage.TRAINING, n=1, age=age, params=500)
+        assert (compute_reward(transition(young, young), LOSS, GAMMA)["rent"] < 0) == charged
 
 
 def test_objective_is_score_minus_costs():

@@ -1,4 +1,4 @@
-"""Gradients, hidden states, ratios, layers, profiles: against naive counts, in one transfer."""
+"""Gradients, hidden states, layers, profiles: against naive counts, in one transfer."""
 
 import json
 import math
@@ -9,12 +9,11 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from esper.leyline import HEAD_NAMES, ConfigError
+from esper.leyline import ConfigError
 from esper.simic.telemetry import (
     DeviceTimer,
     GradientEMATracker,
     GradientThresholds,
-    RatioExplosionDiagnostic,
     check_numerical_stability,
     collect_gradients,
     collect_per_layer_gradients,
@@ -297,68 +296,6 @@ def test_lstm_health_of_nothing_is_none():
 def test_lstm_health_transfers_once(transfers):
     compute_lstm_health(hidden(envs=16))
     assert sum(transfers.values()) == transfers["tolist"] == 1
-
-
-# --- ratios --------------------------------------------------------------------------------------
-
-
-def ratios(change, relevant):
-    old = torch.full_like(change, -1.0)
-    actions = torch.arange(change.numel()).reshape(change.shape)
-    return RatioExplosionDiagnostic.from_batch(old, old + change, relevant, actions)
-
-
-def test_ratio_diagnostic_names_the_worst_head_and_its_decisions():
-    change = torch.zeros(5, 4)
-    change[1, 0] = math.log(6.0)  # slot
-    change[3, 1] = math.log(0.01)  # blueprint: further from 1 than 6 is
-    change[4, 2] = math.log(50.0)  # blend, but its step did not use it
-    change[2, 3] = math.log(2.0)  # op, within limits
-    relevant = torch.ones(5, 4, dtype=torch.bool)
-    relevant[4, 2] = False
-    found = ratios(change, relevant)
-    assert found.worst_head == "blueprint"
-    assert found.worst_ratio == pytest.approx(0.01)
-    assert found.outliers == {"slot": 1, "blueprint": 1, "blend": 0, "op": 0}
-    assert found.steps == (3, 1)
-    assert found.heads == ("blueprint", "slot")
-    assert found.actions == (13, 4)
-    assert found.values == pytest.approx((0.01, 6.0))
-    assert found.log_prob_change_max == pytest.approx(-math.log(0.01))
-    assert json.loads(json.dumps(found.to_dict()))["worst_head"] == "blueprint"
-
-
-def test_ratio_diagnostic_without_outliers_still_names_the_furthest():
-    found = ratios(torch.full((3, 4), 0.01), torch.ones(3, 4, dtype=torch.bool))
-    assert found.worst_head in HEAD_NAMES
-    assert found.steps == ()
-    assert sum(found.outliers.values()) == 0
-
-
-@pytest.mark.parametrize("n", [0, 3])
-def test_ratio_diagnostic_of_nothing_has_no_worst_head(n):
-    found = ratios(torch.zeros(n, 4), torch.zeros(n, 4, dtype=torch.bool))
-    assert found.worst_head is found.worst_ratio is found.log_prob_change_mean is None
-    assert found.outliers == dict.fromkeys(HEAD_NAMES, 0)
-
-
-def test_a_ratio_that_is_nan_is_the_worst():
-    change = torch.zeros(2, 4)
-    change[0, 0], change[1, 3] = 9.0, math.nan
-    found = ratios(change, torch.ones(2, 4, dtype=torch.bool))
-    assert found.worst_head == "op"
-    assert found.heads[0] == "op"
-
-
-def test_limits_of_ratios_are_settings_and_shapes_are_checked():
-    ones = torch.ones(2, 4, dtype=torch.bool)
-    change = torch.full((2, 4), math.log(2.0))
-    arguments = torch.zeros(2, 4), change, ones, torch.zeros(2, 4)
-    assert not RatioExplosionDiagnostic.from_batch(*arguments).steps
-    strict = RatioExplosionDiagnostic.from_batch(*arguments, max_ratio=1.5)
-    assert len(strict.steps) == 8
-    with pytest.raises(ValueError, match="one shape"):
-        RatioExplosionDiagnostic.from_batch(change, change[:1], ones, ones)
 
 
 # --- every layer ---------------------------------------------------------------------------------
