@@ -185,7 +185,9 @@ def _measured(value: Any) -> Any:
 def _ratio_extremes(collected: MetricLists) -> dict[str, Any]:
     highest = np.max(collected.ratio_max, axis=0)
     lowest = np.min(collected.ratio_min, axis=0)
-    worst = np.argmax(np.maximum(np.log(highest), -np.log(lowest)))
+    # A ratio that underflowed to 0 is infinitely far from 1, and so the worst.
+    with np.errstate(divide="ignore"):
+        worst = np.argmax(np.maximum(np.log(highest), -np.log(lowest)))
     return {
         "ratio_max": float(highest.max()),
         "ratio_min": float(lowest.min()),
