@@ -164,7 +164,7 @@ class GrownModule(nn.Module):
     def coalition(self, present: Sequence[bool]) -> Iterator[None]:
         """Inside, seeds whose entry (one per slot) is False are taken out of the network.
 
-        With every seed present, gated blends measure the alpha they apply.
+        With every seed present, slots measure the alpha they apply and the size of their seed.
         """
         complete = all(present)
         for (_, slot), stays in zip(self.each_slot(), present, strict=True):

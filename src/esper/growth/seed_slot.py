@@ -6,6 +6,7 @@ BLENDING on the output is `h + alpha * delta(h)` and gradients pass through the 
 any layer.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -65,7 +66,8 @@ class SeedSlot(nn.Module):
 
     alpha   blending progress; what is applied on average is `applied_alpha`
     muted   while True the seed is taken out (alpha forced to 0), for counterfactuals
-    measuring   while True the alphas of a gated blend are noted for `applied_alpha`
+    measuring   while True the alphas of a gated blend are noted for `applied_alpha`, and the
+                sizes of what is blended for `activation_ratio`
     """
 
     seed: nn.Module | None
@@ -85,6 +87,7 @@ class SeedSlot(nn.Module):
         self._features: list[Tensor] = []
         self._applied_sum = torch.zeros(())
         self._applied_count = 0
+        self._energy: Tensor | None = None
 
     def plant(
         self, seed: nn.Module, gate: BlendGate | None, blueprint: int, blend: int, *, branch: bool
@@ -110,6 +113,7 @@ class SeedSlot(nn.Module):
         self.blueprint = self.blend = -1
         self.stage = SeedStage.DORMANT
         self.alpha = 0.0
+        self._energy = None
         self._features.clear()
 
     def applied_alpha(self) -> float:
@@ -122,6 +126,20 @@ class SeedSlot(nn.Module):
         mean = float(self._applied_sum) / self._applied_count
         self._applied_sum, self._applied_count = torch.zeros(()), 0
         return mean
+
+    def activation_ratio(self) -> float:
+        """Size of what the seed says against what it is added to (root mean square), measured since
+        the last call; NaN without a measurement. Waits for the device like `applied_alpha`."""
+        if self._energy is None:
+            return math.nan
+        seed, host = self._energy.tolist()
+        self._energy = None
+        return math.sqrt(seed / host) if host > 0.0 else math.nan
+
+    def _measure(self, target: Tensor, delta: Tensor) -> None:
+        parts = [part.detach().float().square().sum() for part in (delta, target)]
+        energy = torch.stack(parts)
+        self._energy = energy if self._energy is None else self._energy + energy
 
     def on_slot_output(self, module: nn.Module, args: Any, output: Any) -> Any:
         """Blend into the output of the slot's module; of a tuple, into its first element."""
@@ -142,10 +160,13 @@ class SeedSlot(nn.Module):
 
     def _blend(self, h: Tensor, target: Tensor) -> Tensor:
         assert self.seed is not None
-        if self.stage == SeedStage.TRAINING:
-            return _Isolate.apply(target, self.seed(h.detach()))
+        isolated = self.stage == SeedStage.TRAINING
+        delta = self.seed(h.detach() if isolated else h)
+        if self.measuring:
+            self._measure(target, delta)
+        if isolated:
+            return _Isolate.apply(target, delta)
         assert IS_BLENDED[self.stage]
-        delta = self.seed(h)
         if self.gate is None:
             return target + self.alpha * delta if self.alpha != 1.0 else target + delta
         alpha = self.gate(h)

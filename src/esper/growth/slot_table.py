@@ -4,7 +4,8 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from esper.leyline import HOLDS_SEED, SeedStage
+from esper.leyline import HOLDS_SEED, IS_LIVE, SeedStage
+from esper.leyline.constants import NEWBORN_EPOCHS
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,7 @@ class SlotTable:
     contribution    score minus the score with this seed taken out, in pp
     gradient_ratio  gradient of the seed against the host's, per parameter
     gradient_norm, gradient_health   of the seed in the last epoch
+    activation_ratio   size of the seed's output against what it is added to
     params, macs    cost of the seed (multiply-adds per example), its blend gate included
     """
 
@@ -36,6 +38,7 @@ class SlotTable:
     gradient_ratio: np.ndarray
     gradient_norm: np.ndarray
     gradient_health: np.ndarray
+    activation_ratio: np.ndarray
     healthy: np.ndarray
     params: np.ndarray
     macs: np.ndarray
@@ -59,6 +62,7 @@ class SlotTable:
             gradient_ratio=np.empty(shape),
             gradient_norm=np.empty(shape),
             gradient_health=np.empty(shape),
+            activation_ratio=np.empty(shape),
             healthy=np.empty(shape, dtype=bool),
             params=np.empty(shape, dtype=np.int64),
             macs=np.empty(shape, dtype=np.int64),
@@ -73,6 +77,11 @@ class SlotTable:
     @property
     def holds_seed(self) -> np.ndarray:
         return HOLDS_SEED[self.stage]
+
+    @property
+    def newborn(self) -> np.ndarray:
+        """bool[E, S]: live seeds in their first epochs."""
+        return IS_LIVE[self.stage] & (self.epochs_total <= NEWBORN_EPOCHS)
 
     @property
     def improvement_since_stage_start(self) -> np.ndarray:
@@ -101,6 +110,7 @@ class SlotTable:
             self.gradient_ratio,
             self.gradient_norm,
             self.gradient_health,
+            self.activation_ratio,
         ):
             array[where] = np.nan
         self.healthy[where] = True

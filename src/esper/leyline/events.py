@@ -101,3 +101,67 @@ class GovernorRollback(Event):
     consecutive_panics: int
     restored_step: int
     culprit_slots: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class RewardHackingSuspected(SeedEvent):
+    """A seed's contribution does not fit what the network gained since its germination.
+
+    pattern 'ransomware' (severity 'critical'): the network depends on the seed and got worse;
+    pattern 'disproportion' (severity 'warning'): it contributes many times what was gained.
+    """
+
+    pattern: str
+    severity: str
+    contribution: float
+    total_improvement: float
+    ratio: float | None
+
+
+@dataclass(frozen=True)
+class LearningEvent(Event):
+    """About the policy that all environments share: `env` is -1 and `step` counts updates."""
+
+
+@dataclass(frozen=True)
+class AnomalyDetected(LearningEvent):
+    """`anomaly` is one of ANOMALIES, `detail` says what was measured against which limit."""
+
+    anomaly: str
+    detail: str
+    worst_head: str | None = None
+
+
+ANOMALIES = (
+    "ratio_explosion",
+    "ratio_collapse",
+    "value_collapse",
+    "numerical_instability",
+    "entropy_collapse",
+    "entropy_low",
+    "kl_extreme",
+    "kl_spike",
+    "gradient_norm_drift",
+    "gradient_health_drift",
+)
+
+
+@dataclass(frozen=True)
+class MemoryWarning(LearningEvent):
+    """`share` of the memory of `device` that is in use."""
+
+    device: str
+    share: float
+    used_bytes: int
+    total_bytes: int
+
+
+@dataclass(frozen=True)
+class ShapleyComputed(Event):
+    """Contributions of the seeds of one network, in pp; `standard_error` None if exact."""
+
+    slot_ids: tuple[str, ...]
+    leave_one_out: tuple[float, ...]
+    shapley: tuple[float, ...]
+    standard_error: tuple[float, ...] | None
+    evaluations: int

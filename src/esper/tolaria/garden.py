@@ -77,8 +77,10 @@ class Garden:
         budget: Budget,
         max_seeds: int | None,
         recorder: Recorder,
+        counterfactuals: bool = True,
     ) -> None:
         self.population, self.rules, self.recorder = population, rules, recorder
+        self.counterfactuals = counterfactuals
         template = population.template
         self.narrator = Narrator(template)
         self.host_params, self.host_macs = count_params(template.host), template.host_macs
@@ -90,6 +92,7 @@ class Garden:
             for name in ("germinated", "fossilized", "culled", "rollbacks")
         }
         self.train_macs = np.zeros(len(population.seeds), dtype=np.int64)
+        self.host_train_macs = np.zeros(len(population.seeds), dtype=np.int64)
 
     def _limits(self, budget: Budget, max_seeds: int | None) -> GrowthLimits:
         template = self.population.template
@@ -175,13 +178,14 @@ class Garden:
     # --- measuring -----------------------------------------------------------------------------
 
     def evaluate(self, env: int) -> Evaluation:
-        """The whole network, then without each seed that acts on its output."""
-        acting = np.flatnonzero(IS_BLENDED[self.table.stage[env]])
+        """The whole network, then, with counterfactuals, without each seed that acts on it."""
+        acting = np.flatnonzero(IS_BLENDED[self.table.stage[env]] & self.counterfactuals)
         coalitions = np.ones((1 + len(acting), self.table.shape[1]), dtype=bool)
         coalitions[np.arange(1, 1 + len(acting)), acting] = False
         evaluation = self.population.evaluate(env, coalitions)
         per_example = self.host_macs + (coalitions * self._active_macs()[env]).sum(axis=1)
         self.train_macs[env] += int(per_example.sum()) * evaluation.samples
+        self.host_train_macs[env] += self.host_macs * evaluation.samples
         return evaluation
 
     def record(self, env: int, evaluation: Evaluation, train: TrainReadings | None) -> None:
@@ -189,8 +193,11 @@ class Garden:
         table, acting = self.table, IS_BLENDED[self.table.stage[env]]
         table.score[env, table.holds_seed[env]] = evaluation.score[0]
         table.contribution[env] = np.nan
-        table.contribution[env, acting] = evaluation.score[0] - evaluation.score[1:]
+        if self.counterfactuals:
+            table.contribution[env, acting] = evaluation.score[0] - evaluation.score[1:]
         table.alpha[env, acting] = evaluation.alpha[acting]
+        sizes = evaluation.activation_ratio
+        table.activation_ratio[env] = np.nan if sizes is None else sizes
         if train is not None:
             table.gradient_ratio[env] = train.gradient_ratio[env]
             table.gradient_norm[env] = train.gradient_norm[env]
@@ -200,6 +207,7 @@ class Garden:
     def charge_training(self, samples: int, running: np.ndarray) -> None:
         per_example = self.host_macs + self._active_macs().sum(axis=1)
         self.train_macs += np.where(running, TRAINING_COST * samples * per_example, 0)
+        self.host_train_macs += np.where(running, TRAINING_COST * samples * self.host_macs, 0)
 
     def _active_macs(self) -> np.ndarray:
         return np.where(IS_ACTIVE[self.table.stage], self.table.macs, 0)

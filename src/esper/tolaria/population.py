@@ -71,13 +71,15 @@ class TrainReadings:
 class Evaluation:
     """Validation of one host under K coalitions of its seeds: loss [K], score [K].
 
-    `alpha` [S] is what each seed's blend applied on average with all seeds present.
+    `alpha` [S] is what each seed's blend applied on average with all seeds present, and
+    `activation_ratio` [S] the size of its output against what it is added to, if measured.
     """
 
     loss: np.ndarray
     score: np.ndarray
     alpha: np.ndarray
     samples: int
+    activation_ratio: np.ndarray | None = None
 
 
 class Population(Protocol):
@@ -226,7 +228,8 @@ class LoopedPopulation:
                 samples += len(target)
         means = (totals / samples).cpu().numpy()
         alpha = np.array([slot.applied_alpha() for _, slot in network.each_slot()])
-        return Evaluation(means[:, 0], means[:, 1], alpha, samples)
+        parity = np.array([slot.activation_ratio() for _, slot in network.each_slot()])
+        return Evaluation(means[:, 0], means[:, 1], alpha, samples, parity)
 
     def snapshot(self, env: int) -> HostSnapshot:
         return take_snapshot(self.networks[env], self.optimizers[env])

@@ -16,6 +16,7 @@ class Transition:
     truncated    bool[E], the episode reached its length
     rolled_back  bool[E], the governor restored the host
     train_macs   int[E], multiply-adds spent in this step, evaluations included
+    host_macs    int[E], what of them the host alone would have spent
     """
 
     before: Situation
@@ -26,3 +27,4 @@ class Transition:
     truncated: np.ndarray
     rolled_back: np.ndarray
     train_macs: np.ndarray
+    host_macs: np.ndarray

@@ -1,0 +1,59 @@
+"""Telemetry of learning: what to measure, and when to worry."""
+
+from esper.simic.telemetry.anomaly_detector import (
+    AnomalyDetector,
+    AnomalyReport,
+    AnomalyThresholds,
+)
+from esper.simic.telemetry.debug_telemetry import (
+    LayerGradientStats,
+    LayerSummary,
+    NumericalStabilityReport,
+    check_numerical_stability,
+    collect_per_layer_gradients,
+    summarize_layers,
+)
+from esper.simic.telemetry.escalation import Escalation, TelemetryConfig, TelemetryLevel
+from esper.simic.telemetry.gradient_collector import (
+    GradientHealthMetrics,
+    GradientThresholds,
+    PendingGradientMetrics,
+    collect_gradients,
+    start_collecting,
+)
+from esper.simic.telemetry.gradient_ema import GradientDrift, GradientEMATracker
+from esper.simic.telemetry.lstm_health import LSTMHealth, compute_lstm_health
+from esper.simic.telemetry.memory_watch import MemoryWatch, read_memory
+from esper.simic.telemetry.newborn import newborn_rows
+from esper.simic.telemetry.ratio_diagnostic import RatioExplosionDiagnostic
+from esper.simic.telemetry.training_profiler import DeviceTimer, training_profiler
+
+__all__ = [
+    "AnomalyDetector",
+    "AnomalyReport",
+    "AnomalyThresholds",
+    "DeviceTimer",
+    "Escalation",
+    "GradientDrift",
+    "GradientEMATracker",
+    "GradientHealthMetrics",
+    "GradientThresholds",
+    "LSTMHealth",
+    "LayerGradientStats",
+    "LayerSummary",
+    "MemoryWatch",
+    "NumericalStabilityReport",
+    "PendingGradientMetrics",
+    "RatioExplosionDiagnostic",
+    "TelemetryConfig",
+    "TelemetryLevel",
+    "check_numerical_stability",
+    "collect_gradients",
+    "collect_per_layer_gradients",
+    "compute_lstm_health",
+    "newborn_rows",
+    "read_memory",
+    "start_collecting",
+    "summarize_layers",
+    "training_profiler",
+]

@@ -1,0 +1,81 @@
+"""Which decisions, and which head, made probability ratios explode or collapse."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from esper.leyline import HEAD_NAMES
+from esper.leyline import constants as c
+
+MOST_EXAMPLES = 32
+
+
+@dataclass(frozen=True)
+class RatioExplosionDiagnostic:
+    """Ratios outside the limits, over the heads that mattered in each step.
+
+    worst_head      the head with the ratio furthest from 1 (in log), None without any step
+    worst_ratio     that ratio
+    outliers        how many per head, in the order of HEAD_NAMES
+    steps, heads, values, actions   of the worst outliers, at most MOST_EXAMPLES, worst first
+    log_prob_change_mean, log_prob_change_max   of |new - old| over all that mattered
+    """
+
+    worst_head: str | None
+    worst_ratio: float | None
+    outliers: dict[str, int]
+    steps: tuple[int, ...]
+    heads: tuple[str, ...]
+    values: tuple[float, ...]
+    actions: tuple[int, ...]
+    log_prob_change_mean: float | None
+    log_prob_change_max: float | None
+
+    @staticmethod
+    @torch.compiler.disable
+    @torch.no_grad()
+    def from_batch(
+        old_log_probs: Tensor,
+        new_log_probs: Tensor,
+        relevant: Tensor,
+        actions: Tensor,
+        max_ratio: float = c.RATIO_EXPLOSION_THRESHOLD,
+        min_ratio: float = c.RATIO_COLLAPSE_THRESHOLD,
+    ) -> "RatioExplosionDiagnostic":
+        """All [N, heads]; `relevant` says which heads each step's op made use of."""
+        if not old_log_probs.shape == new_log_probs.shape == relevant.shape == actions.shape:
+            raise ValueError(
+                f"old {list(old_log_probs.shape)}, new {list(new_log_probs.shape)}, relevant "
+                f"{list(relevant.shape)} and actions {list(actions.shape)} must have one shape"
+            )
+        change = (new_log_probs - old_log_probs).double()
+        packed = torch.stack([change, relevant.double(), actions.double()]).cpu()
+        change, mattered, chosen = packed[0], packed[1].bool(), packed[2].long()
+        if not mattered.any():
+            nobody = dict.fromkeys(HEAD_NAMES, 0)
+            return RatioExplosionDiagnostic(None, None, nobody, (), (), (), (), None, None)
+        ratio = change.exp()
+        # Not 'ratio > max or < min': a NaN is an outlier too.
+        outside = mattered & ~((ratio <= max_ratio) & (ratio >= min_ratio))
+        distance = torch.where(mattered, change.abs().nan_to_num(nan=torch.inf), -1.0)
+        step, head = divmod(int(distance.argmax()), len(HEAD_NAMES))
+        where = outside.nonzero()
+        order = distance[outside].argsort(descending=True, stable=True)[:MOST_EXAMPLES]
+        examples = where[order]
+        size = change[mattered].abs()
+        return RatioExplosionDiagnostic(
+            worst_head=HEAD_NAMES[head],
+            worst_ratio=float(ratio[step, head]),
+            outliers=dict(zip(HEAD_NAMES, outside.sum(dim=0).tolist(), strict=True)),
+            steps=tuple(examples[:, 0].tolist()),
+            heads=tuple(HEAD_NAMES[h] for h in examples[:, 1].tolist()),
+            values=tuple(ratio[outside][order].tolist()),
+            actions=tuple(chosen[outside][order].tolist()),
+            log_prob_change_mean=float(size.mean()),
+            log_prob_change_max=float(size.max()),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
