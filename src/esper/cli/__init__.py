@@ -119,6 +119,69 @@ def grow(
 
 
 @app.command()
+def evaluate(
+    task: Annotated[str, typer.Option(help="What to learn; see `esper tasks`.")] = "digits",
+    arms: Annotated[
+        str,
+        typer.Option(
+            help="Who is compared, with commas: static, random, heuristic, scripted:NAME, "
+            "or the run directory of a learned policy."
+        ),
+    ] = "static,random,scripted:early,heuristic",
+    seeds: Annotated[int, typer.Option(min=1, help="Paired seeds: each arm trains on each.")] = 20,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Epochs to train; each task has its default.")
+    ] = None,
+    out: Annotated[
+        str | None, typer.Option(help="Folder for the results. Default: runs/evaluate-TASK.")
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option(help="Replace an evaluation that is already there.")
+    ] = False,
+    tune: Annotated[
+        bool,
+        typer.Option(help="Let every arm choose its learning rate, from one grid, on validation."),
+    ] = False,
+    controls: Annotated[
+        bool,
+        typer.Option(
+            help="Also train static networks: what was grown, from scratch, and the best width."
+        ),
+    ] = True,
+    control_for: Annotated[
+        str | None,
+        typer.Option(help="The arm that the controls are made for. Default: the last that grows."),
+    ] = None,
+) -> None:
+    """Compare controllers on paired seeds, on test data, and with honest controls.
+
+    Prints two tables and writes evaluation.json, trials.csv and evaluation.png. Ctrl-C ends early
+    with the seeds that are complete.
+
+    Examples:
+
+      esper evaluate --task digits --arms static,random,heuristic --seeds 20 --tune
+
+      esper evaluate --arms static,heuristic,runs/first --control-for heuristic
+    """
+    from esper.cli.evaluate_commands import EvaluateCommand, run_evaluate
+
+    run_evaluate(
+        EvaluateCommand(
+            task=task,
+            arms=arms,
+            seeds=seeds,
+            steps=steps,
+            out=out or f"runs/evaluate-{task}",
+            overwrite=overwrite,
+            tune=tune,
+            controls=controls,
+            control_for=control_for,
+        )
+    )
+
+
+@app.command()
 def tasks() -> None:
     """List the tasks and whether their data is there."""
     from esper.cli.lists import show_tasks

@@ -18,6 +18,7 @@ from esper.simic.training.arms import (
     of_width,
     static_plan,
     train,
+    training_macs,
 )
 from esper.tamiyo import Controller
 from esper.tolaria.data.splits import DataSplits
@@ -184,7 +185,13 @@ def _choose_equal_compute(
         budget = run.outcome.train_macs
         return static_plan(task, affordable_steps(task, bench.data, sizes[width][1], budget))
 
-    return _choose_width(bench, BEST_STATIC_EQUAL_COMPUTE, reference, found, list(sizes), plan)
+    budget = min(run.outcome.train_macs for run in found)
+    widths = [
+        width
+        for width, (_, macs) in sizes.items()
+        if training_macs(bench.task, bench.data, macs, steps=1) <= budget
+    ] or [min(sizes, key=lambda width: sizes[width][1])]
+    return _choose_width(bench, BEST_STATIC_EQUAL_COMPUTE, reference, found, widths, plan)
 
 
 def _choose_width(
