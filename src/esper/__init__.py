@@ -5,7 +5,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from esper.api import Body, Grown, attach, grow
+    from esper.api import Body, Grown, attach, grow, load_policy
     from esper.growth import (
         BlueprintCatalogue,
         BlueprintSpec,
@@ -33,6 +33,7 @@ _HOMES = {
     "export": "esper.growth",
     "grow": "esper.api",
     "list_slots": "esper.growth",
+    "load_policy": "esper.api",
 }
 
 __all__ = [
@@ -49,6 +50,7 @@ __all__ = [
     "export",
     "grow",
     "list_slots",
+    "load_policy",
 ]
 
 

@@ -2,5 +2,16 @@
 
 from esper.api.body import Body, attach
 from esper.api.growing import Grown, History, grow
+from esper.api.training import find_controller, load_policy, resume_ppo, train_ppo
 
-__all__ = ["Body", "Grown", "History", "attach", "grow"]
+__all__ = [
+    "Body",
+    "Grown",
+    "History",
+    "attach",
+    "find_controller",
+    "grow",
+    "load_policy",
+    "resume_ppo",
+    "train_ppo",
+]

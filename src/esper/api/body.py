@@ -16,6 +16,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from esper.api.growing import History
+from esper.api.training import check_fit, find_controller
 from esper.growth import (
     BlueprintCatalogue,
     GrownModule,
@@ -36,7 +37,7 @@ from esper.leyline import (
     ForgottenCallError,
     SeedStage,
 )
-from esper.tamiyo import Controller, make_controller
+from esper.tamiyo import Controller
 from esper.tolaria.environment import GrowthEnv
 from esper.tolaria.episode import settle_outcome
 from esper.tolaria.garden import Budget
@@ -262,7 +263,8 @@ def attach(
     arguments are those of `grow`. Raises ConfigError for arguments that cannot work.
     """
     network = GrownModule.wrap(model, slots, example, blueprints)
-    chosen = make_controller(controller) if isinstance(controller, str) else controller
+    chosen = find_controller(controller) if isinstance(controller, str) else controller
+    check_fit(chosen, len(network.sites), network.catalogue)
     host = AttachedHost(network, evaluate, example, seed)
     history = History()
     env = GrowthEnv(

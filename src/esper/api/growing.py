@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
+from esper.api.training import check_fit, find_controller
 from esper.growth import (
     BlueprintCatalogue,
     GrownModule,
@@ -24,7 +25,7 @@ from esper.growth import (
 from esper.leyline import ConfigError, EpisodeOutcome, Recorder
 from esper.leyline.events import Event
 from esper.observatory import RunDirectory
-from esper.tamiyo import Controller, make_controller
+from esper.tamiyo import Controller
 from esper.tolaria.batches import LoaderSource
 from esper.tolaria.environment import GrowthEnv
 from esper.tolaria.episode import run_episode, settle_outcome
@@ -132,9 +133,10 @@ def grow(
         max_grad_norm=max_grad_norm,
     )
     rules = LifecycleRules(max_steps=steps, incubation=incubation)
-    chosen = make_controller(controller) if isinstance(controller, str) else controller
+    chosen = find_controller(controller) if isinstance(controller, str) else controller
     _check_objectives(model, recipe, next(iter(val_loader)))
     population = LoopedPopulation(recipe, [seed], device=_device(model))
+    check_fit(chosen, len(population.template.sites), recipe.catalogue)
     listeners = _listeners(out, model, chosen, steps, seed)
     history = History(listeners)
     output = population.template.output

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from esper import __version__
+from esper.cli import train_commands
 from esper.leyline.errors import EsperError
 
 app = typer.Typer(
@@ -21,6 +22,7 @@ helps, and shows what the growth was worth. [bold]esper tasks[/] lists what else
 )
 data_app = typer.Typer(no_args_is_help=True, help="See and fetch data sets.")
 app.add_typer(data_app, name="data")
+app.add_typer(train_commands.train_app, name="train")
 
 
 def main() -> None:
@@ -54,8 +56,8 @@ def grow(
     controller: Annotated[
         str,
         typer.Option(
-            help="Who decides: heuristic, random, static (never grow), or scripted:FILE, "
-            "where FILE may be the actions.txt of an earlier run."
+            help="Who decides: heuristic, random, static (never grow), scripted:FILE, "
+            "where FILE may be the actions.txt of an earlier run, or the folder of a training run."
         ),
     ] = "heuristic",
     seed: Annotated[int, typer.Option(min=0, help="Same seed, same run, byte for byte.")] = 0,

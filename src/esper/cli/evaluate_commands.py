@@ -7,7 +7,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-import esper
+from esper.api import load_policy
 from esper.leyline import ConfigError
 from esper.observatory.evaluation import (
     arms_table,
@@ -38,8 +38,7 @@ class EvaluateCommand:
 def make_arm(name: str) -> Controller:
     """A controller by its name, or the learned policy of a run directory."""
     if Path(name).is_dir():
-        policy: Controller = esper.load_policy(name)
-        return policy
+        return load_policy(name)
     if name in CONTROLLER_NAMES or name.startswith("scripted:"):
         return make_controller(name)
     raise ConfigError(

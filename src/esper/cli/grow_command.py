@@ -9,7 +9,8 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from esper.api import History
+from esper.api import History, find_controller
+from esper.api.training import check_fit
 from esper.growth import LifecycleRules, default_catalogue
 from esper.leyline import EpisodeOutcome
 from esper.observatory import (
@@ -19,7 +20,7 @@ from esper.observatory import (
     summary_table,
     write_summary,
 )
-from esper.tamiyo import Controller, StaticController, make_controller
+from esper.tamiyo import Controller, StaticController
 from esper.tolaria.data.catalogue import data_root
 from esper.tolaria.data.splits import DataSplits
 from esper.tolaria.environment import GrowthEnv
@@ -75,7 +76,8 @@ class Watch:
 def run(settings: GrowSettings) -> None:
     """Everything that can be wrong is found before the first epoch; raises EsperError."""
     task = find_task(settings.task)
-    controller = make_controller(settings.controller)
+    controller = find_controller(settings.controller)
+    check_fit(controller, len(task.slots), default_catalogue())
     steps = settings.steps or task.steps
     rules = LifecycleRules(
         max_steps=steps,

@@ -18,8 +18,30 @@ class Recorder(Protocol):
     def outcome(self, outcome: EpisodeOutcome) -> None: ...
 
 
+class RoundRecorder(Recorder, Protocol):
+    """A recorder of many rounds, whose record can be taken up again where a checkpoint was made."""
+
+    def begin_round(self, number: int) -> None:
+        """What follows happened in this round."""
+
+    def timing(self, row: Mapping[str, Any]) -> None:
+        """Seconds that a round took: the only thing that differs between equal runs."""
+
+    def sync(self) -> dict[str, int]:
+        """Make what was told so far last; gives the length of each file in bytes."""
+
+
 class NullRecorder:
     """Listens to nothing."""
+
+    def begin_round(self, number: int) -> None:
+        pass
+
+    def timing(self, row: Mapping[str, Any]) -> None:
+        pass
+
+    def sync(self) -> dict[str, int]:
+        return {}
 
     def event(self, event: Event) -> None:
         pass

@@ -44,6 +44,7 @@ class EpisodeOutcome:
     The network that is kept is the one of `best_step`; scores and sizes are its own.
     `params` and `macs` count the whole network, `seeds` its fossils and what else was kept.
     `train_macs` is the multiply-adds of all training and evaluation, rejected seeds included.
+    `total_reward` is the sum of raw rewards of `reward_mode`; None if nobody was rewarded.
     """
 
     env: int
@@ -65,3 +66,5 @@ class EpisodeOutcome:
     culled: int
     rollbacks: int
     seeds: tuple[SeedStateReport, ...]
+    total_reward: float | None = None
+    reward_mode: str | None = None

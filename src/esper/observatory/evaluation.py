@@ -50,18 +50,22 @@ def write_evaluation(folder: Path, report: Report) -> list[Path]:
 
 
 def arms_table(report: Report) -> Table:
-    """One line per arm: means over the seeds. Fits into 80 columns."""
+    """One line per arm: means over the seeds. Fits into 80 columns.
+
+    "train" is multiply-adds of the whole training, "seeds" how many were germinated, "rate" the
+    learning rate.
+    """
     table = _plain_table()
     table.add_column("\narm", no_wrap=True)
     for heading in (
         "\ntest",
         "\nparams",
         "mult-\nadds",
-        "training\n(10^6)",
+        "train\n10^6",
         "CPU\ns",
-        "seeds tried/\nkept/culled",
-        "roll-\nbacks",
-        "learning\nrate",
+        "seeds/\nkept/culled",
+        "roll\nback",
+        "\nrate",
     ):
         table.add_column(heading, justify="right")
     for arm in report["arms"]:
@@ -72,7 +76,7 @@ def arms_table(report: Report) -> Table:
             f"{arm['macs']:,.0f}",
             f"{arm['train_macs'] / 1e6:,.0f}",
             f"{arm['cpu_seconds']:.1f}",
-            f"{arm['germinated']:.1f}/{arm['fossilized']:.1f}/{arm['culled']:.1f}",
+            "/".join(_short(arm[name]) for name in ("germinated", "fossilized", "culled")),
             f"{arm['rollbacks']:.1f}",
             f"{arm['learning_rate']:.2g}",
         )
@@ -93,6 +97,10 @@ def comparisons_table(report: Report) -> Table:
             _p(row["p_holm"]),
         )
     return table
+
+
+def _short(count: float) -> str:
+    return f"{count:.1f}" if count < 9.95 else f"{count:.0f}"
 
 
 def _plain_table() -> Table:

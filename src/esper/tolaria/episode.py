@@ -54,7 +54,10 @@ def settle_outcome(
         host_macs=garden.host_macs,
         macs=int(garden.total_macs()[index]),
         train_macs=int(garden.train_macs[index]),
-        **counts,
+        germinated=counts["germinated"],
+        fossilized=counts["fossilized"],
+        culled=counts["culled"],
+        rollbacks=counts["rollbacks"],
         seeds=tuple(garden.narrator.report(env.table, index, slot) for slot in held),
     )
     env.recorder.outcome(outcome)

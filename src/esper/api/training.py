@@ -1,0 +1,107 @@
+"""Train a policy from Python: the loop, its environments and the record of the run, wired up."""
+
+from pathlib import Path
+
+import torch
+
+from esper.growth import BlueprintCatalogue
+from esper.leyline import ConfigError
+from esper.observatory.run_directory import CONFIG
+from esper.observatory.training_directory import TrainingDirectory
+from esper.simic.training.checkpoint import is_run, load_checkpoint, load_state, save_checkpoint
+from esper.simic.training.config import TrainingConfig, load_config
+from esper.simic.training.growth_rounds import GrowthRounds
+from esper.simic.training.loop import Hooks, Tally, run_training
+from esper.simic.training.policy_controller import LearnedController
+from esper.simic.training.shard import space_of
+from esper.simic.training.state import TrainState, new_state
+from esper.tamiyo import Controller, make_controller
+from esper.tolaria.tasks import Task, find_task
+
+
+def train_ppo(
+    config: TrainingConfig,
+    out: str | Path,
+    *,
+    task: Task | None = None,
+    overwrite: bool = False,
+    workers: int = 1,
+    hooks: Hooks | None = None,
+) -> TrainState:
+    """Train from the start; the record and the checkpoints go to the folder `out`.
+
+    `task` stands in for the one that the config names. With several workers, call it below
+    `if __name__ == "__main__":`.
+    """
+    out = Path(out)
+    warm = None if config.warm_start is None else load_state(config.warm_start)
+    chosen = task or find_task(config.task)
+    state = new_state(config, space_of(chosen), warm)
+    record = TrainingDirectory.create(out, config.flat(), overwrite=overwrite)
+    save_checkpoint(out, state, record.sync())
+    return _run(config, chosen, state, record, workers, hooks)
+
+
+def resume_ppo(
+    run: str | Path,
+    *,
+    task: Task | None = None,
+    rounds: int | None = None,
+    workers: int = 1,
+    hooks: Hooks | None = None,
+) -> TrainState:
+    """Go on from the newest intact checkpoint of a run, up to `rounds` if given.
+
+    However often a run is killed and resumed, it ends with the same parameters and history.
+    """
+    run = Path(run)
+    if not (run / CONFIG).is_file():
+        raise ConfigError(f"{run} is not the folder of a training run: it has no {CONFIG}")
+    config = load_config(run / CONFIG, {"rounds": rounds}, presets=False)
+    if not is_run(run):
+        # Killed before the first checkpoint: nothing had happened yet.
+        return train_ppo(config, run, task=task, overwrite=True, workers=workers, hooks=hooks)
+    checkpoint = load_checkpoint(run)
+    state = checkpoint.state
+    if set(state.rewards) != set(config.modes) or state.agent.config != config.ppo:
+        raise ConfigError(f"{run / CONFIG} was changed: it does not fit the checkpoint any more")
+    record = TrainingDirectory.resume(run, config.flat(), checkpoint.files, state.round)
+    return _run(config, task or find_task(config.task), state, record, workers, hooks)
+
+
+def _run(
+    config: TrainingConfig,
+    task: Task,
+    state: TrainState,
+    record: TrainingDirectory,
+    workers: int,
+    hooks: Hooks | None,
+) -> TrainState:
+    # Sums depend on how they are split over threads; one thread gives the same bits everywhere.
+    torch.set_num_threads(1)
+    tally = Tally(record)
+
+    def save(state: TrainState) -> None:
+        save_checkpoint(record.path, state, record.sync())
+
+    with record, GrowthRounds(config, task, tally, workers) as env:
+        return run_training(config, state, env, env.max_steps, tally, save=save, hooks=hooks)
+
+
+def load_policy(path: str | Path, *, deterministic: bool = True) -> LearnedController:
+    """The policy of a training run (its newest checkpoint), as a controller for `grow`.
+
+    It takes the most probable actions; with `deterministic=False` it draws them.
+    """
+    return LearnedController.load(path, deterministic=deterministic)
+
+
+def find_controller(name: str) -> Controller:
+    """A controller by name, or a learned one by the folder of its training run."""
+    return load_policy(name) if is_run(name) else make_controller(name)
+
+
+def check_fit(controller: Controller, num_slots: int, catalogue: BlueprintCatalogue) -> None:
+    """Raises ConfigError if a learned controller was made for other slots or blueprints."""
+    if isinstance(controller, LearnedController):
+        controller.check_fit(num_slots, catalogue)

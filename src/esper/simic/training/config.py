@@ -1,0 +1,268 @@
+"""Every setting of a training run: defaults, presets per task, a strict TOML file, flags.
+
+Later ones win: defaults, then the preset of the task, then the file, then flags. A setting inside a
+table is written with a dot, as in `ppo.learning_rate`, in flags and in messages.
+"""
+
+import difflib
+import tomllib
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from esper.leyline import ConfigError, constants
+from esper.simic.agent import PPOConfig
+from esper.simic.rewards import (
+    CONTRIBUTION_MODES,
+    ContributionRewardConfig,
+    LossRewardConfig,
+    ObjectiveRewardConfig,
+    RewardConfig,
+    check_gamma,
+)
+
+REWARD_MODES = ("objective", *CONTRIBUTION_MODES, "loss")
+# Keys of TOML that hold a table of settings of another class.
+_TABLES = ("ppo", "network", "reward")
+
+
+@dataclass(frozen=True)
+class NetworkSizes:
+    """Sizes of the policy's network that do not follow from the task."""
+
+    # Width of the features that enter the LSTM, and of the LSTM and its layers.
+    feature_dim: int = constants.FEATURE_DIM
+    lstm_hidden_dim: int = constants.LSTM_HIDDEN_DIM
+    lstm_layers: int = 1
+    # Hidden width of each head; None: half of the LSTM.
+    head_width: int | None = None
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """One training run. The discount is `ppo.gamma`, for returns and for reward shaping alike."""
+
+    # What the hosts learn; see `esper tasks`.
+    task: str = "digits"
+    # How many times all environments are played and learnt from.
+    rounds: int = 200
+    # Host trainings that run side by side in each round.
+    envs: int = 16
+    # Decisions per episode, one per epoch of the host; None: as many as the task says.
+    steps: int | None = None
+    # Same seed, same run, bit for bit.
+    seed: int = 0
+    # What is rewarded; and, for comparison, what the second half of the environments gets instead.
+    reward_mode: str = "objective"
+    ab_reward_mode: str | None = None
+    # 'isolated': a seed learns without acting before it is blended in; 'joint': from birth.
+    incubation: str = "isolated"
+    # Caps on the grown network, as multiples of the host; and on seeds at a time. None: no cap.
+    max_params: float | None = None
+    max_macs: float | None = None
+    max_seeds: int | None = None
+    # Run whose policy and observation statistics training starts from; None: from scratch.
+    warm_start: str | None = None
+    # Settings of the learner, of its network, and of the reward's family (param_cost, ...).
+    ppo: PPOConfig = field(default_factory=PPOConfig)
+    network: NetworkSizes = field(default_factory=NetworkSizes)
+    reward: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("rounds", "envs", "steps", "max_seeds"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} must be at least 1, got {value}")
+        if self.seed < 0:
+            raise ConfigError(f"seed must be at least 0, got {self.seed}")
+        if self.incubation not in ("isolated", "joint"):
+            raise ConfigError(f"incubation must be isolated or joint, got {self.incubation!r}")
+        if self.ab_reward_mode is not None:
+            if self.envs < 2:
+                raise ConfigError("comparing two reward modes needs at least 2 environments")
+            if self.ab_reward_mode == self.reward_mode:
+                raise ConfigError(f"ab_reward_mode is {self.reward_mode!r} as well; name another")
+        for mode in self.modes:
+            check_gamma(make_reward(mode, self.reward, self.modes), self.ppo.gamma)
+
+    @property
+    def modes(self) -> tuple[str, ...]:
+        """The reward modes in use, one or two."""
+        return tuple(mode for mode in (self.reward_mode, self.ab_reward_mode) if mode is not None)
+
+    def mode_of(self, env: int) -> str:
+        """The reward mode of an environment: with two modes the second half has the second."""
+        return self.modes[0 if len(self.modes) == 1 or env < self.envs // 2 else 1]
+
+    def reward_config(self, mode: str) -> RewardConfig:
+        return make_reward(mode, self.reward, self.modes)
+
+    def flat(self) -> dict[str, Any]:
+        """All settings with dotted keys, for a flat TOML file that `load_config` reads back."""
+        return dict(_flatten(self, ""))
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "digits": {"ppo.learning_rate": 1e-3, "ppo.entropy_coef": 0.1, "ppo.minibatches": 4},
+    "pydocs": {"ppo.entropy_coef": 0.1},
+    "cifar10": {"ppo.entropy_coef": 0.1},
+    "cifar10_blind": {"ppo.entropy_coef": 0.1},
+    "cifar10_deep": {"ppo.entropy_coef": 0.08},
+}
+
+
+def load_config(
+    path: str | Path | None = None,
+    flags: Mapping[str, Any] | None = None,
+    *,
+    presets: bool = True,
+) -> TrainingConfig:
+    """From a TOML file, if any, and flags by dotted name; flags that are None were not given.
+
+    Raises ConfigError, in one sentence, for what is unknown or cannot work.
+    """
+    given = _read(Path(path)) if path is not None else {}
+    for name, value in (flags or {}).items():
+        if value is not None:
+            _put(given, name, value)
+    settings: dict[str, Any] = {}
+    if presets:
+        task = given.get("task", TrainingConfig.task)
+        for name, value in PRESETS.get(task, {}).items() if isinstance(task, str) else ():
+            _put(settings, name, value)
+    for name, value in given.items():
+        if name in _TABLES and isinstance(value, dict):
+            settings[name] = {**settings.get(name, {}), **value}
+        else:
+            settings[name] = value
+    return _build(settings)
+
+
+def make_reward(mode: str, settings: Mapping[str, Any], modes: tuple[str, ...]) -> RewardConfig:
+    """The config of one mode; a setting that no mode in use has is refused."""
+    for other in modes:
+        if other not in REWARD_MODES:
+            raise ConfigError(
+                f"no reward mode {other!r}; there are {', '.join(REWARD_MODES)}{_nearest(other)}"
+            )
+    known = {name for other in modes for name in _settings_of(_family(other)) - {"mode"}}
+    _refuse_unknown(settings, known, "reward.")
+    family = _family(mode)
+    own = {name: value for name, value in settings.items() if name in _settings_of(family)}
+    if family is ContributionRewardConfig:
+        own["mode"] = mode
+    _check_types(own, family, "reward.")
+    missing = {"baseline_loss", "target_loss", "typical_loss_delta_std"} - own.keys()
+    if family is LossRewardConfig and missing:
+        raise ConfigError(f"reward mode 'loss' needs reward.{sorted(missing)[0]} to be set")
+    return family(**own)
+
+
+def _family(mode: str) -> type:
+    families = {"objective": ObjectiveRewardConfig, "loss": LossRewardConfig}
+    return families.get(mode, ContributionRewardConfig)
+
+
+# --- reading ---------------------------------------------------------------------------------
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the config {path}: {error}") from error
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from error
+
+
+def _put(settings: dict[str, Any], dotted: str, value: Any) -> None:
+    table, _, name = dotted.rpartition(".")
+    where = settings.setdefault(table, {}) if table else settings
+    where[name] = value
+
+
+def _build(settings: dict[str, Any]) -> TrainingConfig:
+    _refuse_unknown(settings, _settings_of(TrainingConfig), "")
+    for name in _TABLES:
+        if not isinstance(settings.get(name, {}), dict):
+            raise ConfigError(f"{name} must be a table of settings, got {settings[name]!r}")
+    plain = {name: value for name, value in settings.items() if name not in _TABLES}
+    _check_types(plain, TrainingConfig, "")
+    tables: dict[str, Any] = {"reward": settings.get("reward", {})}
+    for name, kind in (("ppo", PPOConfig), ("network", NetworkSizes)):
+        table = settings.get(name, {})
+        _refuse_unknown(table, _settings_of(kind), f"{name}.")
+        _check_types(table, kind, f"{name}.")
+        tables[name] = replace(kind(), **table)
+    return TrainingConfig(**plain, **tables)
+
+
+def _settings_of(kind: type) -> set[str]:
+    return {f.name for f in fields(kind)}
+
+
+def _refuse_unknown(given: Mapping[str, Any], known: set[str], prefix: str) -> None:
+    for name in given:
+        if name not in known:
+            raise ConfigError(f"no setting {prefix}{name}{_nearest(name, known, prefix)}")
+
+
+def _nearest(name: str, known: set[str] | tuple[str, ...] = REWARD_MODES, prefix: str = "") -> str:
+    close = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.4)
+    return f"; did you mean {prefix}{close[0]}?" if close else ""
+
+
+_WORDS = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+    type(None): "nothing",
+}
+
+
+def _check_types(given: Mapping[str, Any], kind: type, prefix: str) -> None:
+    hints = get_type_hints(kind)
+    for name, value in given.items():
+        if not _fits(value, hints[name]):
+            wanted = _words(hints[name])
+            raise ConfigError(f"{prefix}{name} must be {wanted}, got {value!r}")
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    origin = get_origin(hint)
+    if origin in (Union, types.UnionType):
+        return any(_fits(value, option) for option in get_args(hint))
+    if origin is Literal:
+        return value in get_args(hint)
+    if origin is not None:
+        return isinstance(value, dict) and all(_fits(v, float) for v in value.values())
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, hint)
+
+
+def _words(hint: Any) -> str:
+    options = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    if get_origin(hint) is Literal:
+        return " or ".join(map(repr, get_args(hint)))
+    return " or ".join(_WORDS.get(o, "a table of numbers") for o in options if o is not type(None))
+
+
+def _flatten(value: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+    items = (
+        [(f.name, getattr(value, f.name)) for f in fields(value)]
+        if is_dataclass(value)
+        else list(value.items())
+    )
+    for name, entry in items:
+        if is_dataclass(entry) or isinstance(entry, Mapping):
+            yield from _flatten(entry, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", entry

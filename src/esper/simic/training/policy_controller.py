@@ -1,0 +1,66 @@
+"""The controller that follows a policy that was learnt."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from esper.growth import BlueprintCatalogue
+from esper.leyline import HEAD_NAMES, ConfigError, generator
+from esper.simic.training.checkpoint import load_state
+from esper.simic.training.state import TrainState
+from esper.tamiyo import FeatureExtractionContext, Situation, signals_to_features
+
+
+class LearnedController:
+    """Takes the most probable action of a trained policy; with `deterministic=False` it draws,
+    as a function of the episode's seed and the step.
+
+    The policy decides for hosts with as many slots, and for the blueprints, that it was trained
+    with; others are refused with ConfigError.
+    """
+
+    def __init__(self, state: TrainState, name: str = "learned", deterministic: bool = True):
+        self.agent, self.space = state.agent, state.space
+        self.observations = state.observations
+        self.name, self.deterministic = name, deterministic
+
+    @staticmethod
+    def load(path: str | Path, *, deterministic: bool = True) -> "LearnedController":
+        """From a run directory (its newest checkpoint) or a single checkpoint."""
+        return LearnedController(load_state(path), str(path), deterministic)
+
+    def check_fit(self, num_slots: int, catalogue: BlueprintCatalogue) -> None:
+        """Raises ConfigError if the policy was made for other slots or blueprints."""
+        if num_slots != self.space.num_slots:
+            raise ConfigError(
+                f"the policy {self.name} decides for {self.space.num_slots} slots, "
+                f"this network has {num_slots}; name as many, or train a policy for it"
+            )
+        if tuple(catalogue.names) != self.space.blueprints:
+            raise ConfigError(
+                f"the policy {self.name} was trained with the blueprints "
+                f"{', '.join(self.space.blueprints)}; here there are {', '.join(catalogue.names)}"
+            )
+
+    def reset(self, n_envs: int) -> None:
+        self.hidden = self.agent.initial_hidden(n_envs)
+
+    def act(self, situation: Situation) -> np.ndarray:
+        self.check_fit(situation.slot_config.num_slots, situation.catalogue)
+        raw = torch.from_numpy(signals_to_features(FeatureExtractionContext(situation)))
+        draws = None if self.deterministic else _draws(situation)
+        decision = self.agent.act(
+            self.observations.normalize(raw), self.hidden, situation.masks, draws
+        )
+        self.hidden = decision.hidden
+        return decision.actions
+
+
+def _draws(situation: Situation) -> np.ndarray:
+    return np.stack(
+        [
+            generator(int(seed), "policy", situation.step).random(len(HEAD_NAMES))
+            for seed in situation.seeds
+        ]
+    )

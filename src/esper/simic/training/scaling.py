@@ -1,0 +1,70 @@
+"""What the agent sees of an environment: observations and rewards on scales it can work with."""
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import torch
+
+from esper.leyline import ActionMasks
+from esper.simic.agent.rollout import VectorEnv
+from esper.simic.control.normalization import RewardNormalizer, RunningMeanStd
+from esper.simic.training.clock import Clock
+
+
+class ScaledEnv:
+    """A `VectorEnv` for one round, around another one. The only place that normalises.
+
+    Statistics take in the raw observations that will be acted on, then scale them; rewards the
+    same, each environment with the normaliser of its reward mode. Environments whose episode is
+    over take no part. `returns` sums up raw rewards.
+    """
+
+    def __init__(
+        self,
+        env: VectorEnv,
+        observations: RunningMeanStd,
+        rewards: Mapping[str, RewardNormalizer],
+        mode_of: Callable[[int], str],
+        clock: Clock,
+        on_step: Callable[[int], None] = lambda step: None,
+    ) -> None:
+        self.env, self.num_envs = env, env.num_envs
+        self.observations, self.rewards = observations, rewards
+        self.modes = np.array([mode_of(env) for env in range(self.num_envs)])
+        self.clock, self.on_step = clock, on_step
+        self.running = np.ones(self.num_envs, dtype=bool)
+        self.returns = np.zeros(self.num_envs)
+        self.steps = 0
+
+    def reset(self, episode: int) -> tuple[np.ndarray, ActionMasks]:
+        with self.clock.phase("hosts"):
+            observations, masks = self.env.reset(episode)
+        return self._observe(observations), masks
+
+    def step(
+        self, actions: np.ndarray
+    ) -> tuple[np.ndarray, ActionMasks, np.ndarray, np.ndarray, np.ndarray]:
+        with self.clock.phase("hosts"):
+            observations, masks, rewards, terminated, truncated = self.env.step(actions)
+        self.steps += 1
+        self.on_step(self.steps)
+        self.returns += np.where(self.running, rewards, 0.0)
+        scaled = self._reward(rewards)
+        ended = self.running & (terminated | truncated)
+        self.running = self.running & ~ended
+        return self._observe(observations, ended), masks, scaled, terminated, truncated
+
+    def _observe(self, raw: np.ndarray, ended: np.ndarray | None = None) -> np.ndarray:
+        """Only what will be acted on is learnt from; what nobody looks at again is 0."""
+        values = torch.as_tensor(raw, dtype=torch.float32)
+        self.observations.update(values[torch.from_numpy(self.running)])
+        looked_at = self.running if ended is None else self.running | ended
+        return np.where(looked_at[:, None], self.observations.normalize(values).numpy(), 0.0)
+
+    def _reward(self, raw: np.ndarray) -> np.ndarray:
+        scaled = np.zeros(self.num_envs)
+        for mode, normalizer in self.rewards.items():
+            own = self.running & (self.modes == mode)
+            if own.any():
+                scaled[own] = normalizer(torch.from_numpy(raw[own].astype(np.float64))).numpy()
+        return scaled

@@ -1,0 +1,204 @@
+"""Some of a run's growth environments, in one process.
+
+What an environment does depends on the run's seed, the round and its own number: how environments
+are divided into shards changes nothing.
+"""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, cast
+
+import numpy as np
+
+from esper.growth import LifecycleRules, default_catalogue
+from esper.leyline import ActionMasks, EpisodeOutcome, draw_key
+from esper.leyline.events import Event
+from esper.simic.rewards import RewardComponents, compute_reward
+from esper.simic.training.config import TrainingConfig
+from esper.simic.training.state import Space
+from esper.tamiyo import FeatureExtractionContext, Situation, feature_size, signals_to_features
+from esper.tolaria.data.catalogue import data_root
+from esper.tolaria.environment import GrowthEnv
+from esper.tolaria.episode import settle_outcome
+from esper.tolaria.garden import Budget
+from esper.tolaria.population import LoopedPopulation
+from esper.tolaria.tasks import Task
+from esper.tolaria.transition import Transition
+
+CONTROLLER = "ppo"
+
+# What happened, in order: an event, a row of metrics or an outcome.
+Record = Event | dict[str, Any] | EpisodeOutcome
+
+
+@dataclass(frozen=True)
+class ShardSpec:
+    """Everything a shard is made from; `envs` are the numbers of its environments in the run."""
+
+    config: TrainingConfig
+    task: Task
+    envs: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ShardStep:
+    """What a step of a shard gives back; arrays over its environments.
+
+    `rewards` are raw. `records` holds what happened to each environment. `reward_seconds` went
+    into rewards and observations, the rest of the step into training and evaluating hosts.
+    """
+
+    observations: np.ndarray
+    masks: ActionMasks
+    rewards: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+    records: list[list[Record]]
+    reward_seconds: float = 0.0
+
+
+def space_of(task: Task) -> Space:
+    """Slots and blueprints of a task's environments, and the width of their observations."""
+    names = default_catalogue().names
+    slots = len(task.slots)
+    return Space(feature_size(slots, len(names)), slots, tuple(names))
+
+
+def episode_seed(run_seed: int, round_: int, env: int) -> int:
+    """The seed of one episode; `esper grow` with it makes the same host."""
+    return draw_key(run_seed, "episode", round_, env)
+
+
+class Shard:
+    """`reset` begins a round with new hosts, `step` plays one step of it. Ended ones just wait."""
+
+    def __init__(self, spec: ShardSpec) -> None:
+        self.config, self.task, self.envs = spec.config, spec.task, spec.envs
+        self.recipe = self.task.recipe(self.task.load(data_root()), default_catalogue())
+        self.rules = LifecycleRules(
+            max_steps=self.config.steps or self.task.steps,
+            incubation=cast(Literal["isolated", "joint"], self.config.incubation),
+        )
+        self.modes = [self.config.mode_of(env) for env in self.envs]
+
+    def reset(self, round_: int) -> ShardStep:
+        config = self.config
+        self.log = _Log(self.envs)
+        self.env = GrowthEnv(
+            LoopedPopulation(
+                self.recipe, [episode_seed(config.seed, round_, env) for env in self.envs]
+            ),
+            self.rules,
+            budget=Budget(params=config.max_params, macs=config.max_macs),
+            max_seeds=config.max_seeds,
+            on_panic="terminate",
+            random_guess_loss=self.task.random_guess_loss,
+            recorder=self.log,
+        )
+        self.returns = np.zeros(len(self.envs))
+        situation = self.env.reset()
+        # A host that breaks while it warms up: its episode ends with the first step.
+        self.stillborn = ~situation.running
+        for env in np.flatnonzero(self.stillborn).tolist():
+            self._settle(env, "rollback")
+        return self._result(situation, *self._nothing())
+
+    def step(self, actions: np.ndarray) -> ShardStep:
+        if not self.env.running.any():
+            situation = self.env.situation
+            assert situation is not None
+            rewards, terminated, truncated = self._nothing()
+            terminated, self.stillborn = self.stillborn, np.zeros_like(self.stillborn)
+            return self._result(situation, rewards, terminated, truncated)
+        transition = self.env.step(actions)
+        began = time.perf_counter()
+        rewards = self._reward(transition)
+        self.returns += rewards
+        seconds = time.perf_counter() - began
+        for env in np.flatnonzero(transition.terminated | transition.truncated).tolist():
+            self._settle(env, "rollback" if transition.terminated[env] else "finished")
+        terminated = transition.terminated | self.stillborn
+        self.stillborn = np.zeros_like(self.stillborn)
+        return self._result(transition.after, rewards, terminated, transition.truncated, seconds)
+
+    def _nothing(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        n = len(self.envs)
+        return np.zeros(n), np.zeros(n, dtype=bool), np.zeros(n, dtype=bool)
+
+    def _reward(self, transition: Transition) -> np.ndarray:
+        """Raw rewards [E], each environment by its own mode; the rows of the step get the parts."""
+        gamma, total = self.config.ppo.gamma, np.zeros(len(self.envs))
+        for mode in dict.fromkeys(self.modes):
+            parts = compute_reward(transition, self.config.reward_config(mode), gamma)
+            own = np.array([other == mode for other in self.modes])
+            total[own] = parts.total[own]
+            for event in parts.suspicions:
+                if own[event.env]:
+                    self.log.event(event)
+            for env in np.flatnonzero(own & transition.acted).tolist():
+                self.log.extend_row(env, reward_columns(parts, env, mode))
+        return total
+
+    def _settle(self, env: int, ended: str) -> None:
+        settle_outcome(self.env, env, task=self.task.name, controller=CONTROLLER, ended=ended)
+        self.log.finish_outcome(env, float(self.returns[env]), self.modes[env])
+
+    def _result(
+        self,
+        situation: Situation,
+        rewards: np.ndarray,
+        terminated: np.ndarray,
+        truncated: np.ndarray,
+        reward_seconds: float = 0.0,
+    ) -> ShardStep:
+        began = time.perf_counter()
+        observations = signals_to_features(FeatureExtractionContext(situation))
+        seconds = reward_seconds + time.perf_counter() - began
+        masks, records = situation.masks, self.log.take()
+        return ShardStep(observations, masks, rewards, terminated, truncated, records, seconds)
+
+
+def reward_columns(parts: RewardComponents, env: int, mode: str) -> dict[str, Any]:
+    """Columns of a step's row; those named `reward.` add up to `reward`."""
+    named = zip(parts.names, parts.values[env].tolist(), strict=True)
+    return {
+        "reward_mode": mode,
+        "reward": float(parts.total[env]),
+        "shaped_ratio": float(parts.shaped_ratio[env]),
+        **{f"reward.{name}": value for name, value in named},
+    }
+
+
+class _Log:
+    """A recorder that sorts by environment, and calls them by their numbers in the run."""
+
+    def __init__(self, envs: tuple[int, ...]) -> None:
+        self.envs = envs
+        self.records: list[list[Record]] = [[] for _ in envs]
+
+    def event(self, event: Event) -> None:
+        self.records[event.env].append(replace(event, env=self.envs[event.env]))
+
+    def metrics(self, row: Mapping[str, Any]) -> None:
+        self.records[row["env"]].append({**row, "env": self.envs[row["env"]]})
+
+    def outcome(self, outcome: EpisodeOutcome) -> None:
+        self.records[outcome.env].append(replace(outcome, env=self.envs[outcome.env]))
+
+    def extend_row(self, env: int, columns: Mapping[str, Any]) -> None:
+        """Add columns to the last row of an environment."""
+        row = next(r for r in reversed(self.records[env]) if isinstance(r, dict))
+        row.update(columns)
+
+    def finish_outcome(self, env: int, total_reward: float, reward_mode: str) -> None:
+        """Say what the episode earned in the outcome that was recorded last."""
+        outcome = self.records[env].pop()
+        assert isinstance(outcome, EpisodeOutcome)
+        self.records[env].append(
+            replace(outcome, total_reward=total_reward, reward_mode=reward_mode)
+        )
+
+    def take(self) -> list[list[Record]]:
+        taken, self.records = self.records, [[] for _ in self.envs]
+        return taken

@@ -1,0 +1,122 @@
+"""The state of a training run: one object with everything that the next round depends on."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from esper.leyline import ConfigError, draw_key
+from esper.simic.agent import FactoredRecurrentActorCritic, NetworkConfig, PPOAgent
+from esper.simic.agent.saving import agent_from_state, agent_state
+from esper.simic.control.normalization import RewardNormalizer, RunningMeanStd
+from esper.simic.telemetry import AnomalyDetector, Escalation, GradientEMATracker
+from esper.simic.training.config import TrainingConfig
+
+
+@dataclass(frozen=True)
+class Space:
+    """What a policy is for: how wide its observations are, and what its choices mean.
+
+    `blueprints` are the names of the catalogue in order, because the order is the meaning.
+    """
+
+    observation_dim: int
+    num_slots: int
+    blueprints: tuple[str, ...]
+
+
+@dataclass
+class TrainState:
+    """`round` is the next one to play. Hosts are new in every round, so they are no part of it."""
+
+    space: Space
+    agent: PPOAgent
+    observations: RunningMeanStd
+    rewards: dict[str, RewardNormalizer]
+    round: int = 0
+    detector: AnomalyDetector = field(default_factory=AnomalyDetector)
+    escalation: Escalation = field(default_factory=Escalation)
+    gradients: GradientEMATracker = field(default_factory=GradientEMATracker)
+
+
+def new_state(config: TrainingConfig, space: Space, warm: TrainState | None = None) -> TrainState:
+    """The state before the first round; with `warm`, its network and observation statistics."""
+    sizes = NetworkConfig(
+        space.observation_dim,
+        space.num_slots,
+        len(space.blueprints),
+        feature_dim=config.network.feature_dim,
+        lstm_hidden_dim=config.network.lstm_hidden_dim,
+        lstm_layers=config.network.lstm_layers,
+        head_width=config.network.head_width,
+    )
+    network = FactoredRecurrentActorCritic(sizes, seed=draw_key(config.seed, "weights"))
+    observations = RunningMeanStd((space.observation_dim,))
+    if warm is not None:
+        if warm.space != space or warm.agent.network.config != sizes:
+            raise ConfigError(
+                f"the policy to start from is for {warm.space.num_slots} slots, "
+                f"{len(warm.space.blueprints)} blueprints and {warm.agent.network.config}; "
+                f"this run has {space.num_slots}, {len(space.blueprints)} and {sizes}"
+            )
+        network.load_state_dict(warm.agent.network.state_dict())
+        observations.load_state_dict(warm.observations.state_dict())
+    return TrainState(
+        space=space,
+        agent=PPOAgent(network, config.ppo),
+        observations=observations,
+        rewards={mode: RewardNormalizer() for mode in config.modes},
+    )
+
+
+def pack(state: TrainState) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Named tensors, and a dictionary for JSON."""
+    tensors, agent = agent_state(state.agent)
+    statistics = state.observations.state_dict()
+    tensors["observations.mean"] = statistics["mean"]
+    tensors["observations.var"] = statistics["var"]
+    return tensors, {
+        "round": state.round,
+        "space": {
+            "observation_dim": state.space.observation_dim,
+            "num_slots": state.space.num_slots,
+            "blueprints": list(state.space.blueprints),
+        },
+        "agent": agent,
+        "observations": statistics["count"],
+        "rewards": {mode: scale.state_dict() for mode, scale in state.rewards.items()},
+        "detector": state.detector.state_dict(),
+        "escalation": state.escalation.state_dict(),
+        "gradients": state.gradients.state_dict(),
+    }
+
+
+def unpack(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> TrainState:
+    """The state of which `pack` was taken; raises ConfigError for one that does not hold up."""
+    try:
+        space = Space(
+            int(meta["space"]["observation_dim"]),
+            int(meta["space"]["num_slots"]),
+            tuple(str(name) for name in meta["space"]["blueprints"]),
+        )
+        own = ("observations.mean", "observations.var")
+        agent = agent_from_state({n: t for n, t in tensors.items() if n not in own}, meta["agent"])
+        state = TrainState(
+            space=space,
+            agent=agent,
+            observations=RunningMeanStd((space.observation_dim,)),
+            rewards={str(mode): RewardNormalizer() for mode in meta["rewards"]},
+            round=int(meta["round"]),
+        )
+        state.observations.load_state_dict(
+            {"mean": tensors[own[0]], "var": tensors[own[1]], "count": meta["observations"]}
+        )
+        for mode, scale in state.rewards.items():
+            scale.load_state_dict(meta["rewards"][mode])
+        state.detector.load_state_dict(meta["detector"])
+        state.escalation.load_state_dict(meta["escalation"])
+        state.gradients.load_state_dict(meta["gradients"])
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ConfigError(f"what was saved is not the state of a training run: {error}") from error
+    return state
