@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from esper import __version__
-from esper.cli import train_commands
+from esper.cli import learn_commands, train_commands
 from esper.leyline.errors import EsperError
 
 app = typer.Typer(
@@ -22,6 +22,8 @@ helps, and shows what the growth was worth. [bold]esper tasks[/] lists what else
 )
 data_app = typer.Typer(no_args_is_help=True, help="See and fetch data sets.")
 app.add_typer(data_app, name="data")
+# Both modules register their commands in this one group.
+assert train_commands.train_app is learn_commands.train_app
 app.add_typer(train_commands.train_app, name="train")
 
 

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from esper.api import load_policy
 from esper.leyline import ConfigError
@@ -16,6 +15,7 @@ from esper.observatory.evaluation import (
     write_evaluation,
 )
 from esper.observatory.picture import require_matplotlib
+from esper.observatory.terminal import PhaseProgress
 from esper.simic.training.evaluate import EvaluationReport, EvaluationSettings, evaluate
 from esper.tamiyo import CONTROLLER_NAMES, Controller, make_controller
 from esper.tolaria.data.catalogue import data_root
@@ -64,7 +64,7 @@ def run_evaluate(command: EvaluateCommand) -> None:
     prepare_folder(Path(command.out), overwrite=command.overwrite)
     torch.set_num_threads(1)
     console = Console()
-    with _Bar(console) as bar:
+    with PhaseProgress(console) as bar:
         report = evaluate(task, data, settings, make_arm, bar.show)
     show_report(console, report)
     for path in write_evaluation(Path(command.out), report.as_dict()):
@@ -101,28 +101,3 @@ def _in_words(report: EvaluationReport) -> str:
         else:
             words.append("The task has no family of hosts, so there is no best-static.")
     return " ".join(words)
-
-
-class _Bar:
-    """One bar for the phase that is under way."""
-
-    def __init__(self, console: Console) -> None:
-        self.progress = Progress(
-            TextColumn("{task.description:<34}"),
-            BarColumn(bar_width=20),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(compact=True),
-            console=console,
-            transient=True,
-        )
-        self.bar = self.progress.add_task("starting", total=None)
-
-    def __enter__(self) -> "_Bar":
-        self.progress.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.progress.stop()
-
-    def show(self, phase: str, done: int, total: int) -> None:
-        self.progress.update(self.bar, description=phase, completed=done, total=total)
