@@ -186,6 +186,32 @@ def evaluate(
 
 
 @app.command()
+def compare(
+    runs: Annotated[list[str], typer.Argument(help="Run directories, such as runs/first.")],
+) -> None:
+    """Show the outcomes of runs side by side: means over their episodes."""
+    from esper.cli.run_commands import show_comparison
+
+    show_comparison(runs)
+
+
+@app.command()
+def query(
+    run: Annotated[str, typer.Argument(help="A run directory, such as runs/first.")],
+    sql: Annotated[
+        str, typer.Argument(help="A SELECT over the tables events, metrics and outcomes.")
+    ],
+) -> None:
+    """Ask a run directory a question in SQL.
+
+    Example: esper query runs/first "select env, val_score, params from outcomes order by 2 desc"
+    """
+    from esper.cli.run_commands import show_query
+
+    show_query(run, sql)
+
+
+@app.command()
 def tasks() -> None:
     """List the tasks and whether their data is there."""
     from esper.cli.lists import show_tasks
