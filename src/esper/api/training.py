@@ -16,6 +16,7 @@ from esper.simic.training.policy_controller import LearnedController
 from esper.simic.training.shard import space_of
 from esper.simic.training.state import TrainState, new_state
 from esper.tamiyo import Controller, make_controller
+from esper.tolaria.data.catalogue import data_root
 from esper.tolaria.tasks import Task, find_task
 
 
@@ -37,6 +38,8 @@ def train_ppo(
     warm = None if config.warm_start is None else load_state(config.warm_start)
     chosen = task or find_task(config.task)
     state = new_state(config, space_of(chosen), warm)
+    # Data that is missing is found before anything is written.
+    chosen.load(data_root())
     record = TrainingDirectory.create(out, config.flat(), overwrite=overwrite)
     save_checkpoint(out, state, record.sync())
     return _run(config, chosen, state, record, workers, hooks)
@@ -63,10 +66,14 @@ def resume_ppo(
         return train_ppo(config, run, task=task, overwrite=True, workers=workers, hooks=hooks)
     checkpoint = load_checkpoint(run)
     state = checkpoint.state
+    chosen = task or find_task(config.task)
     if set(state.rewards) != set(config.modes) or state.agent.config != config.ppo:
         raise ConfigError(f"{run / CONFIG} was changed: it does not fit the checkpoint any more")
+    if state.space != space_of(chosen):
+        raise ConfigError(f"{run} was trained with other slots or blueprints than there are now")
+    chosen.load(data_root())
     record = TrainingDirectory.resume(run, config.flat(), checkpoint.files, state.round)
-    return _run(config, task or find_task(config.task), state, record, workers, hooks)
+    return _run(config, chosen, state, record, workers, hooks)
 
 
 def _run(

@@ -30,16 +30,19 @@ SHAPED_HINTS = frozenset(
 )
 
 
-def table_credit(table: SlotTable, config: ContributionRewardConfig) -> np.ndarray:
-    """[E, S]: credit of every seed that acts on the output and was measured."""
-    gained = table.total_improvement
-    return terms.credit(table.contribution, gained, gained, config)
+def table_credits(
+    before: SlotTable, after: SlotTable, config: ContributionRewardConfig
+) -> np.ndarray:
+    """[2, E, S]: credit of every seed that acts on the output and was measured, then and now."""
+    contribution = np.stack([before.contribution, after.contribution])
+    gained = np.stack([before.total_improvement, after.total_improvement])
+    return terms.credit(contribution, gained, gained, config)
 
 
 def shaped(t: Transition, config: ContributionRewardConfig, gamma: float) -> Parts:
     before, after = t.before.table, t.after.table
     ended = t.terminated | t.truncated
-    had, has = table_credit(before, config), table_credit(after, config)
+    had, has = table_credits(before, after, config)
     held_on = (before.stage == SeedStage.HOLDING) & (after.stage == SeedStage.HOLDING)
     n, gained = after.epochs_in_stage, after.total_improvement
     warning = terms.blending_warning(after.stage, gained, n, config.blending_warning)
@@ -121,16 +124,21 @@ def intervention(t: Transition, config: ContributionRewardConfig) -> np.ndarray:
 def action_shaping(t: Transition, config: ContributionRewardConfig) -> np.ndarray:
     """[E]: how wise the chosen op was for the seed it was applied to."""
     op, table = t.actions[:, OP], t.before.table
-    envs = np.arange(len(op))
-    slot = np.where(op == LifecycleOp.WAIT, 0, t.actions[:, SLOT])
-    stage, c = table.stage[envs, slot], table.contribution[envs, slot]
-    gained, n = table.total_improvement[envs, slot], table.epochs_in_stage[envs, slot]
-    choices = {
-        LifecycleOp.GERMINATE: terms.germinate_shaping(stage, config),
-        LifecycleOp.CULL: terms.cull_shaping(stage, c, table.epochs_total[envs, slot], config),
-        LifecycleOp.FOSSILIZE: terms.fossilize_shaping(stage, c, gained, n, config),
-    }
-    return np.select([op == o for o in choices], list(choices.values()), 0.0)
+    shaping = np.zeros(len(op))
+    for choice in (LifecycleOp.GERMINATE, LifecycleOp.CULL, LifecycleOp.FOSSILIZE):
+        env = np.flatnonzero(op == choice)
+        if len(env) == 0:
+            continue
+        at = (env, t.actions[env, SLOT])
+        stage, c, gained = table.stage[at], table.contribution[at], table.total_improvement[at]
+        if choice == LifecycleOp.GERMINATE:
+            shaping[env] = terms.germinate_shaping(stage, config)
+        elif choice == LifecycleOp.CULL:
+            shaping[env] = terms.cull_shaping(stage, c, table.epochs_total[at], config)
+        else:
+            n = table.epochs_in_stage[at]
+            shaping[env] = terms.fossilize_shaping(stage, c, gained, n, config)
+    return shaping
 
 
 def contributing_fossils(t: Transition, config: ContributionRewardConfig) -> np.ndarray:

@@ -1,5 +1,8 @@
 """Looks for seeds whose contribution does not fit what the network gained."""
 
+from collections.abc import Callable
+from functools import partial
+
 import numpy as np
 
 from esper.growth import SlotTable
@@ -29,20 +32,17 @@ def suspicions(
     t: Transition, ratio_threshold: float = c.HACKING_RATIO_THRESHOLD
 ) -> tuple[RewardHackingSuspected, ...]:
     """Seeds that came under suspicion in this step; one that stays so is not named again."""
-    before, after, acted = t.before.table, t.after.table, t.acted[:, None]
-    same_seed = before.holds_seed
-    found = {
-        "ransomware": ransomware(after) & ~(ransomware(before) & same_seed) & acted,
-        "disproportion": disproportion(after, ratio_threshold)
-        & ~(disproportion(before, ratio_threshold) & same_seed)
-        & acted,
+    checks: dict[str, Callable[[SlotTable], np.ndarray]] = {
+        "ransomware": ransomware,
+        "disproportion": partial(disproportion, ratio_threshold=ratio_threshold),
     }
-    return tuple(
-        _event(t, pattern, env, slot)
-        for pattern, where in found.items()
-        if where.any()
-        for env, slot in np.argwhere(where).tolist()
-    )
+    events: list[RewardHackingSuspected] = []
+    for pattern, check in checks.items():
+        suspect = check(t.after.table) & t.acted[:, None]
+        if suspect.any():
+            begun = suspect & ~check(t.before.table)
+            events += [_event(t, pattern, env, slot) for env, slot in np.argwhere(begun).tolist()]
+    return tuple(events)
 
 
 def _event(t: Transition, pattern: str, env: int, slot: int) -> RewardHackingSuspected:

@@ -13,10 +13,9 @@ from esper.simic.rewards.config import ContributionRewardConfig
 
 def attribution_discount(total_improvement: np.ndarray, steepness: float) -> np.ndarray:
     """sigmoid(k T) where the network got worse, else 1."""
-    worse = np.minimum(np.nan_to_num(total_improvement, nan=0.0), 0.0)
-    # Below -700 exp would overflow, and the sigmoid is 0 long before.
-    sigmoid = 1.0 / (1.0 + np.exp(np.minimum(-steepness * worse, 700.0)))
-    return np.where(worse < 0.0, sigmoid, 1.0)
+    # Beyond 700 exp would overflow, and the sigmoid is 0 long before.
+    sigmoid = 1.0 / (1.0 + np.exp(np.minimum(-steepness * total_improvement, 700.0)))
+    return np.where(total_improvement < 0.0, sigmoid, 1.0)
 
 
 def ratio_penalty(
@@ -25,12 +24,14 @@ def ratio_penalty(
     """At most 0: for contribution out of proportion to an improvement of at least 0."""
     c, gained = contribution, total_improvement
     limit, most = config.hacking_ratio_threshold, config.max_ratio_penalty
+    applies = (c > k.HACKING_MIN_CONTRIBUTION) & (gained >= 0.0)
+    if not applies.any():
+        return np.zeros(c.shape)
     safe = gained > max(config.improvement_safe_threshold, k.MIN_IMPROVEMENT)
     ratio = c / np.where(safe, gained, 1.0)
     excess = (ratio - limit) / max(limit, k.MIN_IMPROVEMENT)
-    by_ratio = np.clip(most / 3.0 * excess, 0.0, most)
+    by_ratio = np.minimum(np.maximum(most / 3.0 * excess, 0.0), most)
     by_size = most * np.minimum(1.0, c / 10.0)
-    applies = (c > k.HACKING_MIN_CONTRIBUTION) & (gained >= 0.0)
     return -np.where(applies, np.where(safe, by_ratio, by_size), 0.0)
 
 
@@ -51,7 +52,7 @@ def credit(
     discount = attribution_discount(total_improvement, config.attribution_steepness)
     weight = config.contribution_weight
     worth = weight * raw * discount + ratio_penalty(c, total_improvement, config)
-    return np.nan_to_num(np.where(c < 0.0, weight * c, worth), nan=0.0)
+    return np.where(np.isnan(c), 0.0, np.where(c < 0.0, weight * c, worth))
 
 
 def blending_warning(

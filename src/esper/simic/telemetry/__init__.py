@@ -25,8 +25,8 @@ from esper.simic.telemetry.gradient_ema import GradientDrift, GradientEMATracker
 from esper.simic.telemetry.lstm_health import LSTMHealth, compute_lstm_health
 from esper.simic.telemetry.memory_watch import MemoryWatch, read_memory
 from esper.simic.telemetry.newborn import newborn_rows
+from esper.simic.telemetry.profiler import DeviceTimer, training_profiler
 from esper.simic.telemetry.ratio_diagnostic import RatioExplosionDiagnostic
-from esper.simic.telemetry.training_profiler import DeviceTimer, training_profiler
 
 __all__ = [
     "AnomalyDetector",

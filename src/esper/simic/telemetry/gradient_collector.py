@@ -124,6 +124,7 @@ def start_collecting(
     return PendingGradientMetrics(len(grads), sum(g.numel() for g in grads), rows)
 
 
+@torch.compiler.disable
 def collect_gradients(
     params: Iterable[nn.Parameter], thresholds: GradientThresholds
 ) -> GradientHealthMetrics | None:

@@ -22,8 +22,12 @@ from esper.simic.rewards import (
     RewardConfig,
     check_gamma,
 )
+from esper.tolaria.garden import Budget
 
 REWARD_MODES = ("objective", *CONTRIBUTION_MODES, "loss")
+# Rewards are divided by their deviation, so a return is of the order of the episode's length; at
+# the agent's own default weight the errors of the critic would drown the policy's gradient.
+DEFAULT_PPO = PPOConfig(value_coef=0.05)
 # Keys of TOML that hold a table of settings of another class.
 _TABLES = ("ppo", "network", "reward")
 
@@ -66,7 +70,7 @@ class TrainingConfig:
     # Run whose policy and observation statistics training starts from; None: from scratch.
     warm_start: str | None = None
     # Settings of the learner, of its network, and of the reward's family (param_cost, ...).
-    ppo: PPOConfig = field(default_factory=PPOConfig)
+    ppo: PPOConfig = DEFAULT_PPO
     network: NetworkSizes = field(default_factory=NetworkSizes)
     reward: Mapping[str, Any] = field(default_factory=dict)
 
@@ -84,6 +88,7 @@ class TrainingConfig:
                 raise ConfigError("comparing two reward modes needs at least 2 environments")
             if self.ab_reward_mode == self.reward_mode:
                 raise ConfigError(f"ab_reward_mode is {self.reward_mode!r} as well; name another")
+        Budget(params=self.max_params, macs=self.max_macs)
         for mode in self.modes:
             check_gamma(make_reward(mode, self.reward, self.modes), self.ppo.gamma)
 
@@ -105,7 +110,7 @@ class TrainingConfig:
 
 
 PRESETS: dict[str, dict[str, Any]] = {
-    "digits": {"ppo.learning_rate": 1e-3, "ppo.entropy_coef": 0.1, "ppo.minibatches": 4},
+    "digits": {"ppo.learning_rate": 1e-3, "ppo.entropy_coef": 0.1},
     "pydocs": {"ppo.entropy_coef": 0.1},
     "cifar10": {"ppo.entropy_coef": 0.1},
     "cifar10_blind": {"ppo.entropy_coef": 0.1},
@@ -193,11 +198,11 @@ def _build(settings: dict[str, Any]) -> TrainingConfig:
     plain = {name: value for name, value in settings.items() if name not in _TABLES}
     _check_types(plain, TrainingConfig, "")
     tables: dict[str, Any] = {"reward": settings.get("reward", {})}
-    for name, kind in (("ppo", PPOConfig), ("network", NetworkSizes)):
+    for name, default in (("ppo", DEFAULT_PPO), ("network", NetworkSizes())):
         table = settings.get(name, {})
-        _refuse_unknown(table, _settings_of(kind), f"{name}.")
-        _check_types(table, kind, f"{name}.")
-        tables[name] = replace(kind(), **table)
+        _refuse_unknown(table, _settings_of(type(default)), f"{name}.")
+        _check_types(table, type(default), f"{name}.")
+        tables[name] = replace(default, **table)
     return TrainingConfig(**plain, **tables)
 
 

@@ -7,8 +7,9 @@ Everything random in it is a function of (seed, purpose, round, environment, ste
 before a round and the config decide all that follows.
 """
 
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from esper.leyline.events import Event, GovernorSnapshot
 from esper.simic.agent.rollout import VectorEnv, action_draws, play_round
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.simic.agent.types import PPOUpdateMetrics
-from esper.simic.telemetry import Escalation, TelemetryLevel
+from esper.simic.telemetry import Escalation, TelemetryLevel, collect_per_layer_gradients
 from esper.simic.training.clock import Clock
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.scaling import ScaledEnv
@@ -153,7 +154,10 @@ def diagnose(
     tally: Tally,
     row: dict[str, Any],
 ) -> None:
-    """Tell of anomalies that began with this update; any that lasts escalates telemetry."""
+    """Tell of anomalies that began with this update; any that lasts escalates telemetry.
+
+    While it is escalated, the gradient of every layer in the last minibatch is told too.
+    """
     drift = state.gradients.update(metrics.grad_norm, None)
     report = state.detector.check_update(
         metrics.flat(),
@@ -166,3 +170,14 @@ def diagnose(
     state.escalation.note(report.has_anomaly)
     row["anomalies"] = ", ".join(report.anomaly_types) or None
     row["telemetry_level"] = state.escalation.level.name
+    if state.escalation.wants(TelemetryLevel.DEBUG):
+        for layer in collect_per_layer_gradients(state.agent.network):
+            tally.recorder.metrics({"kind": "layer", **_finite(asdict(layer))})
+
+
+def _finite(row: dict[str, Any]) -> dict[str, Any]:
+    """What is not finite was not measured; the counts beside it say what it was."""
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in row.items()
+    }

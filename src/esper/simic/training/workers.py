@@ -35,6 +35,8 @@ def _serve(spec: ShardSpec, pipe: Connection) -> None:
             pipe.send(("done", getattr(shard, name)(argument)))
     except EOFError:
         pass
+    except EsperError as error:
+        pipe.send(("refused", str(error)))
     except Exception:
         pipe.send(("failed", traceback.format_exc()))
 
@@ -98,6 +100,8 @@ class WorkerShard:
 
     def _receive(self) -> ShardStep:
         kind, value = self.pipe.recv()
+        if kind == "refused":
+            raise EsperError(value)
         if kind == "failed":
             raise WorkerError(f"a worker failed:\n{value}")
         return value

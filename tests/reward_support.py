@@ -1,0 +1,192 @@
+"""Transitions made by hand, and a small real environment, for tests of rewards and attribution."""
+
+from dataclasses import fields, replace
+
+import numpy as np
+import torch
+
+from esper.growth import LifecycleRules, MLPHost, SlotTable, default_catalogue
+from esper.leyline import (
+    BLEND_NAMES,
+    HEAD_NAMES,
+    NUM_OPS,
+    OP,
+    SLOT,
+    ActionMasks,
+    LifecycleOp,
+    SeedStage,
+    SlotConfig,
+    TrainingSignals,
+)
+from esper.simic.rewards import ContributionRewardConfig
+from esper.tamiyo import Situation
+from esper.tolaria import GrowthEnv, HostRecipe, LoopedPopulation, TensorSource, Transition
+from esper.tolaria.objectives import accuracy, cross_entropy
+
+GAMMA = 0.995
+
+# The values of the original, term by term, without our scale on all of shaping.
+REFERENCE = ContributionRewardConfig(
+    shaping_scale=1.0,
+    cull_hurting_bonus=0.3,
+    cull_acceptable_bonus=0.1,
+    holding_penalty="exponential",
+    terminal_score_weight=0.05,
+)
+
+
+def signals(n_envs, score=50.0, loss=1.0, best=None, step=5):
+    def each(value):
+        return np.broadcast_to(np.asarray(value, dtype=float), (n_envs,)).copy()
+
+    history = np.full((n_envs, 5), np.nan)
+    return TrainingSignals(
+        epoch=np.full(n_envs, step),
+        global_step=np.full(n_envs, 10 * step),
+        train_loss=each(loss),
+        val_loss=each(loss),
+        loss_delta=each(0.0),
+        train_accuracy=each(score),
+        val_accuracy=each(score),
+        accuracy_delta=each(0.0),
+        plateau_epochs=np.zeros(n_envs, dtype=np.int64),
+        host_stabilized=np.zeros(n_envs, dtype=bool),
+        best_val_accuracy=each(score if best is None else best),
+        best_val_loss=each(loss),
+        loss_history=history,
+        accuracy_history=history,
+    )
+
+
+def situation(table, host_params=1000, step=5, max_steps=25, **measured):
+    n_envs, n_slots = table.shape
+    catalogue = default_catalogue()
+    return Situation(
+        step=step,
+        max_steps=max_steps,
+        seeds=np.arange(n_envs),
+        running=np.ones(n_envs, dtype=bool),
+        signals=signals(n_envs, step=step, **measured),
+        table=table,
+        masks=ActionMasks(
+            op=np.ones((n_envs, NUM_OPS), dtype=bool),
+            slot=np.ones((n_envs, NUM_OPS, n_slots), dtype=bool),
+            blueprint=np.ones((n_envs, n_slots, len(catalogue)), dtype=bool),
+            blend=np.ones((n_envs, len(BLEND_NAMES)), dtype=bool),
+        ),
+        slot_config=SlotConfig.for_grid(1, n_slots),
+        catalogue=catalogue,
+        host_params=host_params,
+        total_params=host_params + table.params.sum(axis=1),
+    )
+
+
+def one_seed(stage, *, slot=0, n_slots=1, c=np.nan, gained=np.nan, n=0, age=None, params=0):
+    """A table of one environment with one seed; `gained` since its germination at score 50."""
+    table = SlotTable.empty(1, n_slots)
+    if stage == SeedStage.DORMANT:
+        return table
+    at = (0, slot)
+    table.stage[at], table.blueprint[at], table.blend[at] = stage, 1, 0
+    table.contribution[at], table.epochs_in_stage[at] = c, n
+    table.epochs_total[at] = n if age is None else age
+    table.score_at_birth[at], table.score[at] = 50.0, 50.0 + gained
+    table.params[at] = params
+    return table
+
+
+def transition(
+    before,
+    after,
+    op=LifecycleOp.WAIT,
+    slot=0,
+    *,
+    terminated=False,
+    truncated=False,
+    rolled_back=False,
+    before_measured=None,
+    train_macs=100,
+    host_macs=100,
+    host_params=1000,
+    **measured,
+):
+    n_envs = before.shape[0]
+
+    def flags(value):
+        return np.broadcast_to(np.asarray(value, dtype=bool), (n_envs,)).copy()
+
+    actions = np.zeros((n_envs, len(HEAD_NAMES)), dtype=np.int64)
+    actions[:, OP], actions[:, SLOT] = op, slot
+    first = situation(before, host_params=host_params, **(before_measured or measured))
+    return Transition(
+        before=first,
+        actions=actions,
+        after=situation(after, host_params=host_params, step=6, **measured),
+        acted=np.ones(n_envs, dtype=bool),
+        terminated=flags(terminated),
+        truncated=flags(truncated),
+        rolled_back=flags(rolled_back),
+        train_macs=np.full(n_envs, train_macs),
+        host_macs=np.full(n_envs, host_macs),
+    )
+
+
+def permute_slots(t: Transition, order: np.ndarray) -> Transition:
+    """The same step with slot i called order[i]."""
+    place = np.argsort(order)
+
+    def move(s: Situation) -> Situation:
+        columns = (getattr(s.table, field.name)[:, place] for field in fields(SlotTable))
+        return replace(s, table=SlotTable(*columns))
+
+    actions = t.actions.copy()
+    acts = actions[:, OP] != LifecycleOp.WAIT
+    actions[acts, SLOT] = order[actions[acts, SLOT]]
+    return replace(t, before=move(t.before), after=move(t.after), actions=actions)
+
+
+def blobs(n, key):
+    """Four classes that a narrow network cannot quite tell apart."""
+    draw = torch.Generator().manual_seed(key)
+    labels = torch.randint(0, 4, (n,), generator=draw)
+    angles = labels * (torch.pi / 2) + 1.5 * torch.randn(n, generator=draw).abs()
+    radius = 1.0 + labels + 0.2 * torch.randn(n, generator=draw)
+    return torch.stack([radius * angles.cos(), radius * angles.sin()], dim=1), labels
+
+
+def small_env(seeds, steps=30, *, min_contribution=-100.0, recorder=None, on_panic="terminate"):
+    """A perceptron of three slots; seeds may be kept whatever they contribute."""
+    recipe = HostRecipe(
+        build=lambda: MLPHost(in_features=2, num_classes=4, hidden=4, n_layers=3),
+        slots=("blocks.0", "blocks.1", "blocks.2"),
+        data=TensorSource(blobs(96, 1), blobs(200, 2), batch=32),
+        loss=cross_entropy,
+        score=accuracy,
+        optimizer=lambda params: torch.optim.AdamW(params, lr=3e-2),
+        catalogue=default_catalogue(),
+    )
+    rules = LifecycleRules(steps, blending_steps=3, min_fossilize_contribution=min_contribution)
+    return GrowthEnv(LoopedPopulation(recipe, seeds), rules, recorder=recorder, on_panic=on_panic)
+
+
+def break_host(env, index):
+    """What a blown-up update does: the governor finds it after the next epoch."""
+    with torch.no_grad():
+        for parameter in env.population.networks[index].host.parameters():
+            parameter.fill_(torch.nan)
+
+
+class Keeper:
+    """A recorder that keeps what it is given."""
+
+    def __init__(self):
+        self.events, self.rows, self.outcomes = [], [], []
+
+    def event(self, event):
+        self.events.append(event)
+
+    def metrics(self, row):
+        self.rows.append(dict(row))
+
+    def outcome(self, outcome):
+        self.outcomes.append(outcome)

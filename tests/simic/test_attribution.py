@@ -1,0 +1,203 @@
+"""Shapley's axioms on games that are known, and attribution among real seeds."""
+
+from itertools import permutations
+
+import numpy as np
+import pytest
+
+from esper.leyline import BLUEPRINT, IS_BLENDED, OP, SLOT, ConfigError, LifecycleOp
+from esper.leyline.events import ShapleyComputed
+from esper.simic.attribution import (
+    CoalitionGame,
+    attribute,
+    attribute_seeds,
+    exact_shapley,
+    leave_one_out,
+    pairwise_interactions,
+    sampled_shapley,
+    seed_game,
+)
+from esper.tamiyo import wait
+from reward_support import Keeper, small_env
+
+
+def table_game(n, seed):
+    """Any worth for any coalition."""
+    worth = np.random.default_rng(seed).normal(size=2**n)
+    return CoalitionGame(n, lambda members: worth[members @ (1 << np.arange(n))])
+
+
+def brute_force(game):
+    """Shapley's definition: the mean marginal gain over all orders."""
+    n, total = game.n_players, np.zeros(game.n_players)
+    orders = list(permutations(range(n)))
+    for order in orders:
+        inside = np.zeros(n, dtype=bool)
+        for player in order:
+            before = game.values(inside[None])[0]
+            inside[player] = True
+            total[player] += game.values(inside[None])[0] - before
+    return total / len(orders)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 5])
+def test_exact_values_are_the_mean_over_all_orders(n):
+    game = table_game(n, seed=n)
+    assert np.allclose(exact_shapley(game), brute_force(game))
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_efficiency(seed):
+    game = table_game(4, seed)
+    worth = game.values(np.array([[True] * 4, [False] * 4]))
+    assert exact_shapley(game).sum() == pytest.approx(worth[0] - worth[1])
+    estimate, _ = sampled_shapley(game, key=seed, pairs=5)
+    assert estimate.sum() == pytest.approx(worth[0] - worth[1])
+
+
+def test_symmetry_and_dummy():
+    # Players 0 and 1 are interchangeable, player 2 adds nothing to anybody.
+    def worth(members):
+        pair = members[:, :2].sum(axis=1)
+        return pair**2 + 3.0 * members[:, 3] * pair
+
+    game = CoalitionGame(4, worth)
+    values = exact_shapley(game)
+    assert values[0] == pytest.approx(values[1])
+    assert values[2] == pytest.approx(0.0)
+    assert values[3] > 0
+    estimate, error = sampled_shapley(game, key=1, pairs=8)
+    assert estimate[2] == error[2] == 0.0
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_additivity(seed):
+    one, two = table_game(4, seed), table_game(4, seed + 100)
+    both = CoalitionGame(4, lambda members: one.values(members) + 2.0 * two.values(members))
+    assert np.allclose(exact_shapley(both), exact_shapley(one) + 2.0 * exact_shapley(two))
+
+
+@pytest.mark.parametrize("n", [5, 6, 7])
+def test_sampled_values_are_within_three_standard_errors(n):
+    game = table_game(n, seed=n)
+    exact = exact_shapley(game)
+    for key in range(5):
+        estimate, error = sampled_shapley(game, key=key, pairs=60)
+        assert (error > 0).all()
+        assert (np.abs(estimate - exact) <= 3.0 * error).all()
+
+
+def test_standard_errors_tell_how_far_estimates_scatter():
+    game = table_game(6, seed=3)
+    runs = [sampled_shapley(game, key=key, pairs=20) for key in range(200)]
+    scatter = np.std([estimate for estimate, _ in runs], axis=0)
+    stated = np.mean([error for _, error in runs], axis=0)
+    assert np.allclose(stated, scatter, rtol=0.25)
+
+
+def test_an_order_and_its_reversal_cancel_what_depends_on_place():
+    """With pairwise effects only, a single antithetic pair is exact: nothing is left to scatter."""
+    effects = np.triu(np.random.default_rng(0).normal(size=(6, 6)))
+    game = CoalitionGame(6, lambda m: np.einsum("ki,ij,kj->k", m, effects, m))
+    estimate, error = sampled_shapley(game, key=4, pairs=2)
+    assert np.allclose(estimate, exact_shapley(game))
+    assert np.allclose(error, 0.0)
+
+
+def test_sampling_depends_on_its_key_only():
+    first, again = (sampled_shapley(table_game(6, 0), key=7, pairs=4) for _ in range(2))
+    other = sampled_shapley(table_game(6, 0), key=8, pairs=4)
+    assert np.array_equal(first, again)
+    assert not np.array_equal(first, other)
+    with pytest.raises(ValueError, match="at least 2"):
+        sampled_shapley(table_game(6, 0), key=7, pairs=1)
+
+
+def test_every_coalition_is_evaluated_once():
+    asked = []
+
+    def worth(members):
+        asked.extend(map(tuple, members.tolist()))
+        return members.sum(axis=1).astype(float)
+
+    game = CoalitionGame(4, worth)
+    found = attribute(game)
+    assert len(asked) == len(set(asked)) == found.evaluations == 16
+    assert np.array_equal(found.leave_one_out, np.ones(4))
+    assert np.allclose(found.shapley, 1.0)
+    assert found.standard_error is None
+    assert not found.interactions.any()
+    assert found.significant().all()
+    with pytest.raises(ValueError, match=r"\[K, 4\]"):
+        game.values(np.ones((1, 3), dtype=bool))
+
+
+def test_above_four_players_values_are_sampled():
+    game = CoalitionGame(8, lambda m: m[:, 0] * 5.0 + m[:, 1] * m[:, 2] * m[:, 3])
+    found = attribute(game, key=1, pairs=12)
+    assert found.evaluations < 2**8
+    assert found.standard_error is not None
+    assert found.shapley[0] == pytest.approx(5.0)
+    assert found.significant().tolist()[0]
+    assert not found.significant()[4:].any()
+
+
+def test_interactions_tell_synergy_from_redundancy():
+    def worth(members):
+        a, b, c, d = members.T.astype(float)
+        return a + b + 2.0 * a * b + np.maximum(c, d)
+
+    found = pairwise_interactions(CoalitionGame(4, worth))
+    assert found[0, 1] == found[1, 0] == pytest.approx(2.0)
+    assert found[2, 3] == pytest.approx(-1.0)
+    assert found[0, 2] == pytest.approx(0.0)
+    assert not np.diag(found).any()
+
+
+# --- real seeds ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def grown():
+    """A host with two seeds that act on its output."""
+    env = small_env([3], steps=20)
+    situation = env.reset()
+    for step in range(6):
+        actions = wait(1)
+        if step < 2:
+            actions[0, OP], actions[0, SLOT] = LifecycleOp.GERMINATE, step
+            actions[0, BLUEPRINT] = situation.catalogue.index("branch" if step else "mlp_small")
+        situation = env.step(actions).after
+    assert IS_BLENDED[env.table.stage[0]].sum() == 2
+    return env
+
+
+def test_leave_one_out_is_the_contribution_in_the_table(grown):
+    # The table was filled before the last lifecycle tick moved alphas on: measure again.
+    grown.garden.record(0, grown.garden.evaluate(0), None)
+    game, slots = seed_game(grown.population, grown.table, 0)
+    assert np.allclose(leave_one_out(game), grown.table.contribution[0, slots])
+
+
+def test_attribution_of_real_seeds_adds_up(grown):
+    found, event = attribute_seeds(grown, 0)
+    scores = grown.population.evaluate(0, np.array([[True] * 3, [False, False, True]])).score
+    assert found.shapley.sum() == pytest.approx(scores[0] - scores[1])
+    assert found.evaluations == 4
+    assert event == ShapleyComputed(
+        env=0,
+        step=6,
+        slot_ids=("r0c0", "r0c1"),
+        leave_one_out=tuple(found.leave_one_out.tolist()),
+        shapley=tuple(found.shapley.tolist()),
+        standard_error=None,
+        evaluations=4,
+    )
+
+
+def test_no_seed_no_attribution():
+    env = small_env([0], recorder=Keeper())
+    env.reset()
+    assert attribute_seeds(env, 0) is None
+    with pytest.raises(ConfigError, match="no seed that acts"):
+        seed_game(env.population, env.table, 0)

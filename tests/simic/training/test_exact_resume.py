@@ -1,0 +1,102 @@
+"""A run that is killed, however and however often, ends as if nothing had happened."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from esper.api.training import resume_ppo
+from esper.leyline import ConfigError
+from esper.simic.training.loop import Hooks
+from training_support import same_run, tiny_run, tiny_task
+
+TESTS = Path(__file__).parents[2]
+
+
+def start(run: Path, rounds: int, plan: str) -> subprocess.Popen:
+    command = [sys.executable, "-m", "training_support", str(run), str(rounds), plan]
+    return subprocess.Popen(command, cwd=TESTS, env={**os.environ, "PYTHONPATH": str(TESTS)})
+
+
+def play_with_kills(folder: Path, rounds: int, plans: list[str]) -> None:
+    whole, killed = folder / "whole", folder / "killed"
+    tiny_run(whole, rounds=rounds)
+    for plan in plans:
+        process = start(killed, rounds, "none" if plan.startswith("time") else plan)
+        if plan.startswith("time"):
+            kill_while_playing(process, killed, float(plan.partition(":")[2]))
+        assert process.wait() == -signal.SIGKILL, plan
+    assert start(killed, rounds, "none").wait() == 0
+    same_run(whole, killed)
+
+
+def kill_while_playing(process: subprocess.Popen, run: Path, seconds: float) -> None:
+    """Some time after the process has begun to write its record."""
+    metrics = run / "metrics.jsonl"
+    before = metrics.stat().st_mtime_ns if metrics.exists() else 0
+    while process.poll() is None and not (metrics.exists() and metrics.stat().st_mtime_ns > before):
+        time.sleep(0.01)
+    time.sleep(seconds)
+    process.kill()
+
+
+def test_four_kills_change_nothing(tmp_path):
+    play_with_kills(tmp_path, 4, ["write:4", "time:0.05", "rename:1", "step:13"])
+
+
+@pytest.mark.soak
+def test_twenty_kills_at_random_moments_change_nothing(tmp_path):
+    draw = random.Random(0)
+    plans = []
+    for _ in range(20):
+        kind = draw.choice(["step", "write", "rename", "time"])
+        # A process lives for two rounds at most, so that there is something left to kill.
+        most = {"step": 15, "write": 6, "rename": 2}
+        count = draw.random() / 4 if kind == "time" else draw.randint(1, most[kind])
+        plans.append(f"{kind}:{count}")
+    play_with_kills(tmp_path, 44, plans)
+
+
+def test_a_run_that_was_stopped_after_a_round_goes_on_exactly(tmp_path):
+    tiny_run(tmp_path / "whole")
+    rounds_seen = []
+    tiny_run(
+        tmp_path / "stopped",
+        hooks=Hooks(
+            on_round=lambda number, row, timing: rounds_seen.append(number),
+            stop=lambda: len(rounds_seen) == 1,
+        ),
+    )
+    assert rounds_seen == [0]
+    resume_ppo(tmp_path / "stopped", task=tiny_task())
+    same_run(tmp_path / "whole", tmp_path / "stopped")
+
+
+def test_more_rounds_can_be_asked_for_later(tmp_path):
+    tiny_run(tmp_path / "run", rounds=1)
+    state = resume_ppo(tmp_path / "run", task=tiny_task(), rounds=2)
+    assert state.round == 2
+    assert "rounds = 2" in (tmp_path / "run" / "config.toml").read_text()
+
+
+def test_a_history_that_was_cut_is_refused(tmp_path):
+    tiny_run(tmp_path / "run", rounds=1)
+    os.truncate(tmp_path / "run" / "outcomes.jsonl", 10)
+    with pytest.raises(ConfigError, match=r"outcomes\.jsonl is shorter"):
+        resume_ppo(tmp_path / "run", task=tiny_task(), rounds=2)
+
+
+def test_other_slots_than_before_are_refused(tmp_path):
+    tiny_run(tmp_path / "run", rounds=1)
+    with pytest.raises(ConfigError, match="other slots or blueprints"):
+        resume_ppo(tmp_path / "run", rounds=2)
+
+
+def test_what_is_no_run_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"no config\.toml"):
+        resume_ppo(tmp_path)

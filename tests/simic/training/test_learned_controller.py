@@ -1,0 +1,92 @@
+"""A learned policy is a controller like any other, for the networks that it was made for."""
+
+import numpy as np
+import pytest
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import esper
+from esper.growth import LifecycleRules, default_catalogue
+from esper.leyline import ConfigError
+from esper.tamiyo import HeuristicController
+from esper.tolaria.environment import GrowthEnv
+from esper.tolaria.episode import run_episode
+from esper.tolaria.population import LoopedPopulation
+from training_support import tiny_run, tiny_task
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("policy") / "run"
+    tiny_run(folder, rounds=1)
+    return folder
+
+
+def actions_of(controller, seeds) -> np.ndarray:
+    task, taken = tiny_task(), []
+    env = GrowthEnv(
+        LoopedPopulation(task.recipe(task.load(None), default_catalogue()), seeds),
+        LifecycleRules(max_steps=task.steps),
+    )
+    run_episode(env, controller, on_step=lambda transition: taken.append(transition.actions))
+    return np.stack(taken, axis=1)
+
+
+def test_it_repeats_itself_and_does_not_mind_its_neighbours(run):
+    together = actions_of(esper.load_policy(run), [1, 2])
+    assert np.array_equal(together, actions_of(esper.load_policy(run), [1, 2]))
+    assert np.array_equal(together[1:], actions_of(esper.load_policy(run), [2]))
+
+
+def test_it_can_draw_as_a_function_of_the_seed(run):
+    drawn = esper.load_policy(run, deterministic=False)
+    first = actions_of(drawn, [1, 2])
+    assert np.array_equal(first, actions_of(drawn, [1, 2]))
+    assert not np.array_equal(first, actions_of(esper.load_policy(run), [1, 2]))
+
+
+def test_a_single_checkpoint_can_be_loaded(run):
+    policy = esper.load_policy(run / "checkpoints" / "round-000000")
+    assert policy.agent.update_count == 0
+
+
+def model_and_data():
+    task = tiny_task()
+    data = task.load(None)
+    loaders = [
+        DataLoader(TensorDataset(x, y), batch_size=32)
+        for x, y in ((data.train_x, data.train_y), (data.val_x, data.val_y))
+    ]
+    return task.build(), *loaders
+
+
+def test_a_model_of_the_users_own_grows_with_it(run):
+    model, train, val = model_and_data()
+    grown = esper.grow(
+        model, train, val, slots=["blocks.0", "blocks.1"], controller=str(run), steps=3
+    )
+    assert isinstance(grown.model, nn.Module)
+    assert grown.outcome.controller == str(run)
+
+
+def test_another_number_of_slots_is_refused_before_training(run):
+    model, train, val = model_and_data()
+    with pytest.raises(ConfigError, match="decides for 2 slots, this network has 1"):
+        esper.grow(model, train, val, slots=["blocks.0"], controller=str(run), steps=3)
+
+
+def test_other_blueprints_are_refused(run):
+    fewer = esper.BlueprintCatalogue(default_catalogue().specs[:3])
+    with pytest.raises(ConfigError, match="was trained with the blueprints"):
+        esper.load_policy(run).check_fit(2, fewer)
+
+
+def test_a_folder_without_a_policy_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="holds no checkpoint"):
+        esper.load_policy(tmp_path)
+
+
+def test_other_controllers_are_still_found_by_name():
+    from esper.api import find_controller
+
+    assert isinstance(find_controller("heuristic"), HeuristicController)

@@ -1,0 +1,91 @@
+"""Settings: strict, in one sentence, and each in one place."""
+
+import pytest
+
+from esper.leyline import ConfigError
+from esper.observatory.run_directory import to_toml
+from esper.simic.rewards import ContributionRewardConfig, ObjectiveRewardConfig
+from esper.simic.training.config import PRESETS, TrainingConfig, load_config
+from training_support import tiny_config
+
+
+def load(tmp_path, text, **flags):
+    path = tmp_path / "run.toml"
+    path.write_text(text)
+    return load_config(path, flags)
+
+
+def test_flags_win_over_the_file_over_the_preset_over_defaults(tmp_path):
+    text = 'task = "digits"\nrounds = 7\n[ppo]\nlearning_rate = 0.5\nclip_ratio = 0.3'
+    config = load(tmp_path, text, **{"rounds": 9, "ppo.learning_rate": 0.25, "envs": None})
+    assert (config.rounds, config.ppo.learning_rate, config.ppo.clip_ratio) == (9, 0.25, 0.3)
+    assert config.envs == TrainingConfig().envs
+    assert config.ppo.entropy_coef == PRESETS["digits"]["ppo.entropy_coef"]
+
+
+@pytest.mark.parametrize("task", PRESETS)
+def test_every_preset_is_a_config(task):
+    assert load_config(flags={"task": task}).task == task
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("roundz = 3", r"no setting roundz; did you mean rounds\?"),
+        ("[ppo]\nlearning_rat = 3", r"no setting ppo.learning_rat; did you mean ppo.learning_rate"),
+        ("[network]\nwidth = 3", "no setting network.width"),
+        ("[reward]\nparam_costs = 3", r"did you mean reward.param_cost\?"),
+        ("rounds = 'many'", "rounds must be a whole number, got 'many'"),
+        ("rounds = true", "rounds must be a whole number, got True"),
+        ("rounds = 0", "rounds must be at least 1"),
+        ("[ppo]\nlearning_rate = 'fast'", "ppo.learning_rate must be a number"),
+        ("[ppo]\nlearning_rate = -1.0", "learning_rate must be positive"),
+        ("[ppo]\nvalue_loss = 'l1'", "value_loss must be 'mse' or 'huber'"),
+        ("ppo = 3", "ppo must be a table"),
+        ("gamma = 0.9", "no setting gamma"),
+        ("[reward]\ngamma = 0.5", "configured for gamma=0.5 but the run uses"),
+        ("reward_mode = 'shapd'", r"no reward mode 'shapd'.*did you mean shaped\?"),
+        ("reward_mode = 'loss'", "needs reward.baseline_loss"),
+        ("envs = 1\nab_reward_mode = 'sparse'", "at least 2 environments"),
+        ("ab_reward_mode = 'objective'", "as well; name another"),
+        ("incubation = 'warm'", "incubation must be isolated or joint"),
+        ("max_params = 0.5", "below the host itself"),
+        ("rounds = ", "is not TOML"),
+    ],
+)
+def test_what_cannot_work_is_refused_in_a_sentence(tmp_path, text, sentence):
+    with pytest.raises(ConfigError, match=sentence) as error:
+        load(tmp_path, text)
+    assert "\n" not in str(error.value)
+
+
+def test_a_missing_file_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="cannot read the config"):
+        load_config(tmp_path / "none.toml")
+
+
+def test_a_config_file_is_data(tmp_path):
+    with pytest.raises(ConfigError):
+        load(tmp_path, "task = __import__('os').system('touch executed')")
+    config = load(tmp_path, "task = \"__import__('os').abort()\"")
+    assert config.task == "__import__('os').abort()"
+
+
+def test_a_config_survives_its_file(tmp_path):
+    flags = {"ab_reward_mode": "shaped", "reward.param_cost": 0.5, "ppo.target_kl": 0.5}
+    config = tiny_config(**flags)
+    path = tmp_path / "config.toml"
+    path.write_text(to_toml(config.flat()))
+    assert load_config(path, presets=False) == config
+
+
+def test_settings_of_a_reward_go_to_its_family():
+    config = tiny_config(
+        ab_reward_mode="shaped", **{"reward.param_cost": 0.5, "reward.rent_weight": 2.0}
+    )
+    first, second = (config.reward_config(mode) for mode in config.modes)
+    assert isinstance(first, ObjectiveRewardConfig)
+    assert first.param_cost == 0.5
+    assert isinstance(second, ContributionRewardConfig)
+    assert (second.mode, second.rent_weight) == ("shaped", 2.0)
+    assert [config.mode_of(env) for env in range(4)] == ["objective"] * 2 + ["shaped"] * 2

@@ -1,0 +1,122 @@
+"""A digits task small enough for a round in a fraction of a second, and runs of it."""
+
+import json
+import os
+import signal
+import sys
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from esper.api.training import resume_ppo, train_ppo
+from esper.growth import CNNHost
+from esper.simic.training import checkpoint
+from esper.simic.training.checkpoint import load_checkpoint
+from esper.simic.training.config import TrainingConfig, load_config
+from esper.simic.training.loop import Hooks
+from esper.simic.training.state import TrainState, pack
+from esper.tolaria.data import digits
+from esper.tolaria.data.splits import DataSplits
+from esper.tolaria.tasks import Task, find_task
+
+HISTORY = ("config.toml", "events.jsonl", "metrics.jsonl", "outcomes.jsonl")
+
+
+def load_few(folder: Path, train: int = 64, val: int = 48) -> DataSplits:
+    data = digits.load(folder)
+    return replace(
+        data,
+        train_x=data.train_x[:train],
+        train_y=data.train_y[:train],
+        val_x=data.val_x[:val],
+        val_y=data.val_y[:val],
+    )
+
+
+def tiny_task() -> Task:
+    """Everything of it can be sent to another process."""
+    return replace(
+        find_task("digits"),
+        load=load_few,
+        build=partial(CNNHost, num_classes=10, n_blocks=2, base_channels=2, in_channels=1),
+        slots=("blocks.0", "blocks.1"),
+        steps=8,
+        batch=32,
+    )
+
+
+def tiny_config(**flags: Any) -> TrainingConfig:
+    sizes = {"network.feature_dim": 16, "network.lstm_hidden_dim": 16}
+    settings = {"rounds": 3, "envs": 4, "seed": 5, **sizes, **flags}
+    return load_config(flags=settings)
+
+
+def tiny_run(out: Path, workers: int = 1, hooks: Hooks | None = None, **flags: Any) -> TrainState:
+    return train_ppo(tiny_config(**flags), out, task=tiny_task(), workers=workers, hooks=hooks)
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def same_run(a: Path, b: Path) -> None:
+    """Parameters, normalisers, diagnostics and history are the same to the bit."""
+    for name in HISTORY:
+        assert (a / name).read_bytes() == (b / name).read_bytes(), name
+    (tensors_a, meta_a), (tensors_b, meta_b) = (pack(load_checkpoint(x).state) for x in (a, b))
+    assert meta_a == meta_b
+    assert tensors_a.keys() == tensors_b.keys()
+    for name, tensor in tensors_a.items():
+        assert tensor.numpy().tobytes() == tensors_b[name].numpy().tobytes(), name
+
+
+def die_at(plan: str) -> Hooks:
+    """Arrange for this process to kill itself: 'step:7', in the 7th step from now; 'write:2', half
+    way through the 2nd file of a checkpoint; 'rename:1', before the 1st one gets its name."""
+    kind, _, count = plan.partition(":")
+    left = int(count or 0)
+
+    def die_or_count() -> bool:
+        nonlocal left
+        left -= 1
+        return left == 0
+
+    def die() -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def write(path: Path, data: bytes) -> None:
+        if die_or_count():
+            path.write_bytes(data[: len(data) // 2])
+            die()
+        write_whole(path, data)
+
+    def rename(source: Path, target: Path) -> None:
+        if die_or_count():
+            die()
+        rename_whole(source, target)
+
+    def step(number: int) -> None:
+        if die_or_count():
+            die()
+
+    write_whole, rename_whole = checkpoint._write, os.rename
+    if kind == "write":
+        checkpoint._write = write
+    if kind == "rename":
+        checkpoint.os.rename = rename
+    return Hooks(on_step=step) if kind == "step" else Hooks()
+
+
+def main() -> None:
+    """A run in a process of its own: `python -m training_support RUN ROUNDS PLAN`."""
+    run, rounds, plan = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    hooks = die_at(plan)
+    if (run / "config.toml").exists():
+        resume_ppo(run, task=tiny_task(), hooks=hooks)
+    else:
+        tiny_run(run, rounds=rounds, hooks=hooks)
+
+
+if __name__ == "__main__":
+    main()
