@@ -18,7 +18,9 @@ from esper.tolaria.data.splits import DataSplits
 from esper.tolaria.scoring import score_on
 from esper.tolaria.tasks import Task
 
-TUNING_SEEDS = 3
+# With 3 seeds the choice follows noise: on digits they prefer a third of the host's learning rate,
+# with 5 and with 8 they do not, on validation alone.
+TUNING_SEEDS = 8
 FIRST_TUNING_SEED = 1_000_000  # so that they never meet evaluation seeds, which count from 0
 RATE_FACTORS = (1.0, 1 / 3, 3.0)
 STATIC = "static"
