@@ -2,6 +2,8 @@
 
 import json
 import sys
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,8 @@ from esper.cli import main
 from esper.simic.training.checkpoint import load_state
 from esper.simic.training.config import load_config
 from esper.simic.training.episodes import load_episodes
+from esper.simic.training.imitation import CloningConfig
+from esper.simic.training.offline import OfflineConfig
 from esper.simic.training.state import new_state
 
 SHORT = ("--episodes", "3", "--steps", "2")
@@ -52,6 +56,8 @@ def test_a_clone_is_a_policy_an_arm_a_start_for_ppo_and_a_recording(
     assert [row["arm"] for row in report["arms"]] == ["static", str(cloned)]
 
     learnt = tmp_path / "offline"
+    brief = OfflineConfig(steps=20, policy=CloningConfig(epochs=1))
+    monkeypatch.setattr("esper.cli.learn_runs.OfflineConfig", partial(replace, brief))
     words = ("train", "offline", "--episodes", str(cloned), "--episodes", str(cloned))
     assert command(monkeypatch, *words, "--out", str(learnt)) == 0
     assert "6 episodes, 12 steps" in capsys.readouterr().out
