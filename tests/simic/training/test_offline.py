@@ -65,7 +65,7 @@ def test_values_of_a_two_step_problem_in_closed_form() -> None:
         following=torch.stack([s1, torch.tensor([9.0, 9.0])]).repeat(n, 1),
         ends=torch.tensor([False, True]).repeat(n),
     )
-    config = OfflineConfig(gamma=0.5, steps=1200, batch=64, width=16, learning_rate=3e-3)
+    config = OfflineConfig(gamma=0.5, steps=600, batch=64, width=16, learning_rate=5e-3)
     values, *_ = fit_values(steps, config, seed=0)
     with torch.no_grad():
         found = values.value(torch.stack([s0, s1])).tolist()
@@ -84,7 +84,9 @@ def test_a_high_expectile_values_the_best_action_and_a_low_one_the_mean() -> Non
     )
     found = []
     for expectile in (0.5, 0.95):
-        config = OfflineConfig(expectile=expectile, steps=1000, batch=64, width=16)
+        config = OfflineConfig(
+            expectile=expectile, steps=500, batch=64, width=16, learning_rate=5e-3
+        )
         values, *_ = fit_values(steps, config, seed=0)
         found.append(values.value(torch.ones(1, 1)).item())
     assert found == pytest.approx([0.5, 0.95], abs=0.06)
