@@ -34,6 +34,7 @@ def train_ppo(
     `task` stands in for the one that the config names. With several workers, call it below
     `if __name__ == "__main__":`.
     """
+    _use_one_thread()
     out = Path(out)
     warm = None if config.warm_start is None else load_state(config.warm_start)
     chosen = task or find_task(config.task)
@@ -57,6 +58,7 @@ def resume_ppo(
 
     However often a run is killed and resumed, it ends with the same parameters and history.
     """
+    _use_one_thread()
     run = Path(run)
     if not (run / CONFIG).is_file():
         raise ConfigError(f"{run} is not the folder of a training run: it has no {CONFIG}")
@@ -76,6 +78,12 @@ def resume_ppo(
     return _run(config, chosen, state, record, workers, hooks)
 
 
+def _use_one_thread() -> None:
+    """Sums depend on how they are split over threads, from the first weights on; one thread gives
+    the same bits in every process."""
+    torch.set_num_threads(1)
+
+
 def _run(
     config: TrainingConfig,
     task: Task,
@@ -84,8 +92,6 @@ def _run(
     workers: int,
     hooks: Hooks | None,
 ) -> TrainState:
-    # Sums depend on how they are split over threads; one thread gives the same bits everywhere.
-    torch.set_num_threads(1)
     tally = Tally(record)
 
     def save(state: TrainState) -> None:

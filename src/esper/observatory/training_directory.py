@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from esper.leyline import ConfigError, EpisodeOutcome
 from esper.leyline.events import Event
@@ -34,14 +34,16 @@ _OWN = (*HISTORY, TIMINGS, CONFIG)
 
 
 class TrainingDirectory:
-    """A `RoundRecorder` that writes to a folder, one flushed line at a time."""
+    """A `RoundRecorder` that writes to a folder, one line at a time.
+
+    Raises ConfigError, in a sentence, when the disk does not take a line.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._round: dict[str, int] = {}
-        self._files: dict[str, IO[str]] = {
-            name: (path / name).open("a", encoding="utf-8") for name in (*HISTORY, TIMINGS)
-        }
+        # Without buffers: a row is on its way, or it has failed, before the next thing happens.
+        self._files = {name: (path / name).open("ab", buffering=0) for name in (*HISTORY, TIMINGS)}
 
     @staticmethod
     def create(
@@ -100,9 +102,15 @@ class TrainingDirectory:
         self._write(TIMINGS, row)
 
     def _write(self, name: str, row: Mapping[str, Any]) -> None:
-        file = self._files[name]
-        file.write(json.dumps({**self._round, **row}, allow_nan=False) + "\n")
-        file.flush()
+        line = memoryview((json.dumps({**self._round, **row}, allow_nan=False) + "\n").encode())
+        try:
+            while line:
+                line = line[self._files[name].write(line) :]
+        except OSError as error:
+            raise ConfigError(
+                f"{self.path / name} could not be written: {error.strerror}; the checkpoints are "
+                f"intact, so make room and go on with --resume {self.path}"
+            ) from error
 
     def sync(self) -> dict[str, int]:
         """Lengths of the history files in bytes, once they are safely on disk."""

@@ -13,6 +13,7 @@ import pytest
 import esper.simic.training as training
 from esper.api.training import resume_ppo
 from esper.leyline import ConfigError
+from esper.observatory.training_directory import TrainingDirectory
 from esper.simic.training import checkpoint
 from esper.simic.training.checkpoint import (
     CheckpointWriteError,
@@ -20,9 +21,10 @@ from esper.simic.training.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
+from esper.simic.training.loop import Hooks
 from esper.simic.training.shard import space_of
 from esper.simic.training.state import new_state
-from training_support import tiny_config, tiny_run, tiny_task
+from training_support import same_run, tiny_config, tiny_run, tiny_task
 
 
 @pytest.fixture
@@ -127,6 +129,27 @@ def test_a_run_ends_with_the_report_when_the_disk_is_full_and_goes_on_later(tmp_
         with pytest.raises(CheckpointWriteError, match="round-000001 is intact"):
             tiny_run(tmp_path / "run")
     assert resume_ppo(tmp_path / "run", task=tiny_task()).round == 3
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_full_disk_while_rows_are_written_is_one_sentence_and_the_run_goes_on_later(tmp_path):
+    def fill(step: int) -> None:
+        if step == 3:
+            records[0]._files["metrics.jsonl"] = Path("/dev/full").open("ab", buffering=0)  # noqa: SIM115
+
+    records, make = [], TrainingDirectory.__init__
+
+    def remember(self, path) -> None:
+        make(self, path)
+        records.append(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TrainingDirectory, "__init__", remember)
+        with pytest.raises(ConfigError, match=r"metrics\.jsonl could not be written: No space"):
+            tiny_run(tmp_path / "cut", rounds=2, hooks=Hooks(on_step=fill))
+    resume_ppo(tmp_path / "cut", task=tiny_task())
+    tiny_run(tmp_path / "whole", rounds=2)
+    same_run(tmp_path / "whole", tmp_path / "cut")
 
 
 class Malicious:

@@ -1,5 +1,6 @@
 """`esper train ppo` as a user meets it: a process, its output and its exit code."""
 
+import io
 import os
 import signal
 import subprocess
@@ -8,9 +9,13 @@ import time
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from esper.api import resume_ppo
 from esper.cli import main
-from training_support import rows
+from esper.cli.train_ppo_command import Interrupts, LeaveRoundError
+from esper.simic.training.loop import Hooks
+from training_support import rows, same_run, tiny_run, tiny_task
 
 SMALL = ["--envs", "1", "--steps", "1", "--task", "digits"]
 
@@ -59,6 +64,25 @@ def test_a_run_can_be_stopped_with_ctrl_c_resumed_and_used(tmp_path):
     assert code == 0, output
     (outcome,) = rows(tmp_path / "grown" / "outcomes.jsonl")
     assert outcome["controller"] == str(run)
+
+
+def test_the_second_ctrl_c_leaves_the_round_which_is_played_again(tmp_path):
+    console = Console(file=io.StringIO())
+    with Interrupts(console) as interrupts:
+
+        def step(number: int) -> None:
+            if number == 3:
+                signal.raise_signal(signal.SIGINT)
+            interrupts.after_step()
+            if number == 5:
+                signal.raise_signal(signal.SIGINT)
+
+        with pytest.raises(LeaveRoundError):
+            tiny_run(tmp_path / "left", rounds=2, hooks=Hooks(on_step=step))
+    assert len(rows(tmp_path / "left" / "metrics.jsonl")) == 4 * (1 + 6)
+    resume_ppo(tmp_path / "left", task=tiny_task())
+    tiny_run(tmp_path / "whole", rounds=2)
+    same_run(tmp_path / "whole", tmp_path / "left")
 
 
 @pytest.mark.parametrize(

@@ -159,6 +159,16 @@ def test_the_same_seed_gives_the_same_bytes_and_another_does_not(tmp_path):
         same_run(tmp_path / "a", tmp_path / "c")
 
 
+def test_the_number_of_threads_before_a_run_does_not_matter(tmp_path):
+    try:
+        torch.set_num_threads(2)
+        tiny_run(tmp_path / "a", rounds=1, **{"network.lstm_hidden_dim": 128})
+        tiny_run(tmp_path / "b", rounds=1, **{"network.lstm_hidden_dim": 128})
+    finally:
+        torch.set_num_threads(1)
+    same_run(tmp_path / "a", tmp_path / "b")
+
+
 def test_workers_change_nothing_even_if_one_is_killed(tmp_path, monkeypatch, caplog):
     tiny_run(tmp_path / "one", rounds=2)
     pools, make = [], GrowthRounds.__init__
@@ -180,6 +190,15 @@ def test_workers_change_nothing_even_if_one_is_killed(tmp_path, monkeypatch, cap
     assert "died (exit code -9); its round is played again" in caplog.text
     assert not any(shard.process.is_alive() for shard in pools[0].shards)
     same_run(tmp_path / "one", tmp_path / "two")
+
+
+def test_a_policy_that_is_to_wait_at_first_waits_more_often(tmp_path):
+    def waits(run) -> int:
+        return sum(row.get("op") == "WAIT" for row in rows(run / "metrics.jsonl"))
+
+    tiny_run(tmp_path / "even", rounds=1)
+    tiny_run(tmp_path / "patient", rounds=1, **{"network.wait_bias": 3.0})
+    assert waits(tmp_path / "patient") > waits(tmp_path / "even") + 8
 
 
 def test_a_policy_can_start_from_another_run(tmp_path):

@@ -42,6 +42,9 @@ class NetworkSizes:
     lstm_layers: int = 1
     # Hidden width of each head; None: half of the LSTM.
     head_width: int | None = None
+    # Logit that WAIT starts with. At 0 every legal op is as probable as another, and a seed is
+    # culled by chance long before it could be kept.
+    wait_bias: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from esper.leyline import ConfigError, draw_key
+from esper.leyline import ConfigError, LifecycleOp, draw_key
 from esper.simic.agent import FactoredRecurrentActorCritic, NetworkConfig, PPOAgent
 from esper.simic.agent.saving import agent_from_state, agent_state
 from esper.simic.control.normalization import RewardNormalizer, RunningMeanStd
@@ -52,6 +53,8 @@ def new_state(config: TrainingConfig, space: Space, warm: TrainState | None = No
         head_width=config.network.head_width,
     )
     network = FactoredRecurrentActorCritic(sizes, seed=draw_key(config.seed, "weights"))
+    with torch.no_grad():
+        network.head("op").get_parameter("2.bias")[LifecycleOp.WAIT] = config.network.wait_bias
     observations = RunningMeanStd((space.observation_dim,))
     if warm is not None:
         if warm.space != space or warm.agent.network.config != sizes:
