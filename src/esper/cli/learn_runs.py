@@ -44,6 +44,7 @@ class Recording:
 
 
 def run_record(recording: Recording) -> None:
+    torch.set_num_threads(1)
     console = Console()
     with PhaseProgress(console) as bar:
         episodes, record = _record(recording, bar)
@@ -54,6 +55,7 @@ def run_record(recording: Recording) -> None:
 
 def run_imitate(recording: Recording, epochs: int) -> None:
     """Everything that can be wrong is found before the first episode; raises EsperError."""
+    torch.set_num_threads(1)  # before the first weights: what they are depends on it
     config, console = CloningConfig(epochs=epochs), Console()
     state = _fresh_state(recording.task, recording.seed)
     with PhaseProgress(console) as bar:
@@ -83,6 +85,7 @@ def run_offline(
     out: str,
     overwrite: bool,
 ) -> None:
+    torch.set_num_threads(1)
     config, console = OfflineConfig(expectile=expectile, beta=beta), Console()
     episodes = join([load_episodes(run) for run in runs])
     state = _fresh_state(task, seed)
@@ -93,7 +96,6 @@ def run_offline(
         )
     settings = {"command": "offline", "task": task, "seed": seed, "episodes": ", ".join(runs)}
     settings |= {"expectile": expectile, "beta": beta}
-    torch.set_num_threads(1)
     with (
         TrainingDirectory.create(Path(out), settings, overwrite=overwrite) as record,
         PhaseProgress(console) as bar,
@@ -127,7 +129,6 @@ def _record(recording: Recording, bar: PhaseProgress) -> tuple[Episodes, Trainin
     data = task.load(data_root())
     settings = {"command": "record", **asdict(recording)}
     record = TrainingDirectory.create(Path(recording.out), settings, overwrite=recording.overwrite)
-    torch.set_num_threads(1)
     episodes = record_episodes(
         task,
         data,
