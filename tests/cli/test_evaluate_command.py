@@ -4,12 +4,14 @@ import csv
 import io
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from esper.cli import main
+from esper.leyline import ConfigError
 from esper.observatory.evaluation import arms_table, comparisons_table, draw_evaluation
 from esper.tolaria.tasks import all_tasks
 
@@ -126,3 +128,8 @@ def test_families_hold_the_host_itself_and_grow_with_width(name: str) -> None:
     sizes = [size(task.host_of_width(width)) for width in task.widths]
     assert sizes == sorted(set(sizes))
     assert size(task.build()) in sizes
+
+
+def test_a_family_needs_its_widths() -> None:
+    with pytest.raises(ConfigError, match="both host_of_width and widths"):
+        replace(all_tasks()["digits"], widths=())
