@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from esper import __version__
-from esper.cli import train_commands
+from esper.cli import learn_commands, train_commands
 from esper.leyline.errors import EsperError
 
 app = typer.Typer(
@@ -22,6 +22,8 @@ helps, and shows what the growth was worth. [bold]esper tasks[/] lists what else
 )
 data_app = typer.Typer(no_args_is_help=True, help="See and fetch data sets.")
 app.add_typer(data_app, name="data")
+# Both modules register their commands in this one group.
+assert train_commands.train_app is learn_commands.train_app
 app.add_typer(train_commands.train_app, name="train")
 
 
@@ -118,6 +120,95 @@ def grow(
             compare=compare,
         )
     )
+
+
+@app.command()
+def evaluate(
+    task: Annotated[str, typer.Option(help="What to learn; see `esper tasks`.")] = "digits",
+    arms: Annotated[
+        str,
+        typer.Option(
+            help="Who is compared, with commas: static, random, heuristic, scripted:NAME, "
+            "or the run directory of a learned policy."
+        ),
+    ] = "static,random,scripted:early,heuristic",
+    seeds: Annotated[int, typer.Option(min=1, help="Paired seeds: each arm trains on each.")] = 20,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Epochs to train; each task has its default.")
+    ] = None,
+    out: Annotated[
+        str | None, typer.Option(help="Folder for the results. Default: runs/evaluate-TASK.")
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option(help="Replace an evaluation that is already there.")
+    ] = False,
+    tune: Annotated[
+        bool,
+        typer.Option(help="Let every arm choose its learning rate, from one grid, on validation."),
+    ] = False,
+    controls: Annotated[
+        bool,
+        typer.Option(
+            help="Also train static networks: what was grown, from scratch, and the best width."
+        ),
+    ] = True,
+    control_for: Annotated[
+        str | None,
+        typer.Option(help="The arm that the controls are made for. Default: the last that grows."),
+    ] = None,
+) -> None:
+    """Compare controllers on paired seeds, on test data, and with honest controls.
+
+    Prints two tables and writes evaluation.json, trials.csv and evaluation.png. Ctrl-C ends early
+    with the seeds that are complete.
+
+    Examples:
+
+      esper evaluate --task digits --arms static,random,heuristic --seeds 20 --tune
+
+      esper evaluate --arms static,heuristic,runs/first --control-for heuristic
+    """
+    from esper.cli.evaluate_commands import EvaluateCommand, run_evaluate
+
+    run_evaluate(
+        EvaluateCommand(
+            task=task,
+            arms=arms,
+            seeds=seeds,
+            steps=steps,
+            out=out or f"runs/evaluate-{task}",
+            overwrite=overwrite,
+            tune=tune,
+            controls=controls,
+            control_for=control_for,
+        )
+    )
+
+
+@app.command()
+def compare(
+    runs: Annotated[list[str], typer.Argument(help="Run directories, such as runs/first.")],
+) -> None:
+    """Show the outcomes of runs side by side: means over their episodes."""
+    from esper.cli.run_commands import show_comparison
+
+    show_comparison(runs)
+
+
+@app.command()
+def query(
+    run: Annotated[str, typer.Argument(help="A run directory, such as runs/first.")],
+    sql: Annotated[
+        str, typer.Argument(help="A SELECT over the tables events, metrics and outcomes.")
+    ],
+) -> None:
+    """Ask a run directory a question in SQL.
+
+    Example: esper query runs/first "select env, val_score, params from outcomes order by 2 desc"
+    """
+    from esper.cli.run_commands import show_query
+
+    show_query(run, sql)
 
 
 @app.command()

@@ -11,7 +11,7 @@ from torch import nn
 
 from esper.api import History, find_controller
 from esper.api.training import check_fit
-from esper.growth import LifecycleRules, default_catalogue, evaluating
+from esper.growth import LifecycleRules, default_catalogue
 from esper.leyline import EpisodeOutcome
 from esper.observatory import (
     RunDirectory,
@@ -21,13 +21,13 @@ from esper.observatory import (
     write_summary,
 )
 from esper.tamiyo import Controller, StaticController
-from esper.tolaria.batches import VAL_BATCH
 from esper.tolaria.data.catalogue import data_root
 from esper.tolaria.data.splits import DataSplits
 from esper.tolaria.environment import GrowthEnv
 from esper.tolaria.episode import run_episode, settle_outcome
 from esper.tolaria.garden import Budget
 from esper.tolaria.population import LoopedPopulation
+from esper.tolaria.scoring import score_on
 from esper.tolaria.tasks import Task, find_task
 
 MODEL = "model.pt2"
@@ -143,15 +143,6 @@ def _run_arm(
         test_score=score_on(model, task, data.test_x, data.test_y),
         topology=[(slot, int(env.table.blueprint[0, slot])) for slot in held],
     )
-
-
-def score_on(model: nn.Module, task: Task, inputs: torch.Tensor, targets: torch.Tensor) -> float:
-    """Mean score over a part of the data, weighted by examples."""
-    total = 0.0
-    with evaluating(model):
-        for x, y in zip(inputs.split(VAL_BATCH), targets.split(VAL_BATCH), strict=True):
-            total += float(task.score(model(x), y)) * len(x)
-    return total / len(inputs)
 
 
 def _conclude(

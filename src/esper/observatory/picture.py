@@ -1,5 +1,6 @@
 """A picture of a run's growth: the score over time, and every slot's stages under it."""
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,25 +20,36 @@ STAGE_COLOURS = {
 INK, QUIET = "#222222", "#8a8a8a"
 
 
+def require_matplotlib() -> None:
+    """Raises ConfigError with the cure if matplotlib is not installed."""
+    if find_spec("matplotlib") is None:
+        raise ConfigError(
+            "pictures need matplotlib; install it with: pip install 'esper-grow[plot]'"
+        )
+
+
+def new_figure(width: float, height: float) -> Any:
+    """An empty figure of that size in inches, apart from any window or global state."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
 def draw_growth(run: Path, title: str, compare_with: dict[str, Path] | None = None) -> Path:
     """Draw `run`'s environment 0 to growth.png in its folder and give the path.
 
     `compare_with` maps labels to other run folders whose score is drawn thinly beside it. Raises
     ConfigError if matplotlib is not installed or there is nothing to draw.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError:
-        raise ConfigError(
-            "pictures need matplotlib; install it with: pip install 'esper-grow[plot]'"
-        ) from None
+    require_matplotlib()
     rows = _steps(run)
     if not rows:
         raise ConfigError(f"{run} holds no steps yet; there is nothing to draw")
     slots = [key.removesuffix(".stage") for key in rows[0] if key.endswith(".stage")]
-    figure = Figure(figsize=(8, 3.6 + 0.42 * len(slots)), dpi=120, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(8, 3.6 + 0.42 * len(slots))
     curve, lanes = figure.subplots(
         2, 1, sharex=True, gridspec_kw={"height_ratios": [3.0, 0.45 * len(slots) + 0.3]}
     )

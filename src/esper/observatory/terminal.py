@@ -49,6 +49,31 @@ class StepProgress:
         )
 
 
+class PhaseProgress:
+    """One progress bar for whatever is under way; it moves on from phase to phase."""
+
+    def __init__(self, console: Console) -> None:
+        self.progress = Progress(
+            TextColumn("{task.description:<34}"),
+            BarColumn(bar_width=20),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(compact=True),
+            console=console,
+            transient=True,
+        )
+        self.bar = self.progress.add_task("starting", total=None)
+
+    def __enter__(self) -> "PhaseProgress":
+        self.progress.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.progress.stop()
+
+    def show(self, phase: str, done: int, total: int) -> None:
+        self.progress.update(self.bar, description=phase, completed=done, total=total)
+
+
 def _seeds(row: Mapping[str, Any]) -> str:
     """'2 kept, mlp blending': fossils are counted, seeds on their way are named."""
     stages = {key.removesuffix(".stage"): row[key] for key in row if key.endswith(".stage")}

@@ -35,9 +35,11 @@ NOT_EVALUATED = Evaluation(loss=_ABSENT, score=_ABSENT, alpha=_ABSENT, samples=0
 class GrowthEnv:
     """E environments. `reset` and `step` are all a controller's loop needs.
 
-    on_panic    what a rollback means: the end of the episode ('terminate'), or that the run goes
-                on without the culprit ('continue')
-    keep_best   also keep each host as it was at its best validation score, for `settle`
+    on_panic         what a rollback means: the end of the episode ('terminate'), or that the run
+                     goes on without the culprit ('continue')
+    keep_best        also keep each host as it was at its best validation score, for `settle`
+    counterfactuals  measure what every seed is worth by leaving it out; without, a network that is
+                     not going to change pays for plain validation only
     """
 
     def __init__(
@@ -51,12 +53,15 @@ class GrowthEnv:
         random_guess_loss: float | None = None,
         recorder: Recorder | None = None,
         keep_best: bool = False,
+        counterfactuals: bool = True,
     ) -> None:
         self.population, self.rules = population, rules
         self.on_panic, self.keep_best = on_panic, keep_best
         self.recorder: Recorder = recorder or NullRecorder()
         self.n_envs = len(population.seeds)
-        self.garden = Garden(population, rules, budget or Budget(), max_seeds, self.recorder)
+        self.garden = Garden(
+            population, rules, budget or Budget(), max_seeds, self.recorder, counterfactuals
+        )
         self.tracker = SignalTracker(self.n_envs)
         self.governor = Governor(self.n_envs, random_guess_loss)
         self.running = np.ones(self.n_envs, dtype=bool)

@@ -77,8 +77,10 @@ class Garden:
         budget: Budget,
         max_seeds: int | None,
         recorder: Recorder,
+        counterfactuals: bool = True,
     ) -> None:
         self.population, self.rules, self.recorder = population, rules, recorder
+        self.counterfactuals = counterfactuals
         template = population.template
         self.narrator = Narrator(template)
         self.host_params, self.host_macs = count_params(template.host), template.host_macs
@@ -176,8 +178,8 @@ class Garden:
     # --- measuring -----------------------------------------------------------------------------
 
     def evaluate(self, env: int) -> Evaluation:
-        """The whole network, then without each seed that acts on its output."""
-        acting = np.flatnonzero(IS_BLENDED[self.table.stage[env]])
+        """The whole network, then, with counterfactuals, without each seed that acts on it."""
+        acting = np.flatnonzero(IS_BLENDED[self.table.stage[env]] & self.counterfactuals)
         coalitions = np.ones((1 + len(acting), self.table.shape[1]), dtype=bool)
         coalitions[np.arange(1, 1 + len(acting)), acting] = False
         evaluation = self.population.evaluate(env, coalitions)
@@ -191,7 +193,8 @@ class Garden:
         table, acting = self.table, IS_BLENDED[self.table.stage[env]]
         table.score[env, table.holds_seed[env]] = evaluation.score[0]
         table.contribution[env] = np.nan
-        table.contribution[env, acting] = evaluation.score[0] - evaluation.score[1:]
+        if self.counterfactuals:
+            table.contribution[env, acting] = evaluation.score[0] - evaluation.score[1:]
         table.alpha[env, acting] = evaluation.alpha[acting]
         sizes = evaluation.activation_ratio
         table.activation_ratio[env] = np.nan if sizes is None else sizes

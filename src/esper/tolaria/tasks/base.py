@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from esper.growth import BlueprintCatalogue
+from esper.leyline import ConfigError
 from esper.tolaria.batches import TensorSource
 from esper.tolaria.data.splits import DataSplits
 from esper.tolaria.objectives import Objective, accuracy, cross_entropy, random_guess_loss
@@ -25,6 +26,8 @@ class Task:
     outputs  classes or symbols to tell apart
     steps    epochs of a run unless the user says otherwise; an epoch is a pass over the training
              data, or `batches_per_epoch` batches of it
+    host_of_width, widths  hosts of the same family, narrower and wider, for an evaluation to find
+             the best static network; optional
     """
 
     name: str
@@ -43,6 +46,14 @@ class Task:
     augment: Callable[[Tensor, torch.Generator], Tensor] | None = None
     loss: Objective = cross_entropy
     score: Objective = accuracy
+    host_of_width: Callable[[int], nn.Module] | None = None
+    widths: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if (self.host_of_width is None) != (not self.widths):
+            raise ConfigError(
+                f"task {self.name!r} must have both host_of_width and widths, or neither"
+            )
 
     def optimizer(self, params: Iterable[nn.Parameter]) -> Optimizer:
         return AdamW(params, lr=self.learning_rate, weight_decay=self.weight_decay)

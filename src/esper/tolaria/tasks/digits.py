@@ -2,19 +2,28 @@
 
 from functools import partial
 
+from torch import nn
+
 from esper.growth import CNNHost
 from esper.tolaria.data import digits
 from esper.tolaria.tasks.base import Task, block_slots
+
+
+def host(width: int) -> nn.Module:
+    return CNNHost(num_classes=10, n_blocks=3, base_channels=width, in_channels=1)
+
 
 TASK = Task(
     name="digits",
     description="8x8 handwritten digits, a convolutional host of 496 parameters",
     data_set="digits",
     load=digits.load,
-    build=partial(CNNHost, num_classes=10, n_blocks=3, base_channels=2, in_channels=1),
+    build=partial(host, 2),
     slots=block_slots(3),
     outputs=10,
     steps=30,
     batch=64,
     learning_rate=1e-2,
+    host_of_width=host,
+    widths=(1, 2, 3, 4, 5, 6, 7, 8),
 )

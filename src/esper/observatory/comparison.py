@@ -1,0 +1,100 @@
+"""Run directories side by side: one line of their outcomes each."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from esper.leyline import ConfigError
+from esper.observatory.run_directory import OUTCOMES, SUMMARY, read_rows
+
+AVERAGED = (
+    "val_score", "params", "macs", "train_macs", "germinated", "fossilized", "culled", "rollbacks",
+)  # fmt: skip
+LATE = 0.1  # share of the episodes, at the end, that shows where a run that learns has got to
+
+
+def compare_runs(runs: Sequence[Path]) -> list[dict[str, Any]]:
+    """Means over the episodes of every run; `late_val_score` over the last tenth of them.
+
+    `test_score` is that of the run's own network, where the run ended with a test of it. Raises
+    ConfigError for a folder that holds no outcomes.
+    """
+    return [_summarise(run) for run in runs]
+
+
+def _summarise(run: Path) -> dict[str, Any]:
+    if not (run / OUTCOMES).is_file():
+        raise ConfigError(f"{run} is not a run directory: it has no {OUTCOMES}")
+    try:
+        rows = list(read_rows(run / OUTCOMES))
+    except ValueError as error:
+        raise ConfigError(f"{run / OUTCOMES} is damaged: {error}") from error
+    if not rows:
+        raise ConfigError(f"{run} holds no outcome yet; no episode of it has ended")
+    late = rows[-max(1, round(LATE * len(rows))) :]
+    return {
+        "run": str(run),
+        "task": _one_of(rows, "task"),
+        "controller": _one_of(rows, "controller"),
+        "episodes": len(rows),
+        **{name: _mean(rows, name) for name in AVERAGED},
+        "late_val_score": _mean(late, "val_score"),
+        "total_reward": _mean(rows, "total_reward"),
+        "test_score": _test_score(run),
+    }
+
+
+def _one_of(rows: Sequence[Mapping[str, Any]], name: str) -> str:
+    values = {str(row.get(name)) for row in rows}
+    return values.pop() if len(values) == 1 else "several"
+
+
+def _mean(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:
+    values = [row[name] for row in rows if row.get(name) is not None]
+    return sum(values) / len(values) if values else None
+
+
+def _test_score(run: Path) -> float | None:
+    if not (run / SUMMARY).is_file():
+        return None
+    arms = json.loads((run / SUMMARY).read_text(encoding="utf-8"))
+    return next((row["test_score"] for row in arms if row["arm"] == "grown"), None)
+
+
+def comparison_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    table.add_column("\nrun", overflow="fold")
+    for heading in (
+        "epi-\nsodes",
+        "vali-\ndation",
+        "last\ntenth",
+        "\ntest",
+        "\nreturn",
+        "\nparams",
+        "train\n10^6",
+        "seeds/\nkept/culled",
+        "roll\nback",
+    ):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in rows:
+        counts = (row["germinated"], row["fossilized"], row["culled"])
+        table.add_row(
+            row["run"],
+            str(row["episodes"]),
+            _shown(row["val_score"], ".1f"),
+            _shown(row["late_val_score"], ".1f"),
+            _shown(row["test_score"], ".1f"),
+            _shown(row["total_reward"], "+.3f"),
+            _shown(row["params"], ",.0f"),
+            _shown(row["train_macs"] / 1e6, ",.0f"),
+            "/".join(_shown(count, ".1f") for count in counts),
+            _shown(row["rollbacks"], ".1f"),
+        )
+    return table
+
+
+def _shown(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)

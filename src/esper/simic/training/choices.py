@@ -1,0 +1,216 @@
+"""What the arms of an evaluation choose for themselves, on validation data of tuning seeds.
+
+Every arm has the same budget: the same grid of learning rates, the same tuning seeds. The controls
+choose theirs like all others, and the best static network also its width.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+from statistics import fmean, median
+
+from esper.simic.training.arms import (
+    Plan,
+    Trained,
+    affordable_steps,
+    host_size,
+    of_width,
+    static_plan,
+    train,
+    training_macs,
+)
+from esper.tamiyo import Controller
+from esper.tolaria.data.splits import DataSplits
+from esper.tolaria.tasks import Task
+
+STATIC_FINAL = "static-final"
+STATIC_FINAL_EQUAL_COMPUTE = "static-final-equal-compute"
+BEST_STATIC_EQUAL_PARAMS = "best-static-equal-params"
+BEST_STATIC_EQUAL_COMPUTE = "best-static-equal-compute"
+
+# How an arm is trained on a seed, given what the arms before it reached on the same seed.
+PlanFor = Callable[[Mapping[str, Trained]], Plan]
+
+
+@dataclass(frozen=True)
+class Arm:
+    """An arm with all its choices made."""
+
+    name: str
+    plan: PlanFor
+    learning_rate: float
+    width: int | None = None
+    control_of: str | None = None
+
+
+@dataclass
+class Bench:
+    """Task, data and budget that all arms share. `rates` is the grid of learning rates."""
+
+    task: Task
+    data: DataSplits
+    steps: int
+    tuning_seeds: tuple[int, ...]
+    rates: tuple[float, ...]
+    progress: Callable[[str, int, int], None]
+    tuned_anything: bool = field(default=False, init=False)
+
+    def runs(self, phase: str, plans: Sequence[Plan]) -> list[Trained]:
+        """One plan for each tuning seed, trained."""
+        self.tuned_anything = True
+        results = []
+        for i, (plan, seed) in enumerate(zip(plans, self.tuning_seeds, strict=True)):
+            self.progress(phase, i, len(plans))
+            results.append(train(plan, self.data, seed))
+        return results
+
+
+def with_rate(task: Task, rate: float) -> Task:
+    return replace(task, learning_rate=rate)
+
+
+def mean_validation(runs: Sequence[Trained]) -> float:
+    """A network that was never measured is worth nothing."""
+    scores = [run.outcome.val_score for run in runs]
+    return fmean(-math.inf if score is None else score for score in scores)
+
+
+def choose_arms(
+    bench: Bench, controllers: Mapping[str, Controller], reference: str | None
+) -> list[Arm]:
+    """The arms in their order, then the controls for `reference`, if any."""
+    arms, found = [], []
+    for name, controller in controllers.items():
+        if len(bench.rates) == 1 and name != reference:
+            arms.append(_own_arm(bench, name, controller, bench.rates[0]))
+            continue
+        tried = {
+            rate: bench.runs(
+                f"tuning {name}",
+                [Plan(with_rate(bench.task, rate), controller, bench.steps)]
+                * len(bench.tuning_seeds),
+            )
+            for rate in bench.rates
+        }
+        rate = max(tried, key=lambda rate: mean_validation(tried[rate]))
+        arms.append(_own_arm(bench, name, controller, rate))
+        if name == reference:
+            found = tried[rate]
+    if reference is None:
+        return arms
+    return arms + choose_controls(bench, reference, found)
+
+
+def _own_arm(bench: Bench, name: str, controller: Controller, rate: float) -> Arm:
+    plan = Plan(with_rate(bench.task, rate), controller, bench.steps)
+    return Arm(name, lambda _: plan, rate)
+
+
+def choose_controls(bench: Bench, reference: str, found: Sequence[Trained]) -> list[Arm]:
+    """`found` is what the reference arm reached on the tuning seeds."""
+    arms = [
+        _choose_final(bench, name, reference, found, steps_of)
+        for name, steps_of in (
+            (STATIC_FINAL, lambda run: bench.steps),
+            (STATIC_FINAL_EQUAL_COMPUTE, lambda run: steps_for_compute(bench, run)),
+        )
+    ]
+    if bench.task.host_of_width is not None:
+        sizes = {w: host_size(of_width(bench.task, w), bench.data) for w in bench.task.widths}
+        arms.append(_choose_equal_params(bench, reference, found, sizes))
+        arms.append(_choose_equal_compute(bench, reference, found, sizes))
+    return arms
+
+
+def steps_for_compute(bench: Bench, run: Trained) -> int:
+    """Epochs of the topology that `run` found, for the compute that the run spent to find it."""
+    outcome = run.outcome
+    return affordable_steps(bench.task, bench.data, outcome.macs, outcome.train_macs)
+
+
+def _choose_final(
+    bench: Bench,
+    name: str,
+    reference: str,
+    found: Sequence[Trained],
+    steps_of: Callable[[Trained], int],
+) -> Arm:
+    """The topology that the reference arm finds on a seed, from scratch on the same seed."""
+
+    def plan(run: Trained, rate: float) -> Plan:
+        return static_plan(with_rate(bench.task, rate), steps_of(run), run.topology)
+
+    rate = bench.rates[0]
+    if len(bench.rates) > 1:
+        scores = {
+            r: mean_validation(bench.runs(f"tuning {name}", [plan(run, r) for run in found]))
+            for r in bench.rates
+        }
+        rate = max(scores, key=scores.__getitem__)
+    return Arm(name, lambda runs: plan(runs[reference], rate), rate, control_of=reference)
+
+
+def widths_up_to(sizes: Mapping[int, tuple[int, int]], params: float) -> list[int]:
+    """The width whose parameters are nearest to `params` (as a ratio), and all smaller ones."""
+    nearest = min(sizes, key=lambda width: abs(math.log(sizes[width][0] / params)))
+    return [width for width in sizes if sizes[width][0] <= sizes[nearest][0]]
+
+
+def _choose_equal_params(
+    bench: Bench,
+    reference: str,
+    found: Sequence[Trained],
+    sizes: Mapping[int, tuple[int, int]],
+) -> Arm:
+    """Best width that is no larger than what the reference arm grows, trained as long."""
+
+    def plan(width: int, rate: float, _: Trained) -> Plan:
+        return static_plan(with_rate(of_width(bench.task, width), rate), bench.steps)
+
+    widths = widths_up_to(sizes, median(run.outcome.params for run in found))
+    return _choose_width(bench, BEST_STATIC_EQUAL_PARAMS, reference, found, widths, plan)
+
+
+def _choose_equal_compute(
+    bench: Bench,
+    reference: str,
+    found: Sequence[Trained],
+    sizes: Mapping[int, tuple[int, int]],
+) -> Arm:
+    """Best width for the compute that the reference arm spends on the same seed."""
+
+    def plan(width: int, rate: float, run: Trained) -> Plan:
+        task = with_rate(of_width(bench.task, width), rate)
+        budget = run.outcome.train_macs
+        return static_plan(task, affordable_steps(task, bench.data, sizes[width][1], budget))
+
+    budget = min(run.outcome.train_macs for run in found)
+    widths = [
+        width
+        for width, (_, macs) in sizes.items()
+        if training_macs(bench.task, bench.data, macs, steps=1) <= budget
+    ] or [min(sizes, key=lambda width: sizes[width][1])]
+    return _choose_width(bench, BEST_STATIC_EQUAL_COMPUTE, reference, found, widths, plan)
+
+
+def _choose_width(
+    bench: Bench,
+    name: str,
+    reference: str,
+    found: Sequence[Trained],
+    widths: Sequence[int],
+    plan: Callable[[int, float, Trained], Plan],
+) -> Arm:
+    scores = {}
+    for width, rate in product(widths, bench.rates):
+        plans = [plan(width, rate, run) for run in found]
+        scores[width, rate] = mean_validation(bench.runs(f"{name}, width {width}", plans))
+    width, rate = max(scores, key=scores.__getitem__)
+    return Arm(
+        name,
+        lambda runs: plan(width, rate, runs[reference]),
+        rate,
+        width=width,
+        control_of=reference,
+    )

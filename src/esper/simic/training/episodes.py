@@ -1,0 +1,319 @@
+"""Recorded episodes, for learning from them: what was seen, allowed, done, and what came of it.
+
+A file `episodes.safetensors` in a run directory: arrays as tensors, the rest as JSON in its header.
+Nothing in it is code, and what is read is checked before it is used.
+"""
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+from torch import Tensor
+
+from esper.growth import LifecycleRules, default_catalogue
+from esper.leyline import (
+    BLEND_NAMES,
+    HEAD_NAMES,
+    NUM_OPS,
+    ActionMasks,
+    ConfigError,
+    Recorder,
+    draw_key,
+)
+from esper.simic.agent.types import MaskTensors
+from esper.simic.rewards import RewardConfig, compute_reward
+from esper.simic.training.shard import space_of
+from esper.simic.training.state import Space
+from esper.tamiyo import Controller, FeatureExtractionContext, signals_to_features
+from esper.tolaria.data.splits import DataSplits
+from esper.tolaria.environment import GrowthEnv
+from esper.tolaria.episode import run_episode, settle_outcome
+from esper.tolaria.population import LoopedPopulation
+from esper.tolaria.tasks import Task
+from esper.tolaria.transition import Transition
+
+FILE = "episodes.safetensors"
+FORMAT_VERSION = 1
+_HEADER = "esper_episodes"
+SIDE_BY_SIDE = 16
+
+
+@dataclass(frozen=True)
+class Episodes:
+    """N episodes of at most T steps; row n has `lengths[n]` of them, what follows is padding.
+
+    observations  float32 [N, T + 1, D], raw; step t is decided on row t, the last is the end
+    op_masks, slot_masks, blueprint_masks, blend_masks   bool [N, T, ...], as in ActionMasks
+    actions       int64 [N, T, 4], in the order of HEAD_NAMES
+    rewards       float64 [N, T], raw
+    scores        float64 [N, T + 1], validation score before each step and at the end
+    terminated    bool [N], the governor ended the episode
+    """
+
+    space: Space
+    observations: np.ndarray
+    op_masks: np.ndarray
+    slot_masks: np.ndarray
+    blueprint_masks: np.ndarray
+    blend_masks: np.ndarray
+    actions: np.ndarray
+    rewards: np.ndarray
+    scores: np.ndarray
+    lengths: np.ndarray
+    terminated: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def valid(self) -> np.ndarray:
+        """bool [N, T]: where a step was taken."""
+        return np.arange(self.actions.shape[1]) < self.lengths[:, None]
+
+    @property
+    def returns(self) -> np.ndarray:
+        """float64 [N]: undiscounted sums of rewards."""
+        return np.where(self.valid, self.rewards, 0.0).sum(axis=1)
+
+    def masks(self) -> MaskTensors:
+        """Masks [N, T, ...]; everything is legal in padding, which has to be a distribution too."""
+        padding = ~torch.from_numpy(self.valid)
+        arrays = (self.op_masks, self.slot_masks, self.blueprint_masks, self.blend_masks)
+        tensors = [torch.from_numpy(np.ascontiguousarray(array)) for array in arrays]
+        return MaskTensors(
+            *(t | padding.reshape(*padding.shape, *[1] * (t.dim() - 2)) for t in tensors)
+        )
+
+    def rows(self, rows: np.ndarray) -> "Episodes":
+        """The chosen episodes."""
+        return replace(self, **{name: getattr(self, name)[rows] for name in _ARRAYS})
+
+
+_ARRAYS = tuple(f.name for f in fields(Episodes) if f.name != "space")
+
+
+def decided_on(episodes: Episodes) -> Tensor:
+    """float32 [steps, D]: the observations of all steps that were taken."""
+    return torch.from_numpy(episodes.observations[:, :-1][episodes.valid])
+
+
+def join(parts: Sequence[Episodes]) -> Episodes:
+    """All episodes in one, padded to the longest; raises ConfigError if they do not go together."""
+    if not parts:
+        raise ConfigError("there are no episodes to learn from")
+    if any(part.space != parts[0].space for part in parts):
+        raise ConfigError(
+            "these episodes are of different kinds: their observations, slots or blueprints differ"
+        )
+    longest = max(part.actions.shape[1] for part in parts)
+    padded = [_padded(part, longest) for part in parts]
+    arrays = {name: np.concatenate([part[name] for part in padded]) for name in _ARRAYS}
+    return Episodes(parts[0].space, **arrays)
+
+
+def _padded(part: Episodes, steps: int) -> dict[str, np.ndarray]:
+    missing = steps - part.actions.shape[1]
+    arrays = {}
+    for name in _ARRAYS:
+        array = getattr(part, name)
+        width = [(0, 0)] * array.ndim
+        if array.ndim > 1:
+            width[1] = (0, missing)
+        arrays[name] = np.pad(array, width)
+    return arrays
+
+
+# --- recording -----------------------------------------------------------------------------------
+
+
+def record_episodes(
+    task: Task,
+    data: DataSplits,
+    controller: Controller,
+    *,
+    episodes: int,
+    steps: int | None = None,
+    seed: int = 0,
+    reward: RewardConfig,
+    gamma: float,
+    recorder: Recorder | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Episodes:
+    """Let the controller play; a function of its arguments. Outcomes go to `recorder`."""
+    parts = []
+    for first in range(0, episodes, SIDE_BY_SIDE):
+        progress(first, episodes)
+        numbers = range(first, min(first + SIDE_BY_SIDE, episodes))
+        env = GrowthEnv(
+            LoopedPopulation(
+                task.recipe(data, default_catalogue()),
+                [draw_key(seed, "recorded", number) for number in numbers],
+            ),
+            LifecycleRules(steps or task.steps),
+            on_panic="terminate",
+            random_guess_loss=task.random_guess_loss,
+            recorder=recorder,
+        )
+        history: list[Transition] = []
+        if run_episode(env, controller, on_step=history.append) == "interrupted":
+            raise KeyboardInterrupt
+        for index in range(env.n_envs):
+            settle_outcome(env, index, task=task.name, controller=controller.name, ended="finished")
+        if history:
+            parts.append(from_transitions(history, space_of(task), reward, gamma))
+    progress(episodes, episodes)
+    return join(parts)
+
+
+def from_transitions(
+    history: Sequence[Transition], space: Space, reward: RewardConfig, gamma: float
+) -> Episodes:
+    """The episodes of E environments that stepped together; those that never acted are left out."""
+    situations = [history[0].before, *(t.after for t in history)]
+    acted = np.stack([t.acted for t in history], axis=1)
+
+    def over_steps(arrays: list[np.ndarray]) -> np.ndarray:
+        return np.stack(arrays, axis=1)
+
+    masks: dict[str, np.ndarray] = {
+        f"{name}_masks": over_steps([getattr(t.before.masks, name) for t in history])
+        for name in ("op", "slot", "blueprint", "blend")
+    }
+    scores = over_steps([s.signals.val_accuracy for s in situations])
+    all_of_them = Episodes(
+        space,
+        observations=over_steps(
+            [signals_to_features(FeatureExtractionContext(s)) for s in situations]
+        ),
+        **masks,
+        actions=over_steps([t.actions for t in history]),
+        rewards=over_steps([compute_reward(t, reward, gamma).total for t in history]),
+        scores=np.nan_to_num(scores.astype(np.float64)),
+        lengths=acted.sum(axis=1),
+        terminated=_terminated(history),
+    )
+    return all_of_them.rows(np.flatnonzero(all_of_them.lengths > 0))
+
+
+def _terminated(history: Sequence[Transition]) -> np.ndarray:
+    return np.logical_or.reduce([t.terminated for t in history])
+
+
+# --- files ---------------------------------------------------------------------------------------
+
+
+def save_episodes(run: Path, episodes: Episodes) -> Path:
+    """Write them into a run directory; whoever looks sees the old file or the new, never a part."""
+    path = run / FILE
+    header = {
+        "version": FORMAT_VERSION,
+        "observation_dim": episodes.space.observation_dim,
+        "num_slots": episodes.space.num_slots,
+        "blueprints": list(episodes.space.blueprints),
+    }
+    unfinished = path.with_name(path.name + ".unfinished")
+    arrays = {name: np.ascontiguousarray(getattr(episodes, name)) for name in _ARRAYS}
+    try:
+        run.mkdir(parents=True, exist_ok=True)
+        save_file(arrays, unfinished, metadata={_HEADER: json.dumps(header)})
+        os.replace(unfinished, path)
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}") from error
+    return path
+
+
+def load_episodes(run: str | Path) -> Episodes:
+    """Read the episodes of a run directory; raises ConfigError, in a sentence, if they do not hold
+    up: a damaged file, arrays that do not fit together, an illegal action."""
+    path = Path(run) / FILE
+    if not path.is_file():
+        raise ConfigError(
+            f"{run} holds no recorded episodes; record some with: esper train record --out {run}"
+        )
+    try:
+        with safe_open(path, framework="np") as file:
+            header = json.loads((file.metadata() or {}).get(_HEADER, "null"))
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, ValueError) as error:
+        raise ConfigError(f"{path} is damaged: {error}") from error
+    episodes = Episodes(_space(path, header), **_checked(path, arrays))
+    _check(path, episodes)
+    return episodes
+
+
+def _space(path: Path, header: Any) -> Space:
+    if not isinstance(header, dict) or header.get("version") != FORMAT_VERSION:
+        raise ConfigError(f"{path} does not hold episodes in format {FORMAT_VERSION}")
+    try:
+        return Space(
+            int(header["observation_dim"]),
+            int(header["num_slots"]),
+            tuple(str(name) for name in header["blueprints"]),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"{path} does not say what its episodes are of: {error}") from error
+
+
+def _checked(path: Path, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    odd = sorted(set(arrays) ^ set(_ARRAYS))
+    if odd:
+        raise ConfigError(f"{path} has other arrays than episodes have: {', '.join(odd)}")
+    return arrays
+
+
+def _check(path: Path, episodes: Episodes) -> None:
+    space = episodes.space
+    if episodes.actions.ndim != 3 or len(episodes.actions) == 0:
+        raise ConfigError(f"{path} holds no episodes")
+    n, steps = episodes.actions.shape[:2]
+    slots, blueprints = space.num_slots, len(space.blueprints)
+    expected: dict[str, tuple[tuple[int, ...], type]] = {
+        "observations": ((n, steps + 1, space.observation_dim), np.float32),
+        "op_masks": ((n, steps, NUM_OPS), np.bool_),
+        "slot_masks": ((n, steps, NUM_OPS, slots), np.bool_),
+        "blueprint_masks": ((n, steps, slots, blueprints), np.bool_),
+        "blend_masks": ((n, steps, len(BLEND_NAMES)), np.bool_),
+        "actions": ((n, steps, len(HEAD_NAMES)), np.int64),
+        "rewards": ((n, steps), np.float64),
+        "scores": ((n, steps + 1), np.float64),
+        "lengths": ((n,), np.int64),
+        "terminated": ((n,), np.bool_),
+    }
+    for name, (shape, dtype) in expected.items():
+        array = getattr(episodes, name)
+        if array.shape != shape or array.dtype != dtype:
+            raise ConfigError(
+                f"{name} in {path} is {array.dtype} {list(array.shape)}, "
+                f"it must be {np.dtype(dtype)} {list(shape)}"
+            )
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise ConfigError(f"{name} in {path} holds NaN or infinity")
+    if not ((episodes.lengths >= 1) & (episodes.lengths <= steps)).all():
+        raise ConfigError(f"{path} holds an episode that is longer than its arrays, or empty")
+    _check_actions(path, episodes)
+
+
+def _check_actions(path: Path, episodes: Episodes) -> None:
+    valid = episodes.valid
+    actions = episodes.actions[valid]
+    sizes = (
+        episodes.space.num_slots,
+        len(episodes.space.blueprints),
+        len(BLEND_NAMES),
+        NUM_OPS,
+    )
+    masks = ActionMasks(
+        episodes.op_masks[valid],
+        episodes.slot_masks[valid],
+        episodes.blueprint_masks[valid],
+        episodes.blend_masks[valid],
+    )
+    if not ((actions >= 0) & (actions < sizes)).all() or not masks.allows(actions).all():
+        raise ConfigError(f"{path} holds an action that was not legal")

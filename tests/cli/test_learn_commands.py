@@ -1,0 +1,100 @@
+"""`esper train record`, `imitate` and `offline`: policies that everything else can use."""
+
+import json
+import sys
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+import esper
+from esper.cli import main
+from esper.simic.training.checkpoint import load_state
+from esper.simic.training.config import load_config
+from esper.simic.training.episodes import load_episodes
+from esper.simic.training.imitation import CloningConfig
+from esper.simic.training.offline import OfflineConfig
+from esper.simic.training.state import new_state
+
+SHORT = ("--episodes", "3", "--steps", "2")
+
+
+def command(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["esper", *words])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    return int(stop.value.code or 0)
+
+
+def test_a_clone_is_a_policy_an_arm_a_start_for_ppo_and_a_recording(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cloned = tmp_path / "cloned"
+    words = ("train", "imitate", "--from", "scripted:early", *SHORT, "--epochs", "2")
+    assert command(monkeypatch, *words, "--out", str(cloned)) == 0
+    assert "Agreement with the teacher on 2 held-out steps" in capsys.readouterr().out
+    assert esper.load_policy(cloned).name == str(cloned)
+
+    outcomes = [json.loads(line) for line in (cloned / "outcomes.jsonl").open()]
+    assert [row["controller"] for row in outcomes] == ["scripted:early"] * 3
+    rows = [json.loads(line) for line in (cloned / "metrics.jsonl").open()]
+    (report,) = [row for row in rows if row["kind"] == "imitation"]
+    assert 0 <= report["agreement.overall"] <= 1
+
+    state = load_state(cloned)
+    warm = new_state(load_config(None, {"task": "digits"}), state.space, state)
+    for name, parameter in warm.agent.network.named_parameters():
+        assert torch.equal(parameter, state.agent.network.get_parameter(name))
+    assert warm.observations.count > 1
+
+    out = tmp_path / "evaluation"
+    words = ("evaluate", "--arms", f"static,{cloned}", "--seeds", "1", "--steps", "1")
+    assert command(monkeypatch, *words, "--no-controls", "--out", str(out)) == 0
+    report = json.loads((out / "evaluation.json").read_text())
+    assert [row["arm"] for row in report["arms"]] == ["static", str(cloned)]
+
+    learnt = tmp_path / "offline"
+    brief = OfflineConfig(steps=20, policy=CloningConfig(epochs=1))
+    monkeypatch.setattr("esper.cli.learn_runs.OfflineConfig", partial(replace, brief))
+    words = ("train", "offline", "--episodes", str(cloned), "--episodes", str(cloned))
+    assert command(monkeypatch, *words, "--out", str(learnt)) == 0
+    assert "6 episodes, 12 steps" in capsys.readouterr().out
+    esper.load_policy(learnt)
+
+
+def test_record_leaves_episodes_and_no_policy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "recorded"
+    words = ("train", "record", "--controller", "random", *SHORT, "--out", str(run))
+    assert command(monkeypatch, *words) == 0
+    assert len(load_episodes(run)) == 3
+    assert command(monkeypatch, *words) == 2
+    assert "already holds a run" in capsys.readouterr().err
+    assert command(monkeypatch, "evaluate", "--arms", str(run), "--out", str(tmp_path / "e")) == 2
+    assert "no checkpoint" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("imitate", "--from", "oracle"), "no controller 'oracle'"),
+        (("imitate", "--task", "nothing"), "no task 'nothing'"),
+        (("record", "--controller", "scripted:unheard-of"), "no script"),
+        (("offline", "--episodes", "nowhere"), "no recorded episodes"),
+        (("offline", "--episodes", "nowhere", "--expectile", "2"), "expectile must"),
+    ],
+)
+def test_bad_input_is_one_sentence_before_anything_is_run(
+    words: tuple[str, ...],
+    sentence: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = tmp_path / "out"
+    assert command(monkeypatch, "train", *words, "--out", str(out)) == 2
+    assert sentence in capsys.readouterr().err
+    assert not out.exists()

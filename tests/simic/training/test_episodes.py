@@ -1,0 +1,170 @@
+"""Recorded episodes: what was played is what is stored, and nothing else is read back."""
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from esper.leyline import OP, ConfigError, LifecycleOp
+from esper.simic.rewards import ObjectiveRewardConfig
+from esper.simic.training.episodes import (
+    FILE,
+    Episodes,
+    decided_on,
+    join,
+    load_episodes,
+    record_episodes,
+    save_episodes,
+)
+from esper.tamiyo import ScriptedController, make_controller
+from helpers import small_digits
+from recorded import play_analytic, random_player
+
+FREE = ObjectiveRewardConfig(param_cost=0.0, compute_cost=0.0)
+
+
+def record(controller: Any, **changes: Any) -> Episodes:
+    task, data = small_digits(96)
+    settings = {"episodes": 3, "steps": 5, "reward": FREE, "gamma": 0.99}
+    return record_episodes(task, data, controller, **(settings | changes))
+
+
+@cache
+def episodes() -> Episodes:
+    return record(ScriptedController("2 GERMINATE r0c1 branch linear\n4 CULL r0c1\n", "two"))
+
+
+def test_actions_are_those_of_the_controller() -> None:
+    ops = episodes().actions[..., OP]
+    expected = [LifecycleOp.WAIT, LifecycleOp.GERMINATE, LifecycleOp.WAIT, LifecycleOp.CULL]
+    assert (ops[:, :4] == expected).all()
+    assert episodes().actions[0, 1, 0] == 1
+
+
+def test_rewards_without_costs_add_up_to_the_gain_in_score() -> None:
+    found = episodes()
+    gained = (found.scores[:, -1] - found.scores[:, 0]) / 100
+    assert found.returns == pytest.approx(gained)
+    assert np.ptp(found.scores) > 1
+
+
+def test_recording_is_a_function_of_the_seed() -> None:
+    again = record(make_controller("random"), episodes=2)
+    once = record(make_controller("random"), episodes=2)
+    other = record(make_controller("random"), episodes=2, seed=1)
+    assert (once.observations == again.observations).all()
+    assert not (once.observations == other.observations).all()
+
+
+def test_an_episode_does_not_depend_on_how_many_are_recorded() -> None:
+    fewer, more = (record(make_controller("random"), episodes=n) for n in (1, 3))
+    assert (fewer.actions == more.actions[:1]).all()
+    assert (fewer.scores == more.scores[:1]).all()
+
+
+def test_saved_and_loaded_are_equal(tmp_path: Path) -> None:
+    save_episodes(tmp_path / "run", episodes())
+    loaded = load_episodes(tmp_path / "run")
+    assert loaded.space == episodes().space
+    for name in ("observations", "actions", "rewards", "scores", "lengths", "slot_masks"):
+        assert (getattr(loaded, name) == getattr(episodes(), name)).all()
+
+
+def test_joining_pads_and_keeps_every_step() -> None:
+    long = play_analytic(random_player(0), 3, seed=0)
+    short = replace(
+        long.rows(np.array([1])),
+        **{
+            name: getattr(long, name)[1:2, :4]
+            for name in (
+                "op_masks", "slot_masks", "blueprint_masks", "blend_masks", "actions", "rewards",
+            )
+        },
+        observations=long.observations[1:2, :5],
+        scores=long.scores[1:2, :5],
+        lengths=np.array([4]),
+    )  # fmt: skip
+    both = join([short, long])
+    assert len(both) == 4
+    assert both.valid.sum() == 4 + long.valid.sum()
+    assert len(decided_on(both)) == both.valid.sum()
+    assert both.returns[0] == pytest.approx(long.rewards[1, :4].sum())
+    assert both.masks().op[0, 4:].all(), "padding has to be a distribution too"
+
+
+def test_episodes_of_other_problems_are_not_joined() -> None:
+    with pytest.raises(ConfigError, match="different kinds"):
+        join([episodes(), play_analytic(random_player(0), 1, seed=0)])
+    with pytest.raises(ConfigError, match="no episodes"):
+        join([])
+
+
+def _damage(path: Path, change: Any) -> None:
+    from safetensors import safe_open
+
+    with safe_open(path, framework="np") as file:
+        header = file.metadata()
+    arrays = dict(load_file(path))
+    change(arrays)
+    save_file(arrays, path, metadata=header)
+
+
+def _illegal(arrays: dict[str, np.ndarray]) -> None:
+    arrays["actions"][0, 0] = (0, 0, 0, int(LifecycleOp.FOSSILIZE))
+
+
+def _out_of_range(arrays: dict[str, np.ndarray]) -> None:
+    arrays["actions"][0, 1, 1] = 10_000
+
+
+def _too_long(arrays: dict[str, np.ndarray]) -> None:
+    arrays["lengths"][0] = 99
+
+
+def _nan(arrays: dict[str, np.ndarray]) -> None:
+    arrays["observations"][0, 0, 0] = np.nan
+
+
+def _narrow(arrays: dict[str, np.ndarray]) -> None:
+    arrays["observations"] = np.ascontiguousarray(arrays["observations"][..., :-1])
+
+
+def _missing(arrays: dict[str, np.ndarray]) -> None:
+    del arrays["rewards"]
+
+
+def _wrong_type(arrays: dict[str, np.ndarray]) -> None:
+    arrays["op_masks"] = arrays["op_masks"].astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (_illegal, "not legal"),
+        (_out_of_range, "not legal"),
+        (_too_long, "longer than its arrays"),
+        (_nan, "NaN"),
+        (_narrow, "observations in"),
+        (_missing, "other arrays.*rewards"),
+        (_wrong_type, "op_masks in"),
+    ],
+)
+def test_what_does_not_hold_up_is_refused(tmp_path: Path, change: Any, message: str) -> None:
+    _damage(save_episodes(tmp_path, episodes()), change)
+    with pytest.raises(ConfigError, match=message):
+        load_episodes(tmp_path)
+
+
+def test_files_that_hold_no_episodes_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no recorded episodes"):
+        load_episodes(tmp_path)
+    (tmp_path / FILE).write_bytes(b"cos\nsystem\n(S'true'\ntR.")
+    with pytest.raises(ConfigError, match="damaged"):
+        load_episodes(tmp_path)
+    save_file({"x": np.zeros(1)}, tmp_path / FILE)
+    with pytest.raises(ConfigError, match="does not hold episodes"):
+        load_episodes(tmp_path)

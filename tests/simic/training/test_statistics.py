@@ -1,0 +1,104 @@
+"""Paired differences against SciPy's own answers, closed forms, and Holm by hand."""
+
+from itertools import product
+from statistics import fmean
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from esper.simic.training.statistics import holm, paired_difference
+
+
+def exact_sign_flip_p(differences: list[float]) -> float:
+    """Share of all sign patterns whose mean is at least as far from 0."""
+    observed = abs(fmean(differences))
+    means = [
+        abs(fmean(sign * d for sign, d in zip(signs, differences, strict=True)))
+        for signs in product((-1, 1), repeat=len(differences))
+    ]
+    return sum(mean >= observed - 1e-12 for mean in means) / len(means)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_p_is_the_share_of_sign_flips(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    first, second = rng.normal(0.4, 1, 8), rng.normal(0, 1, 8)
+    found = paired_difference(first.tolist(), second.tolist())
+    assert found.p == pytest.approx(exact_sign_flip_p((first - second).tolist()), abs=1e-12)
+    assert found.mean == pytest.approx(float(np.mean(first - second)))
+
+
+def test_p_of_equal_signs_is_two_over_all_patterns() -> None:
+    found = paired_difference([2.0, 3.0, 4.0, 5.0, 6.0], [1.0] * 5)
+    assert found.p == pytest.approx(2 / 2**5)
+
+
+def test_many_pairs_agree_with_the_t_test() -> None:
+    rng = np.random.default_rng(0)
+    differences = rng.normal(0.3, 1, 60)
+    found = paired_difference(differences.tolist(), [0.0] * 60)
+    assert found.p == pytest.approx(stats.ttest_1samp(differences, 0).pvalue, abs=0.015)
+    assert found.low is not None
+    assert found.high is not None
+    t_interval = stats.t.interval(
+        0.95, 59, loc=differences.mean(), scale=differences.std(ddof=1) / 60**0.5
+    )
+    assert (found.low, found.high) == pytest.approx(t_interval, abs=0.06)
+
+
+def test_interval_is_scipys_bca_and_not_the_percentile_one() -> None:
+    skewed = np.random.default_rng(1).exponential(1.0, 15)
+    found = paired_difference(skewed.tolist(), [0.0] * 15, seed=3)
+    for method, same in (("BCa", True), ("percentile", False)):
+        expected = stats.bootstrap(
+            (skewed,), np.mean, n_resamples=9999, method=method, rng=np.random.default_rng(3)
+        ).confidence_interval
+        assert ((found.low, found.high) == pytest.approx(tuple(expected), abs=1e-9)) is same
+
+
+def test_bca_covers_the_truth_about_as_often_as_it_says() -> None:
+    rng = np.random.default_rng(5)
+    hits = 0
+    for _ in range(60):
+        found = paired_difference(rng.normal(1.0, 1.0, 20).tolist(), [0.0] * 20)
+        assert found.low is not None
+        assert found.high is not None
+        hits += found.low <= 1.0 <= found.high
+    assert hits >= 50  # of 60; 57 expected
+
+
+def test_the_same_seed_gives_the_same_answer() -> None:
+    first, second = list(np.random.default_rng(0).normal(size=(2, 16)))
+    assert paired_difference(list(first), list(second)) == paired_difference(
+        list(first), list(second)
+    )
+
+
+def test_one_pair_says_nothing_about_certainty() -> None:
+    found = paired_difference([3.0], [1.0])
+    assert (found.mean, found.low, found.high, found.p) == (2.0, None, None, None)
+
+
+@pytest.mark.parametrize("shift", [0.0, 1.5])
+def test_equal_differences_have_no_interval(shift: float) -> None:
+    base = [0.1, 0.7, 0.3, 0.9]
+    found = paired_difference([x + shift for x in base], base)
+    assert (found.low, found.high) == (None, None)
+    assert found.p == pytest.approx(1.0 if shift == 0 else 2 / 2**4)
+
+
+def test_series_of_other_lengths_are_refused() -> None:
+    with pytest.raises(ValueError, match="one length"):
+        paired_difference([1.0, 2.0], [1.0])
+
+
+def test_holm_by_hand() -> None:
+    # Sorted: .01 x4, .02 x3, .03 x2 -> .06 (as large as before), .5 x1
+    assert holm([0.03, 0.01, 0.5, 0.02]) == pytest.approx([0.06, 0.04, 0.5, 0.06])
+    assert holm([0.9, 0.8]) == [1.0, 1.0]
+    assert holm([]) == []
+
+
+def test_holm_leaves_out_what_has_no_p() -> None:
+    assert holm([None, 0.02, None, 0.04]) == [None, pytest.approx(0.04), None, pytest.approx(0.04)]
