@@ -70,6 +70,7 @@ class GrowthEnv:
         self.score = np.full(self.n_envs, np.nan)
         self.best: list[SavedHost | None] = [None] * self.n_envs
         self.best_score = np.full(self.n_envs, -np.inf)
+        self.culled_before = np.zeros(self.n_envs, dtype=np.int64)
         self.actions = wait(self.n_envs)
         self.before: Situation | None = None
         self.situation: Situation | None = None
@@ -131,7 +132,7 @@ class GrowthEnv:
             _first(evaluations, "score"),
             train.finite,
             acted,
-            np.any(self.garden.on_trial(), axis=1),
+            self._on_trial(),
             max(evaluation.samples for evaluation in evaluations),
         )
         age(self.table, acted)
@@ -216,6 +217,15 @@ class GrowthEnv:
         )
 
     # --- the governor --------------------------------------------------------------------------
+
+    def _on_trial(self) -> np.ndarray:
+        """bool[E]: can a seed on trial be blamed for what this epoch showed?
+
+        Not where another was removed since the last one: the host misses what it had adapted to.
+        """
+        culled = self.garden.counts["culled"]
+        removed, self.culled_before = culled > self.culled_before, culled.copy()
+        return np.any(self.garden.on_trial(), axis=1) & ~removed
 
     def _save(self, env: int) -> None:
         saved = self.garden.save(env, self.step_count)
