@@ -1,0 +1,36 @@
+"""Other packages can add blueprints and tasks by entry point."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from esper.growth.blueprints import BUILT_IN, catalogue
+from esper.tolaria import tasks
+from esper.tolaria.tasks import find_task
+from helpers import Exploding, everywhere
+
+
+class Point:
+    def __init__(self, name: str, thing: Any) -> None:
+        self.name, self.thing = name, thing
+
+    def load(self) -> Any:
+        return self.thing
+
+
+def test_blueprints_of_other_packages_come_after_ours_by_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = [Point(name, everywhere(name, Exploding)) for name in ("zebra", "apple")]
+    groups = {catalogue.ENTRY_POINT_GROUP: found}
+    monkeypatch.setattr(catalogue, "entry_points", lambda group: groups[group])
+    names = catalogue.default_catalogue.__wrapped__().names
+    assert names == (*BUILT_IN.names, "apple", "zebra")
+
+
+def test_tasks_of_other_packages_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = replace(find_task("digits"), name="mine")
+    groups = {tasks.ENTRY_POINT_GROUP: [Point("mine", mine)]}
+    monkeypatch.setattr(tasks, "entry_points", lambda group: groups[group])
+    assert tasks.all_tasks.__wrapped__()["mine"] is mine
