@@ -266,8 +266,11 @@ def final_scores(seeds: list[int], controller: Any) -> tuple[np.ndarray, GrowthE
 
 
 def assert_growth_is_safe(seeds: list[int]) -> None:
-    """Paired with the same hosts ungrown. 297 validation images: one image is 0.34 pp, and a
-    single score has a standard error of about 1.6 pp, so single episodes get two of those."""
+    """Paired with the same hosts ungrown: on average growth does no harm.
+
+    A single pair is two different trainings, each scored on 297 images, and scatters by about
+    2.5 pp, so of single episodes only few may be far below.
+    """
     grown, env = final_scores(seeds, Adversary())
     alone, _ = final_scores(seeds, StaticController())
     difference = grown - alone
@@ -275,7 +278,7 @@ def assert_growth_is_safe(seeds: list[int]) -> None:
     assert env.garden.counts["rollbacks"].sum() >= len(seeds) // 8, "the adversary does harm"
     assert (env.table.stage != SeedStage.UNKNOWN).all()
     assert difference.mean() >= -0.5
-    assert difference.min() >= -0.5 - 2 * 1.6
+    assert (difference < -5.0).mean() <= 0.05
 
 
 def test_forty_adversarial_episodes_do_not_hurt() -> None:
