@@ -14,6 +14,7 @@ class Transition:
     acted        bool[E], the environment was running when the step began
     terminated   bool[E], the governor ended the episode
     truncated    bool[E], the episode reached its length
+    ended        bool[E], either: no decision follows, and nothing that counts
     rolled_back  bool[E], the governor restored the host
     train_macs   int[E], multiply-adds spent in this step, evaluations included
     host_macs    int[E], what of them the host alone would have spent
@@ -28,3 +29,7 @@ class Transition:
     rolled_back: np.ndarray
     train_macs: np.ndarray
     host_macs: np.ndarray
+
+    @property
+    def ended(self) -> np.ndarray:
+        return self.terminated | self.truncated

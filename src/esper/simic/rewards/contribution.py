@@ -41,7 +41,6 @@ def table_credits(
 
 def shaped(t: Transition, config: ContributionRewardConfig, gamma: float) -> Parts:
     before, after = t.before.table, t.after.table
-    ended = t.terminated | t.truncated
     had, has = table_credits(before, after, config)
     held_on = (before.stage == SeedStage.HOLDING) & (after.stage == SeedStage.HOLDING)
     n, gained = after.epochs_in_stage, after.total_improvement
@@ -50,7 +49,7 @@ def shaped(t: Transition, config: ContributionRewardConfig, gamma: float) -> Par
     added = t.after.total_params - t.after.host_params
     shaping = table_pbrs(t, gamma, config.epoch_progress_bonus, config.max_progress_bonus)
     hints = {
-        "attribution": np.where(ended, 0.0, has.sum(axis=1)) - had.sum(axis=1),
+        "attribution": np.where(t.ended, 0.0, has.sum(axis=1)) - had.sum(axis=1),
         "blending_warning": warning.sum(axis=1),
         "holding_penalty": holding.sum(axis=1),
         "pbrs": config.pbrs_weight * shaping,

@@ -38,7 +38,7 @@ def stage_potential(table: SlotTable) -> np.ndarray:
 def loss_reward(t: Transition, config: LossRewardConfig, gamma: float) -> dict[str, np.ndarray]:
     before, after = t.before, t.after
     bearing = rent_bearing_params(after.table, config.grace_epochs)
-    shaping = pbrs(stage_potential(before.table), stage_potential(after.table), t.terminated, gamma)
+    shaping = pbrs(stage_potential(before.table), stage_potential(after.table), t.ended, gamma)
     final = np.where(t.truncated, terminal_loss_reward(after.signals.val_loss, config), 0.0)
     return {
         "loss": loss_delta_reward(before.signals.val_loss, after.signals.val_loss, config),

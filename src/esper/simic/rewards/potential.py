@@ -1,7 +1,7 @@
 """Potential-based reward shaping (Ng, Harada and Russell, 1999).
 
 F(s, s') = w (gamma Phi(s') - Phi(s)) leaves the optimal policy unchanged for the gamma of the
-return. Over an episode it telescopes: sum_t gamma^t F_t = w (gamma^T Phi(s_T) - Phi(s_0)).
+return. Over an episode it telescopes: sum_t gamma^t F_t = -w Phi(s_0), because Phi is 0 at its end.
 """
 
 import numpy as np
@@ -39,10 +39,10 @@ def table_potential(
     return potential.sum(axis=1)
 
 
-def pbrs(before: np.ndarray, after: np.ndarray, terminated: np.ndarray, gamma: float) -> np.ndarray:
-    """[E]: gamma Phi(s') - Phi(s); a true terminal has no potential, a truncation keeps its own."""
-    assert before.shape == after.shape == terminated.shape
-    return gamma * np.where(terminated, 0.0, after) - before
+def pbrs(before: np.ndarray, after: np.ndarray, ended: np.ndarray, gamma: float) -> np.ndarray:
+    """[E]: gamma Phi(s') - Phi(s); what ended has no potential."""
+    assert before.shape == after.shape == ended.shape
+    return gamma * np.where(ended, 0.0, after) - before
 
 
 def table_pbrs(
@@ -54,4 +54,4 @@ def table_pbrs(
     """[E]: unweighted shaping of a step of the environment."""
     before = table_potential(transition.before.table, epoch_bonus, max_bonus)
     after = table_potential(transition.after.table, epoch_bonus, max_bonus)
-    return pbrs(before, after, transition.terminated, gamma)
+    return pbrs(before, after, transition.ended, gamma)

@@ -39,11 +39,10 @@ class GrowthRounds:
         self, actions: np.ndarray
     ) -> tuple[np.ndarray, ActionMasks, np.ndarray, np.ndarray, np.ndarray]:
         results = self._all("step", np.split(actions, self.cuts))
-        observations, rewards, terminated, truncated = (
-            _joined(results, name)
-            for name in ("observations", "rewards", "terminated", "truncated")
+        observations, rewards, ended = (
+            _joined(results, name) for name in ("observations", "rewards", "ended")
         )
-        return observations, _join_masks(results), rewards, terminated, truncated
+        return observations, _join_masks(results), rewards, ended, np.zeros_like(ended)
 
     def _all(self, name: str, arguments: Sequence[Any]) -> list[ShardStep]:
         for shard, argument in zip(self.shards, arguments, strict=True):

@@ -45,15 +45,15 @@ class ShardSpec:
 class ShardStep:
     """What a step of a shard gives back; arrays over its environments.
 
-    `rewards` are raw. `records` holds what happened to each environment. `reward_seconds` went
-    into rewards and observations, the rest of the step into training and evaluating hosts.
+    `rewards` are raw. `ended` marks the last step of an episode. `records` holds what happened to
+    each environment. `reward_seconds` went into rewards and observations, the rest of the step
+    into training and evaluating hosts.
     """
 
     observations: np.ndarray
     masks: ActionMasks
     rewards: np.ndarray
-    terminated: np.ndarray
-    truncated: np.ndarray
+    ended: np.ndarray
     records: list[list[Record]]
     reward_seconds: float = 0.0
 
@@ -102,29 +102,26 @@ class Shard:
         self.stillborn = ~situation.running
         for env in np.flatnonzero(self.stillborn).tolist():
             self._settle(env, "rollback")
-        return self._result(situation, *self._nothing())
+        nothing = np.zeros(len(self.envs))
+        return self._result(situation, nothing, nothing > 0)
 
     def step(self, actions: np.ndarray) -> ShardStep:
         if not self.env.running.any():
             situation = self.env.situation
             assert situation is not None
-            rewards, terminated, truncated = self._nothing()
-            terminated, self.stillborn = self.stillborn, np.zeros_like(self.stillborn)
-            return self._result(situation, rewards, terminated, truncated)
+            ended, self.stillborn = self.stillborn, np.zeros_like(self.stillborn)
+            return self._result(situation, np.zeros(len(self.envs)), ended)
         transition = self.env.step(actions)
         began = time.perf_counter()
         rewards = self._reward(transition)
         self.returns += rewards
         seconds = time.perf_counter() - began
-        for env in np.flatnonzero(transition.terminated | transition.truncated).tolist():
+        for env in np.flatnonzero(transition.ended).tolist():
             self._settle(env, "rollback" if transition.terminated[env] else "finished")
-        terminated = transition.terminated | self.stillborn
+        # The last epoch is the end of a host's training: no value is left to bootstrap from.
+        ended = transition.ended | self.stillborn
         self.stillborn = np.zeros_like(self.stillborn)
-        return self._result(transition.after, rewards, terminated, transition.truncated, seconds)
-
-    def _nothing(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        n = len(self.envs)
-        return np.zeros(n), np.zeros(n, dtype=bool), np.zeros(n, dtype=bool)
+        return self._result(transition.after, rewards, ended, seconds)
 
     def _reward(self, transition: Transition) -> np.ndarray:
         """Raw rewards [E], each environment by its own mode; the rows of the step get the parts."""
@@ -148,15 +145,14 @@ class Shard:
         self,
         situation: Situation,
         rewards: np.ndarray,
-        terminated: np.ndarray,
-        truncated: np.ndarray,
+        ended: np.ndarray,
         reward_seconds: float = 0.0,
     ) -> ShardStep:
         began = time.perf_counter()
         observations = signals_to_features(FeatureExtractionContext(situation))
         seconds = reward_seconds + time.perf_counter() - began
         masks, records = situation.masks, self.log.take()
-        return ShardStep(observations, masks, rewards, terminated, truncated, records, seconds)
+        return ShardStep(observations, masks, rewards, ended, records, seconds)
 
 
 def reward_columns(parts: RewardComponents, env: int, mode: str) -> dict[str, Any]:
