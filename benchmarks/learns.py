@@ -1,35 +1,111 @@
-"""Does PPO learn to grow `digits`? The learning curve over training seeds.
+"""Does PPO learn to grow `digits`? The learning curve over training seeds, and what it is worth.
 
     python benchmarks/learns.py [--seeds 5] [--rounds 200] [--envs 16] [--out runs/learns]
-                                [--workers 2] [--config FILE.toml]
+                                [--workers 2] [--config FILE.toml] [--evaluate 20]
 
-A run that is already there is taken up where it was left, so the benchmark can be interrupted. The
-last line is one JSON object: return, score and size per tenth of each run, and how the last tenth
-compares with the first, by a paired interval over seeds.
+A run that is already there is taken up where it was left, so the benchmark can be interrupted.
+`--evaluate N` then compares the policies, in their deterministic mode, with the controllers that
+need no training, on N paired seeds and the test part; the controls are made for the first policy.
+The last line is one JSON object: return, score and size per tenth of each run, how the last tenth
+compares with the first, and the evaluation.
 """
 
 import argparse
 import json
+import sys
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
+import matplotlib
+
+matplotlib.use("agg")
+import matplotlib.pyplot as plt
 import numpy as np
+import torch
+from rich.console import Console
 
 from esper.api.training import resume_ppo, train_ppo
+from esper.cli.evaluate_commands import make_arm
+from esper.observatory.evaluation import arms_table, comparisons_table
 from esper.simic.training.config import load_config
+from esper.simic.training.evaluate import EvaluationSettings, evaluate
 from esper.simic.training.loop import Hooks
+from esper.simic.training.statistics import paired_difference
+from esper.tolaria.data.catalogue import data_root
+from esper.tolaria.tasks import find_task
 
 CURVE = ("return", "val_score", "params", "germinated", "fossilized", "op_entropy")
+UNTRAINED = ("static", "random", "scripted:early", "heuristic")
 
 
-def curve(run: Path, points: int) -> dict[str, list[float]]:
-    """Means of each part of the run."""
+def rounds_of(run: Path) -> list[dict[str, Any]]:
     lines = (run / "metrics.jsonl").read_text().splitlines()
-    rounds = [row for row in map(json.loads, lines) if row["kind"] == "round"]
+    return [row for row in map(json.loads, lines) if row["kind"] == "round"]
+
+
+def curve(rounds: list[dict[str, Any]], points: int) -> dict[str, list[float]]:
+    """Means of each part of a run."""
     parts = np.array_split(np.arange(len(rounds)), min(points, len(rounds)))
     return {
         name: [round(float(np.mean([rounds[i][name] for i in part])), 4) for part in parts]
         for name in CURVE
     }
+
+
+def train(options: argparse.Namespace, seed: int) -> Path:
+    run = Path(options.out) / f"seed-{seed}"
+
+    def show(number: int, row: dict, timing: dict) -> None:
+        score = row["val_score"]
+        print(f"round {number + 1}  return {row['return']:+.4f}  score {score:.2f}", flush=True)
+
+    hooks = Hooks(on_round=show)
+    if (run / "config.toml").is_file():
+        resume_ppo(run, rounds=options.rounds, workers=options.workers, hooks=hooks)
+    else:
+        flags = {"rounds": options.rounds, "envs": options.envs, "seed": seed}
+        train_ppo(load_config(options.config, flags), run, workers=options.workers, hooks=hooks)
+    return run
+
+
+def paint(runs: list[Path], path: Path) -> None:
+    """Score and size over episodes: a thin line for each training seed, their mean thick."""
+    figure, axes = plt.subplots(1, 2, figsize=(9, 3.2))
+    for axis, name, label in zip(
+        axes, ("val_score", "params"), ("validation score, %", "parameters"), strict=True
+    ):
+        values = np.array([[row[name] for row in rounds_of(run)] for run in runs])
+        episodes = np.cumsum([row["episodes"] for row in rounds_of(runs[0])])
+        width = max(1, len(episodes) // 15)
+        window = np.ones(width) / width
+        smooth = np.array([np.convolve(row, window, mode="valid") for row in values])
+        axis.plot(episodes[width - 1 :], smooth.T, color="0.75", linewidth=0.8)
+        axis.plot(episodes[width - 1 :], smooth.mean(axis=0), color="tab:green", linewidth=2)
+        axis.set(xlabel="episodes", ylabel=f"{label} (mean of {width} rounds)")
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+
+
+def worth(runs: list[Path], seeds: int) -> dict[str, Any]:
+    """The policies against untrained controllers; `learned` averages the policies on each seed."""
+    torch.set_num_threads(1)
+    task, names = find_task("digits"), tuple(map(str, runs))
+    settings = EvaluationSettings((*UNTRAINED, *names), seeds, control_for=names[0])
+
+    def progress(phase: str, done: int, total: int) -> None:
+        print(f"{phase} {done}/{total}", file=sys.stderr)
+
+    report = evaluate(task, task.load(data_root()), settings, make_arm, progress)
+    console = Console(width=110)
+    console.print(arms_table(report.as_dict()))
+    console.print(comparisons_table(report.as_dict()))
+    scores = {arm["arm"]: [] for arm in report.arms}
+    for trial in report.trials:
+        scores[trial.arm].append(trial.test_score)
+    learned = np.mean([scores[name] for name in names], axis=0).tolist()
+    against = {name: asdict(paired_difference(learned, scores[name])) for name in UNTRAINED}
+    return {"arms": report.arms, "learned": float(np.mean(learned)), "learned_against": against}
 
 
 def main() -> None:
@@ -41,34 +117,29 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--config")
     parser.add_argument("--out", default="runs/learns")
-    arguments = parser.parse_args()
-
-    def show(number: int, row: dict, timing: dict) -> None:
-        score = row["val_score"]
-        print(f"round {number + 1}  return {row['return']:+.4f}  score {score:.2f}", flush=True)
-
-    curves = []
-    for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds):
-        run = Path(arguments.out) / f"seed-{seed}"
-        flags = {"rounds": arguments.rounds, "envs": arguments.envs, "seed": seed}
-        hooks = Hooks(on_round=show)
-        if (run / "config.toml").is_file():
-            resume_ppo(run, rounds=arguments.rounds, workers=arguments.workers, hooks=hooks)
-        else:
-            config = load_config(arguments.config, flags)
-            train_ppo(config, run, workers=arguments.workers, hooks=hooks)
-        curves.append(curve(run, 10))
-        print(seed, curves[-1], flush=True)
-    gains = np.array([c["return"][-1] - c["return"][0] for c in curves])
-    error = float(gains.std(ddof=1) / len(gains) ** 0.5) if len(gains) > 1 else None
-    result = {
-        "rounds": arguments.rounds,
-        "envs": arguments.envs,
-        "curves": curves,
-        "gain_in_return": round(float(gains.mean()), 4),
-        "standard_error": None if error is None else round(error, 4),
-    }
-    print(json.dumps(result))
+    parser.add_argument("--evaluate", type=int, metavar="SEEDS")
+    options = parser.parse_args()
+    seeds = range(options.first_seed, options.first_seed + options.seeds)
+    runs = [train(options, seed) for seed in seeds]
+    curves = [curve(rounds_of(run), 10) for run in runs]
+    for seed, found in zip(seeds, curves, strict=True):
+        print(seed, found, flush=True)
+    paint(runs, Path(options.out) / "learning.png")
+    gains = {}
+    for name in ("return", "val_score"):
+        last, first = ([c[name][at] for c in curves] for at in (-1, 0))
+        gains[name] = asdict(paired_difference(last, first))
+    print(
+        json.dumps(
+            {
+                "rounds": options.rounds,
+                "envs": options.envs,
+                "curves": curves,
+                "gains": gains,
+                "evaluation": worth(runs, options.evaluate) if options.evaluate else None,
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

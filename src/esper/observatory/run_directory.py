@@ -98,6 +98,8 @@ def to_toml(config: Mapping[str, Any]) -> str:
     for key, value in config.items():
         if value is None:
             lines.append(f"# {key} is not set")
+        elif value == {}:
+            lines.append(f"{key} = {{}}")
         elif isinstance(value, bool):
             lines.append(f"{key} = {str(value).lower()}")
         elif isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)):

@@ -34,6 +34,7 @@ def test_every_preset_is_a_config(task):
         ("roundz = 3", r"no setting roundz; did you mean rounds\?"),
         ("[ppo]\nlearning_rat = 3", r"no setting ppo.learning_rat; did you mean ppo.learning_rate"),
         ("[network]\nwidth = 3", "no setting network.width"),
+        ("[network.op_bias]\nWAITS = 3", r"no setting network.op_bias.WAITS; .*op_bias.WAIT\?"),
         ("[reward]\nparam_costs = 3", r"did you mean reward.param_cost\?"),
         ("rounds = 'many'", "rounds must be a whole number, got 'many'"),
         ("rounds = true", "rounds must be a whole number, got True"),

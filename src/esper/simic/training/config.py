@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from esper.leyline import ConfigError, constants
+from esper.leyline import ConfigError, LifecycleOp, constants
 from esper.simic.agent import PPOConfig
 from esper.simic.rewards import (
     CONTRIBUTION_MODES,
@@ -42,9 +42,12 @@ class NetworkSizes:
     lstm_layers: int = 1
     # Hidden width of each head; None: half of the LSTM.
     head_width: int | None = None
-    # Logit that WAIT starts with. At 0 every legal op is as probable as another, and a seed is
-    # culled by chance long before it could be kept.
-    wait_bias: float = 0.0
+    # Logits that ops start with, by name; those left out start with 0. If all do, every legal op is
+    # as probable as another, and a seed is culled by chance long before it could be kept.
+    op_bias: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _refuse_unknown(self.op_bias, {op.name for op in LifecycleOp}, "network.op_bias.")
 
 
 @dataclass(frozen=True)
@@ -270,7 +273,7 @@ def _flatten(value: Any, prefix: str) -> Iterator[tuple[str, Any]]:
         else list(value.items())
     )
     for name, entry in items:
-        if is_dataclass(entry) or isinstance(entry, Mapping):
+        if is_dataclass(entry) or (isinstance(entry, Mapping) and entry):
             yield from _flatten(entry, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", entry

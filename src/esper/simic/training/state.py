@@ -54,7 +54,8 @@ def new_state(config: TrainingConfig, space: Space, warm: TrainState | None = No
     )
     network = FactoredRecurrentActorCritic(sizes, seed=draw_key(config.seed, "weights"))
     with torch.no_grad():
-        network.head("op").get_parameter("2.bias")[LifecycleOp.WAIT] = config.network.wait_bias
+        for name, logit in config.network.op_bias.items():
+            network.head("op").get_parameter("2.bias")[LifecycleOp[name]] = logit
     observations = RunningMeanStd((space.observation_dim,))
     if warm is not None:
         if warm.space != space or warm.agent.network.config != sizes:
