@@ -35,15 +35,11 @@ def train_ppo(
     `if __name__ == "__main__":`.
     """
     _use_one_thread()
-    out = Path(out)
-    warm = None if config.warm_start is None else load_state(config.warm_start)
     chosen = task or find_task(config.task)
-    state = new_state(config, space_of(chosen), warm)
-    # Data that is missing is found before anything is written.
-    chosen.load(data_root())
-    record = TrainingDirectory.create(out, config.flat(), overwrite=overwrite)
-    save_checkpoint(out, state, record.sync())
-    return _run(config, chosen, state, record, workers, hooks)
+    state = _first_state(config, chosen)
+    with TrainingDirectory.create(Path(out), config.flat(), overwrite=overwrite) as record:
+        save_checkpoint(record.path, state, record.sync())
+        return _run(config, chosen, state, record, workers, hooks)
 
 
 def resume_ppo(
@@ -62,20 +58,37 @@ def resume_ppo(
     run = Path(run)
     if not (run / CONFIG).is_file():
         raise ConfigError(f"{run} is not the folder of a training run: it has no {CONFIG}")
-    config = load_config(run / CONFIG, {"rounds": rounds}, presets=False)
-    if not is_run(run):
-        # Killed before the first checkpoint: nothing had happened yet.
-        return train_ppo(config, run, task=task, overwrite=True, workers=workers, hooks=hooks)
-    checkpoint = load_checkpoint(run)
-    state = checkpoint.state
-    chosen = task or find_task(config.task)
+    # Opened, and so locked, first: nobody may add to what is read from here on.
+    with TrainingDirectory(run) as record:
+        config = load_config(run / CONFIG, {"rounds": rounds}, presets=False)
+        chosen = task or find_task(config.task)
+        if is_run(run):
+            checkpoint = load_checkpoint(run)
+            state = checkpoint.state
+            _check_unchanged(run, config, chosen, state)
+            chosen.load(data_root())
+            record.go_on(config.flat(), checkpoint.files, state.round)
+        else:
+            # Killed before the first checkpoint: nothing had happened yet.
+            state = _first_state(config, chosen)
+            record.begin(config.flat())
+            save_checkpoint(run, state, record.sync())
+        return _run(config, chosen, state, record, workers, hooks)
+
+
+def _first_state(config: TrainingConfig, task: Task) -> TrainState:
+    """Data or a policy that is missing is found here, before anything is written."""
+    warm = None if config.warm_start is None else load_state(config.warm_start)
+    state = new_state(config, space_of(task), warm)
+    task.load(data_root())
+    return state
+
+
+def _check_unchanged(run: Path, config: TrainingConfig, task: Task, state: TrainState) -> None:
     if set(state.rewards) != set(config.modes) or state.agent.config != config.ppo:
         raise ConfigError(f"{run / CONFIG} was changed: it does not fit the checkpoint any more")
-    if state.space != space_of(chosen):
+    if state.space != space_of(task):
         raise ConfigError(f"{run} was trained with other slots or blueprints than there are now")
-    chosen.load(data_root())
-    record = TrainingDirectory.resume(run, config.flat(), checkpoint.files, state.round)
-    return _run(config, chosen, state, record, workers, hooks)
 
 
 def _use_one_thread() -> None:
@@ -97,7 +110,7 @@ def _run(
     def save(state: TrainState) -> None:
         save_checkpoint(record.path, state, record.sync())
 
-    with record, GrowthRounds(config, task, tally, workers) as env:
+    with GrowthRounds(config, task, tally, workers) as env:
         return run_training(config, state, env, env.max_steps, tally, save=save, hooks=hooks)
 
 
