@@ -1,5 +1,6 @@
 """Train a policy from Python: the loop, its environments and the record of the run, wired up."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -15,6 +16,7 @@ from esper.simic.training.loop import Hooks, Tally, run_training
 from esper.simic.training.policy_controller import LearnedController
 from esper.simic.training.shard import space_of
 from esper.simic.training.state import TrainState, new_state
+from esper.simic.training.workers import worker_devices
 from esper.tamiyo import Controller, make_controller
 from esper.tolaria.data.catalogue import data_root
 from esper.tolaria.tasks import Task, find_task
@@ -26,20 +28,23 @@ def train_ppo(
     *,
     task: Task | None = None,
     overwrite: bool = False,
-    workers: int = 1,
+    workers: int | None = None,
+    devices: Sequence[str] | None = None,
     hooks: Hooks | None = None,
 ) -> TrainState:
     """Train from the start; the record and the checkpoints go to the folder `out`.
 
-    `task` stands in for the one that the config names. With several workers, call it below
-    `if __name__ == "__main__":`.
+    `task` stands in for the one that the config names. The hosts are trained by one worker, by as
+    many as `workers` on the CPU, or by one for each of `devices`, such as "cuda:0". With several,
+    call it below `if __name__ == "__main__":`.
     """
     _use_one_thread()
+    places = worker_devices(workers, devices)
     chosen = task or find_task(config.task)
     state = _first_state(config, chosen)
     with TrainingDirectory.create(Path(out), config.flat(), overwrite=overwrite) as record:
         save_checkpoint(record.path, state, record.sync())
-        return _run(config, chosen, state, record, workers, hooks)
+        return _run(config, chosen, state, record, places, hooks)
 
 
 def resume_ppo(
@@ -47,7 +52,8 @@ def resume_ppo(
     *,
     task: Task | None = None,
     rounds: int | None = None,
-    workers: int = 1,
+    workers: int | None = None,
+    devices: Sequence[str] | None = None,
     hooks: Hooks | None = None,
 ) -> TrainState:
     """Go on from the newest intact checkpoint of a run, up to `rounds` if given.
@@ -55,6 +61,7 @@ def resume_ppo(
     However often a run is killed and resumed, it ends with the same parameters and history.
     """
     _use_one_thread()
+    places = worker_devices(workers, devices)
     run = Path(run)
     if not (run / CONFIG).is_file():
         raise ConfigError(f"{run} is not the folder of a training run: it has no {CONFIG}")
@@ -73,7 +80,7 @@ def resume_ppo(
             state = _first_state(config, chosen)
             record.begin(config.flat())
             save_checkpoint(run, state, record.sync())
-        return _run(config, chosen, state, record, workers, hooks)
+        return _run(config, chosen, state, record, places, hooks)
 
 
 def _first_state(config: TrainingConfig, task: Task) -> TrainState:
@@ -102,7 +109,7 @@ def _run(
     task: Task,
     state: TrainState,
     record: TrainingDirectory,
-    workers: int,
+    devices: Sequence[str],
     hooks: Hooks | None,
 ) -> TrainState:
     tally = Tally(record)
@@ -110,7 +117,7 @@ def _run(
     def save(state: TrainState) -> None:
         save_checkpoint(record.path, state, record.sync())
 
-    with GrowthRounds(config, task, tally, workers) as env:
+    with GrowthRounds(config, task, tally, devices) as env:
         return run_training(config, state, env, env.max_steps, tally, save=save, hooks=hooks)
 
 

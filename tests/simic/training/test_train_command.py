@@ -94,6 +94,10 @@ def test_the_second_ctrl_c_leaves_the_round_which_is_played_again(tmp_path):
         (["--resume", "nowhere", "--envs", "3"], "leave out envs"),
         (["--task", "nothing"], "no task 'nothing'"),
         (["--config", "bad.toml"], "did you mean rounds?"),
+        (["--devices", "cpu,cuda:99"], "no device 'cuda:99'; torch finds cpu"),
+        (["--devices", "toaster"], "no device 'toaster'"),
+        (["--devices", "cpu,"], "no device ''"),
+        (["--devices", "cpu", "--workers", "2"], "leave out workers"),
     ],
 )
 def test_what_cannot_work_is_one_sentence_and_exit_code_2(
