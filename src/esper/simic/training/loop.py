@@ -19,8 +19,13 @@ from esper.leyline import EpisodeOutcome, RoundRecorder, draw_key
 from esper.leyline.events import Event, GovernorSnapshot
 from esper.simic.agent.rollout import VectorEnv, action_draws, play_round
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
-from esper.simic.agent.types import PPOUpdateMetrics
-from esper.simic.telemetry import Escalation, TelemetryLevel, collect_per_layer_gradients
+from esper.simic.telemetry import (
+    Escalation,
+    TelemetryLevel,
+    collect_per_layer_gradients,
+    compute_lstm_health,
+    resident_mb,
+)
 from esper.simic.training.clock import Clock
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.scaling import ScaledEnv
@@ -105,13 +110,14 @@ def run_training(
             shuffle = torch.Generator().manual_seed(draw_key(config.seed, "shuffle", state.round))
             metrics = state.agent.update(buffer, shuffle)
         with clock.phase("telemetry"):
-            row = round_row(config, state, buffer, scaled.returns, tally.outcomes, metrics)
-            diagnose(config, state, metrics, tally, row)
+            learnt = metrics.flat() | lstm_columns(buffer)
+            row = round_row(config, state, buffer, scaled.returns, tally.outcomes, learnt)
+            diagnose(config, state, learnt, tally, row)
             tally.recorder.metrics(row)
         state.round += 1
         with clock.phase("checkpoint"):
             save(state)
-        timing = clock.row(len(buffer))
+        timing = clock.row(len(buffer)) | {"memory_mb": resident_mb()}
         tally.recorder.timing(timing)
         hooks.on_round(state.round - 1, row, timing)
     return state
@@ -123,7 +129,7 @@ def round_row(
     buffer: TamiyoRolloutBuffer,
     returns: np.ndarray,
     outcomes: list[EpisodeOutcome],
-    metrics: PPOUpdateMetrics,
+    learnt: Mapping[str, Any],
 ) -> dict[str, Any]:
     """What one round came to; scores and sizes are means over episodes, None without any."""
     row: dict[str, Any] = {
@@ -139,7 +145,14 @@ def round_row(
     for name in ("val_score", "params", "train_macs", "germinated", "fossilized", "culled"):
         row[name] = _mean([getattr(outcome, name) for outcome in outcomes])
     row["rollbacks"] = sum(outcome.rollbacks for outcome in outcomes)
-    return row | {"env_steps": len(buffer)} | metrics.flat()
+    return row | {"env_steps": len(buffer)} | _finite(learnt)
+
+
+def lstm_columns(buffer: TamiyoRolloutBuffer) -> dict[str, float]:
+    """Health of the hidden state that each episode ended with."""
+    health = compute_lstm_health(buffer.last_hidden)
+    assert health is not None
+    return health.flat()
 
 
 def _mean(values: list[float | None]) -> float | None:
@@ -150,17 +163,18 @@ def _mean(values: list[float | None]) -> float | None:
 def diagnose(
     config: TrainingConfig,
     state: TrainState,
-    metrics: PPOUpdateMetrics,
+    learnt: Mapping[str, Any],
     tally: Tally,
     row: dict[str, Any],
 ) -> None:
     """Tell of anomalies that began with this update; any that lasts escalates telemetry.
 
-    While it is escalated, the gradient of every layer in the last minibatch is told too.
+    `learnt` is the row of the update as measured, infinities and all. While telemetry is escalated,
+    the gradient of every layer in the last minibatch is told too.
     """
-    drift = state.gradients.update(metrics.grad_norm, None)
+    drift = state.gradients.update(learnt["grad_norm"], None)
     report = state.detector.check_update(
-        metrics.flat(),
+        learnt,
         current_episode=state.round + 1,
         total_episodes=config.rounds,
         norm_drift=drift.norm,
@@ -175,7 +189,7 @@ def diagnose(
             tally.recorder.metrics({"kind": "layer", **_finite(asdict(layer))})
 
 
-def _finite(row: dict[str, Any]) -> dict[str, Any]:
+def _finite(row: Mapping[str, Any]) -> dict[str, Any]:
     """What is not finite was not measured; the counts beside it say what it was."""
     return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value
