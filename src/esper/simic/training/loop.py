@@ -19,8 +19,10 @@ from esper.leyline import EpisodeOutcome, RoundRecorder, draw_key
 from esper.leyline.events import Event, GovernorSnapshot
 from esper.simic.agent.rollout import VectorEnv, action_draws, play_round
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
+from esper.simic.agent.types import PPOUpdateMetrics
 from esper.simic.telemetry import (
     Escalation,
+    LSTMHealth,
     TelemetryLevel,
     collect_per_layer_gradients,
     compute_lstm_health,
@@ -110,9 +112,9 @@ def run_training(
             shuffle = torch.Generator().manual_seed(draw_key(config.seed, "shuffle", state.round))
             metrics = state.agent.update(buffer, shuffle)
         with clock.phase("telemetry"):
-            learnt = metrics.flat() | lstm_columns(buffer)
-            row = round_row(config, state, buffer, scaled.returns, tally.outcomes, learnt)
-            diagnose(config, state, learnt, tally, row)
+            row = round_row(config, state, buffer, scaled.returns, tally.outcomes, metrics)
+            health = compute_lstm_health(buffer.last_hidden)
+            diagnose(config, state, metrics, tally, row, health)
             tally.recorder.metrics(row)
         state.round += 1
         with clock.phase("checkpoint"):
@@ -129,7 +131,7 @@ def round_row(
     buffer: TamiyoRolloutBuffer,
     returns: np.ndarray,
     outcomes: list[EpisodeOutcome],
-    learnt: Mapping[str, Any],
+    metrics: PPOUpdateMetrics,
 ) -> dict[str, Any]:
     """What one round came to; scores and sizes are means over episodes, None without any."""
     row: dict[str, Any] = {
@@ -145,14 +147,7 @@ def round_row(
     for name in ("val_score", "params", "train_macs", "germinated", "fossilized", "culled"):
         row[name] = _mean([getattr(outcome, name) for outcome in outcomes])
     row["rollbacks"] = sum(outcome.rollbacks for outcome in outcomes)
-    return row | {"env_steps": len(buffer)} | _finite(learnt)
-
-
-def lstm_columns(buffer: TamiyoRolloutBuffer) -> dict[str, float]:
-    """Health of the hidden state that each episode ended with."""
-    health = compute_lstm_health(buffer.last_hidden)
-    assert health is not None
-    return health.flat()
+    return row | {"env_steps": len(buffer)} | metrics.flat()
 
 
 def _mean(values: list[float | None]) -> float | None:
@@ -163,18 +158,20 @@ def _mean(values: list[float | None]) -> float | None:
 def diagnose(
     config: TrainingConfig,
     state: TrainState,
-    learnt: Mapping[str, Any],
+    metrics: PPOUpdateMetrics,
     tally: Tally,
     row: dict[str, Any],
+    health: LSTMHealth | None = None,
 ) -> None:
     """Tell of anomalies that began with this update; any that lasts escalates telemetry.
 
-    `learnt` is the row of the update as measured, infinities and all. While telemetry is escalated,
+    `health` is that of the hidden states that episodes ended with. While telemetry is escalated,
     the gradient of every layer in the last minibatch is told too.
     """
-    drift = state.gradients.update(learnt["grad_norm"], None)
+    drift = state.gradients.update(metrics.grad_norm, None)
+    hidden = {} if health is None else health.flat()
     report = state.detector.check_update(
-        learnt,
+        metrics.flat() | hidden,
         current_episode=state.round + 1,
         total_episodes=config.rounds,
         norm_drift=drift.norm,
@@ -182,6 +179,7 @@ def diagnose(
     for event in report.events(state.round):
         tally.recorder.event(event)
     state.escalation.note(report.has_anomaly)
+    row |= _finite(hidden)
     row["anomalies"] = ", ".join(report.anomaly_types) or None
     row["telemetry_level"] = state.escalation.level.name
     if state.escalation.wants(TelemetryLevel.DEBUG):
@@ -189,7 +187,7 @@ def diagnose(
             tally.recorder.metrics({"kind": "layer", **_finite(asdict(layer))})
 
 
-def _finite(row: Mapping[str, Any]) -> dict[str, Any]:
+def _finite(row: dict[str, Any]) -> dict[str, Any]:
     """What is not finite was not measured; the counts beside it say what it was."""
     return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value
