@@ -12,7 +12,6 @@ the tenth part of the run on.
 import argparse
 import json
 import multiprocessing
-import os
 import tempfile
 import time
 from pathlib import Path
@@ -26,15 +25,9 @@ from esper.simic.training.loop import Hooks
 DRIFT_GOAL = 0.02
 
 
-def resident() -> float:
-    """Megabytes that this process holds."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
-
-
 def _measure(flags: dict, workers: int, pipe) -> None:
     seen: list[float] = []
-    hooks = Hooks(on_round=lambda number, row, timing: seen.append(resident()))
+    hooks = Hooks(on_round=lambda number, row, timing: seen.append(timing["memory_mb"]))
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         train_ppo(load_config(flags=flags), Path(folder) / "run", workers=workers, hooks=hooks)

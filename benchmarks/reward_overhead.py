@@ -26,10 +26,10 @@ from esper.simic.telemetry import (
     AnomalyDetector,
     GradientEMATracker,
     GradientThresholds,
-    MemoryWatch,
     collect_gradients,
     compute_lstm_health,
     newborn_rows,
+    resident_mb,
 )
 from esper.tamiyo import FeatureExtractionContext, RandomController, signals_to_features
 from esper.tolaria import GrowthEnv, HostRecipe, LoopedPopulation, TensorSource, Transition
@@ -98,7 +98,6 @@ class Update:
         self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=3e-4)
         self.batch = torch.randn(ENVS // 4, 30, features)
         self.detector, self.tracker = AnomalyDetector(), GradientEMATracker()
-        self.memory = MemoryWatch()
         self.thresholds = GradientThresholds.for_clip_norm(0.5)
         self.hidden: tuple[torch.Tensor, torch.Tensor] | None = None
 
@@ -122,7 +121,7 @@ class Update:
             health_drift=drift.health,
         )
         compute_lstm_health(self.hidden)
-        self.memory.check(1)
+        resident_mb()
 
 
 def per_step_diagnostics(transition: Transition) -> None:

@@ -1,10 +1,7 @@
 """What the documents say is true: commands and code run, links lead somewhere."""
 
-import os
 import re
 import shlex
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,10 +11,10 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from architectures import MLP
+from command_support import esper
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-ESPER = [sys.executable, "-c", "from esper.cli import main; main()"]
 # Run by CI itself, or not a command of ours.
 NOT_OURS = ("make", "pip", "python ", "pytest")
 # Long, or in need of a network or of earlier runs: what they do is tested with small settings in
@@ -44,13 +41,6 @@ def commands() -> list[str]:
                 ours = ("esper ", ".venv/bin/esper ", *NOT_OURS)
                 found += [line for line in lines if line.startswith(ours)]
     return sorted(set(found))
-
-
-def esper(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "COLUMNS": "200", "NO_COLOR": "1"}
-    return subprocess.run(
-        [*ESPER, *words], cwd=cwd, env=env, capture_output=True, text=True, timeout=240
-    )
 
 
 def test_the_documents_show_commands() -> None:

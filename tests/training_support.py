@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -52,8 +53,15 @@ def tiny_config(**flags: Any) -> TrainingConfig:
     return load_config(flags=settings)
 
 
-def tiny_run(out: Path, workers: int = 1, hooks: Hooks | None = None, **flags: Any) -> TrainState:
-    return train_ppo(tiny_config(**flags), out, task=tiny_task(), workers=workers, hooks=hooks)
+def tiny_run(
+    out: Path,
+    workers: int | None = None,
+    devices: Sequence[str] | None = None,
+    hooks: Hooks | None = None,
+    **flags: Any,
+) -> TrainState:
+    how: dict[str, Any] = {"workers": workers, "devices": devices, "hooks": hooks}
+    return train_ppo(tiny_config(**flags), out, task=tiny_task(), **how)
 
 
 def rows(path: Path) -> list[dict[str, Any]]:

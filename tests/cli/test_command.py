@@ -1,7 +1,6 @@
 """The command as a user meets it: in a process of its own."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -11,16 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from command_support import esper, start_esper
 from esper.observatory import read_rows
-
-ESPER = [sys.executable, "-c", "from esper.cli import main; main()"]
-
-
-def esper(*words: str, cwd: Path, **settings: str) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "COLUMNS": "120", "NO_COLOR": "1", "ESPER_DATA": "nowhere", **settings}
-    return subprocess.run(
-        [*ESPER, *words], cwd=cwd, env=env, capture_output=True, text=True, timeout=240
-    )
 
 
 def test_help_teaches_and_does_not_wait_for_torch(tmp_path: Path) -> None:
@@ -94,23 +85,15 @@ def test_the_same_seed_gives_the_same_bytes_and_the_record_repeats_the_run(tmp_p
 
 
 def test_ctrl_c_saves_what_was_reached(tmp_path: Path) -> None:
-    env = {**os.environ, "COLUMNS": "120"}
-    process = subprocess.Popen(
-        [*ESPER, "grow", "--steps", "5000", "--out", "run"],
-        cwd=tmp_path,
-        env=env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    process = start_esper("grow", "--steps", "5000", "--out", "run", cwd=tmp_path)
     metrics = tmp_path / "run" / "metrics.jsonl"
     for _ in range(600):
         if metrics.exists() and len(list(read_rows(metrics))) >= 3:
             break
         time.sleep(0.1)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=120)
-    assert process.returncode == 0, err
+    out, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, out
     assert "Interrupted" in out
     (outcome,) = read_rows(tmp_path / "run" / "outcomes.jsonl")
     assert outcome["ended"] == "interrupted"

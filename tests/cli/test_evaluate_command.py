@@ -3,25 +3,16 @@
 import csv
 import io
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from esper.cli import main
+from command_support import esper_here
 from esper.leyline import ConfigError
 from esper.observatory.evaluation import arms_table, comparisons_table, draw_evaluation
 from esper.tolaria.tasks import all_tasks
-
-
-def esper(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
-    """Run the command in this process; gives its exit code."""
-    monkeypatch.setattr(sys, "argv", ["esper", *words])
-    with pytest.raises(SystemExit) as stop:
-        main()
-    return int(stop.value.code or 0)
 
 
 def test_writes_json_csv_and_a_picture(
@@ -30,7 +21,7 @@ def test_writes_json_csv_and_a_picture(
     out = tmp_path / "evaluation"
     words = ["evaluate", "--arms", "static, random", "--seeds", "2", "--steps", "1"]
     words += ["--no-controls", "--out", str(out)]
-    assert esper(monkeypatch, *words) == 0
+    assert esper_here(monkeypatch, *words) == 0
     report = json.loads((out / "evaluation.json").read_text())
     assert [row["arm"] for row in report["arms"]] == ["static", "random"]
     assert report["seeds"] == [0, 1]
@@ -49,7 +40,7 @@ def test_writes_json_csv_and_a_picture(
     assert "random - static" in shown
     assert "All arms used the learning rate 0.01." in shown
     # A second evaluation does not silently replace the first.
-    assert esper(monkeypatch, *words) == 2
+    assert esper_here(monkeypatch, *words) == 2
     assert "already holds an evaluation" in capsys.readouterr().err
 
 
@@ -110,7 +101,7 @@ def test_bad_input_is_one_sentence_before_anything_is_run(
 ) -> None:
     monkeypatch.setenv("ESPER_DATA", str(tmp_path / "no-data"))
     out = tmp_path / "out"
-    assert esper(monkeypatch, "evaluate", *words, "--out", str(out)) == 2
+    assert esper_here(monkeypatch, "evaluate", *words, "--out", str(out)) == 2
     error = capsys.readouterr().err
     assert sentence in error
     assert "Traceback" not in error

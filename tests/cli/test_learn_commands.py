@@ -1,7 +1,6 @@
 """`esper train record`, `imitate` and `offline`: policies that everything else can use."""
 
 import json
-import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -10,7 +9,7 @@ import pytest
 import torch
 
 import esper
-from esper.cli import main
+from command_support import esper_here
 from esper.simic.training.checkpoint import load_state
 from esper.simic.training.config import load_config
 from esper.simic.training.episodes import load_episodes
@@ -21,19 +20,12 @@ from esper.simic.training.state import new_state
 SHORT = ("--episodes", "3", "--steps", "2")
 
 
-def command(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["esper", *words])
-    with pytest.raises(SystemExit) as stop:
-        main()
-    return int(stop.value.code or 0)
-
-
 def test_a_clone_is_a_policy_an_arm_a_start_for_ppo_and_a_recording(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cloned = tmp_path / "cloned"
     words = ("train", "imitate", "--from", "scripted:early", *SHORT, "--epochs", "2")
-    assert command(monkeypatch, *words, "--out", str(cloned)) == 0
+    assert esper_here(monkeypatch, *words, "--out", str(cloned)) == 0
     assert "Agreement with the teacher on 2 held-out steps" in capsys.readouterr().out
     assert esper.load_policy(cloned).name == str(cloned)
 
@@ -51,7 +43,7 @@ def test_a_clone_is_a_policy_an_arm_a_start_for_ppo_and_a_recording(
 
     out = tmp_path / "evaluation"
     words = ("evaluate", "--arms", f"static,{cloned}", "--seeds", "1", "--steps", "1")
-    assert command(monkeypatch, *words, "--no-controls", "--out", str(out)) == 0
+    assert esper_here(monkeypatch, *words, "--no-controls", "--out", str(out)) == 0
     report = json.loads((out / "evaluation.json").read_text())
     assert [row["arm"] for row in report["arms"]] == ["static", str(cloned)]
 
@@ -59,7 +51,7 @@ def test_a_clone_is_a_policy_an_arm_a_start_for_ppo_and_a_recording(
     brief = OfflineConfig(steps=20, policy=CloningConfig(epochs=1))
     monkeypatch.setattr("esper.cli.learn_runs.OfflineConfig", partial(replace, brief))
     words = ("train", "offline", "--episodes", str(cloned), "--episodes", str(cloned))
-    assert command(monkeypatch, *words, "--out", str(learnt)) == 0
+    assert esper_here(monkeypatch, *words, "--out", str(learnt)) == 0
     assert "6 episodes, 12 steps" in capsys.readouterr().out
     esper.load_policy(learnt)
 
@@ -69,11 +61,13 @@ def test_record_leaves_episodes_and_no_policy(
 ) -> None:
     run = tmp_path / "recorded"
     words = ("train", "record", "--controller", "random", *SHORT, "--out", str(run))
-    assert command(monkeypatch, *words) == 0
+    assert esper_here(monkeypatch, *words) == 0
     assert len(load_episodes(run)) == 3
-    assert command(monkeypatch, *words) == 2
+    assert esper_here(monkeypatch, *words) == 2
     assert "already holds a run" in capsys.readouterr().err
-    assert command(monkeypatch, "evaluate", "--arms", str(run), "--out", str(tmp_path / "e")) == 2
+    assert (
+        esper_here(monkeypatch, "evaluate", "--arms", str(run), "--out", str(tmp_path / "e")) == 2
+    )
     assert "no checkpoint" in capsys.readouterr().err
 
 
@@ -95,6 +89,6 @@ def test_bad_input_is_one_sentence_before_anything_is_run(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     out = tmp_path / "out"
-    assert command(monkeypatch, "train", *words, "--out", str(out)) == 2
+    assert esper_here(monkeypatch, "train", *words, "--out", str(out)) == 2
     assert sentence in capsys.readouterr().err
     assert not out.exists()

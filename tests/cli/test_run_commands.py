@@ -1,13 +1,12 @@
 """`esper compare` and `esper query` on run directories that the tests write."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from esper.cli import main
+from command_support import esper_here
 from esper.leyline import ConfigError
 from esper.observatory.comparison import compare_runs
 from esper.observatory.query import query
@@ -34,13 +33,6 @@ def write_run(path: Path, outcomes: list[dict[str, Any]], tail: str = "") -> Pat
     return path
 
 
-def esper(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["esper", *words])
-    with pytest.raises(SystemExit) as stop:
-        main()
-    return int(stop.value.code or 0)
-
-
 def test_compare_averages_and_shows_where_a_run_got_to(tmp_path: Path) -> None:
     learning = [outcome(val_score=float(50 + i), total_reward=None) for i in range(20)]
     one = write_run(tmp_path / "one", learning)
@@ -58,7 +50,7 @@ def test_compare_prints_a_line_per_run(
     monkeypatch.chdir(tmp_path)
     for name in ("a", "b"):
         write_run(Path(name), [outcome()])
-    assert esper(monkeypatch, "compare", "a", "b") == 0
+    assert esper_here(monkeypatch, "compare", "a", "b") == 0
     lines = capsys.readouterr().out.strip().splitlines()
     assert len(lines) == 4
     assert "90.0" in lines[-1]
@@ -90,7 +82,7 @@ def test_query_prints_a_table(
 ) -> None:
     run = write_run(tmp_path / "run", [outcome()])
     sql = "select task, params, [germinated, culled] as seeds from outcomes"
-    assert esper(monkeypatch, "query", str(run), sql) == 0
+    assert esper_here(monkeypatch, "query", str(run), sql) == 0
     assert capsys.readouterr().out.split() == [
         "task",
         "params",
@@ -129,4 +121,4 @@ def test_sql_that_is_wrong_or_does_more_than_read_is_one_sentence(
 
 
 def test_query_needs_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert esper(monkeypatch, "query", str(tmp_path), "select 1") == 2
+    assert esper_here(monkeypatch, "query", str(tmp_path), "select 1") == 2

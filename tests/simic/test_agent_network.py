@@ -104,6 +104,19 @@ def test_a_round_fills_rows_up_to_the_end_of_their_episode(ends):
     assert len(set(buffer.step_counts)) > 1 if ends else (buffer.step_counts == 12).all()
 
 
+def test_a_buffer_knows_the_hidden_state_that_each_episode_ended_with():
+    agent = make_agent()
+    buffer = agent.new_buffer(8, 12)
+    play_round(agent, RandomGrowth(8, 12, seed=4, ends=0.2), buffer, 0, action_draws(0, 0, 8, 12))
+    assert len(set(buffer.step_counts)) > 1
+    with torch.no_grad():
+        for env, length in enumerate(buffer.step_counts):
+            seen = buffer.observations[env : env + 1, :length]
+            _, replayed = agent.network.encode(seen, agent.initial_hidden(1))
+            for last, expected in zip(buffer.last_hidden, replayed, strict=True):
+                torch.testing.assert_close(last[:, env], expected[:, 0], rtol=1e-4, atol=1e-5)
+
+
 def test_a_buffer_can_be_used_again_and_forgets_the_last_round():
     agent = make_agent()
     buffer = filled_buffer(agent, envs=4, steps=12, seed=1)

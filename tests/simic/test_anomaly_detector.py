@@ -1,5 +1,7 @@
 """Each detector fires on its failure and is silent while learning is healthy."""
 
+import os
+
 import numpy as np
 import pytest
 
@@ -10,10 +12,9 @@ from esper.simic.telemetry import (
     AnomalyThresholds,
     Escalation,
     GradientEMATracker,
-    MemoryWatch,
     TelemetryConfig,
     TelemetryLevel,
-    read_memory,
+    resident_mb,
 )
 from esper.simic.telemetry.anomaly_detector import check_entropy, check_kl, value_threshold
 
@@ -26,6 +27,7 @@ HEALTHY = {
     "numbers": {"policy_loss": -0.01, "value_loss": 0.3, "unknown": None},
     "norm_drift": 0.1,
     "health_drift": 0.0,
+    "unhealthy_envs": 0,
 }
 FAILURES = {
     "ratio_explosion": {"ratio_max": 6.0},
@@ -38,6 +40,7 @@ FAILURES = {
     "kl_spike": {"kl": 0.2},
     "gradient_norm_drift": {"norm_drift": 0.8},
     "gradient_health_drift": {"health_drift": 0.8},
+    "lstm_unhealthy": {"unhealthy_envs": 2},
 }
 AT_ONCE = ("numerical_instability", "kl_extreme")
 
@@ -223,23 +226,8 @@ def test_escalation_survives_a_restart():
     assert two.wants(TelemetryLevel.DEBUG)
 
 
-def test_memory_is_watched_without_nagging():
-    used = iter([10, 90, 95, 95, 95, 80])
-    watch = MemoryWatch(cooldown=2, read=lambda device: (next(used), 100))
-    warnings = [watch.check(i) for i in range(8)]
-    assert [w is not None for w in warnings] == [0, 1, 0, 0, 1, 0, 0, 1]
-    assert (warnings[1].share, warnings[1].used_bytes, warnings[1].device) == (0.9, 90, "cpu")
-
-
-def test_memory_that_cannot_be_read_gives_no_warning():
-    watch = MemoryWatch("cpu", share=0.0, read=lambda device: None)
-    assert watch.check(1) is None
-
-
-def test_memory_of_this_process_can_be_read_on_linux():
-    import torch
-
-    reading = read_memory(torch.device("cpu"))
-    if reading is not None:
-        assert 0 < reading[0] < reading[1]
-    assert read_memory(torch.device("meta")) is None
+def test_memory_of_this_process_is_told_where_the_system_tells_it(tmp_path):
+    (tmp_path / "statm").write_text("900 250 30 1 0 60 0\n")
+    page = os.sysconf("SC_PAGE_SIZE")
+    assert resident_mb(tmp_path / "statm") == 250 * page / 1e6
+    assert resident_mb(tmp_path / "nothing") is None

@@ -1,5 +1,6 @@
 """Train a policy from Python: the loop, its environments and the record of the run, wired up."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -15,6 +16,7 @@ from esper.simic.training.loop import Hooks, Tally, run_training
 from esper.simic.training.policy_controller import LearnedController
 from esper.simic.training.shard import space_of
 from esper.simic.training.state import TrainState, new_state
+from esper.simic.training.workers import worker_devices
 from esper.tamiyo import Controller, make_controller
 from esper.tolaria.data.catalogue import data_root
 from esper.tolaria.tasks import Task, find_task
@@ -26,24 +28,23 @@ def train_ppo(
     *,
     task: Task | None = None,
     overwrite: bool = False,
-    workers: int = 1,
+    workers: int | None = None,
+    devices: Sequence[str] | None = None,
     hooks: Hooks | None = None,
 ) -> TrainState:
     """Train from the start; the record and the checkpoints go to the folder `out`.
 
-    `task` stands in for the one that the config names. With several workers, call it below
-    `if __name__ == "__main__":`.
+    `task` stands in for the one that the config names. The hosts are trained by one worker, by as
+    many as `workers` on the CPU, or by one for each of `devices`, such as "cuda:0". With several,
+    call it below `if __name__ == "__main__":`.
     """
     _use_one_thread()
-    out = Path(out)
-    warm = None if config.warm_start is None else load_state(config.warm_start)
+    places = worker_devices(workers, devices)
     chosen = task or find_task(config.task)
-    state = new_state(config, space_of(chosen), warm)
-    # Data that is missing is found before anything is written.
-    chosen.load(data_root())
-    record = TrainingDirectory.create(out, config.flat(), overwrite=overwrite)
-    save_checkpoint(out, state, record.sync())
-    return _run(config, chosen, state, record, workers, hooks)
+    state = _first_state(config, chosen)
+    with TrainingDirectory.create(Path(out), config.flat(), overwrite=overwrite) as record:
+        save_checkpoint(record.path, state, record.sync())
+        return _run(config, chosen, state, record, places, hooks)
 
 
 def resume_ppo(
@@ -51,7 +52,8 @@ def resume_ppo(
     *,
     task: Task | None = None,
     rounds: int | None = None,
-    workers: int = 1,
+    workers: int | None = None,
+    devices: Sequence[str] | None = None,
     hooks: Hooks | None = None,
 ) -> TrainState:
     """Go on from the newest intact checkpoint of a run, up to `rounds` if given.
@@ -59,23 +61,41 @@ def resume_ppo(
     However often a run is killed and resumed, it ends with the same parameters and history.
     """
     _use_one_thread()
+    places = worker_devices(workers, devices)
     run = Path(run)
     if not (run / CONFIG).is_file():
         raise ConfigError(f"{run} is not the folder of a training run: it has no {CONFIG}")
-    config = load_config(run / CONFIG, {"rounds": rounds}, presets=False)
-    if not is_run(run):
-        # Killed before the first checkpoint: nothing had happened yet.
-        return train_ppo(config, run, task=task, overwrite=True, workers=workers, hooks=hooks)
-    checkpoint = load_checkpoint(run)
-    state = checkpoint.state
-    chosen = task or find_task(config.task)
+    # Opened, and so locked, first: nobody may add to what is read from here on.
+    with TrainingDirectory(run) as record:
+        config = load_config(run / CONFIG, {"rounds": rounds}, presets=False)
+        chosen = task or find_task(config.task)
+        if is_run(run):
+            checkpoint = load_checkpoint(run)
+            state = checkpoint.state
+            _check_unchanged(run, config, chosen, state)
+            chosen.load(data_root())
+            record.go_on(config.flat(), checkpoint.files, state.round)
+        else:
+            # Killed before the first checkpoint: nothing had happened yet.
+            state = _first_state(config, chosen)
+            record.begin(config.flat())
+            save_checkpoint(run, state, record.sync())
+        return _run(config, chosen, state, record, places, hooks)
+
+
+def _first_state(config: TrainingConfig, task: Task) -> TrainState:
+    """Data or a policy that is missing is found here, before anything is written."""
+    warm = None if config.warm_start is None else load_state(config.warm_start)
+    state = new_state(config, space_of(task), warm)
+    task.load(data_root())
+    return state
+
+
+def _check_unchanged(run: Path, config: TrainingConfig, task: Task, state: TrainState) -> None:
     if set(state.rewards) != set(config.modes) or state.agent.config != config.ppo:
         raise ConfigError(f"{run / CONFIG} was changed: it does not fit the checkpoint any more")
-    if state.space != space_of(chosen):
+    if state.space != space_of(task):
         raise ConfigError(f"{run} was trained with other slots or blueprints than there are now")
-    chosen.load(data_root())
-    record = TrainingDirectory.resume(run, config.flat(), checkpoint.files, state.round)
-    return _run(config, chosen, state, record, workers, hooks)
 
 
 def _use_one_thread() -> None:
@@ -89,7 +109,7 @@ def _run(
     task: Task,
     state: TrainState,
     record: TrainingDirectory,
-    workers: int,
+    devices: Sequence[str],
     hooks: Hooks | None,
 ) -> TrainState:
     tally = Tally(record)
@@ -97,7 +117,7 @@ def _run(
     def save(state: TrainState) -> None:
         save_checkpoint(record.path, state, record.sync())
 
-    with record, GrowthRounds(config, task, tally, workers) as env:
+    with GrowthRounds(config, task, tally, devices) as env:
         return run_training(config, state, env, env.max_steps, tally, save=save, hooks=hooks)
 
 

@@ -34,8 +34,15 @@ def ppo(
         str | None, typer.Option(help="Go on with the run in this folder instead.")
     ] = None,
     workers: Annotated[
-        int, typer.Option(min=1, help="Processes for the hosts; changes nothing but the speed.")
-    ] = 1,
+        int | None,
+        typer.Option(
+            min=1, help="Processes for the hosts; changes nothing but the speed. Default 1."
+        ),
+    ] = None,
+    devices: Annotated[
+        str | None,
+        typer.Option(help="One worker on each of these instead, such as cuda:0,cuda:1."),
+    ] = None,
     reward: Annotated[
         str | None,
         typer.Option(help="objective (default), shaped, simplified, sparse, minimal or loss."),
@@ -81,4 +88,4 @@ def ppo(
         "ppo.entropy_coef": entropy_coef,
         "ppo.gamma": gamma,
     }
-    run(PPOCommand(flags, config, out, resume, workers, overwrite))
+    run(PPOCommand(flags, config, out, resume, workers, devices, overwrite))

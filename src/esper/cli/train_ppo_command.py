@@ -25,7 +25,8 @@ class PPOCommand:
     config: str | None
     out: str | None
     resume: str | None
-    workers: int
+    workers: int | None
+    devices: str | None
     overwrite: bool
 
 
@@ -79,15 +80,16 @@ def run(command: PPOCommand) -> None:
             show.step(step)
             interrupts.after_step()
 
-        hooks = Hooks(show.round, on_step, interrupts.after_round)
+        how: dict[str, Any] = {
+            "workers": command.workers,
+            "devices": None if command.devices is None else command.devices.split(","),
+            "hooks": Hooks(show.round, on_step, interrupts.after_round),
+        }
         try:
             if command.resume is None:
-                state = train_ppo(
-                    config, out, overwrite=command.overwrite, workers=command.workers, hooks=hooks
-                )
+                state = train_ppo(config, out, overwrite=command.overwrite, **how)
             else:
-                rounds = command.flags["rounds"]
-                state = resume_ppo(out, rounds=rounds, workers=command.workers, hooks=hooks)
+                state = resume_ppo(out, rounds=command.flags["rounds"], **how)
             done = state.round
         except LeaveRoundError:
             done = None

@@ -144,17 +144,8 @@ ANOMALIES = (
     "kl_spike",
     "gradient_norm_drift",
     "gradient_health_drift",
+    "lstm_unhealthy",
 )
-
-
-@dataclass(frozen=True)
-class MemoryWarning(LearningEvent):
-    """`share` of the memory of `device` that is in use."""
-
-    device: str
-    share: float
-    used_bytes: int
-    total_bytes: int
 
 
 @dataclass(frozen=True)

@@ -6,15 +6,17 @@ metrics.jsonl    one flat row per environment step and one per round
 outcomes.jsonl   one row per episode
 timings.jsonl    seconds per round: all that differs between runs of the same seed
 checkpoints/     written by the training itself
+.lock            locked, not merely there, while a process writes to the run
 """
 
+import fcntl
 import json
 import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from esper.leyline import ConfigError, EpisodeOutcome
 from esper.leyline.events import Event
@@ -27,7 +29,7 @@ from esper.observatory.run_directory import (
     to_toml,
 )
 
-TIMINGS, CHECKPOINTS = "timings.jsonl", "checkpoints"
+TIMINGS, CHECKPOINTS, LOCK = "timings.jsonl", "checkpoints", ".lock"
 # Files that are cut back to a checkpoint when a run goes on from it.
 HISTORY = (EVENTS, METRICS, OUTCOMES)
 _OWN = (*HISTORY, TIMINGS, CONFIG)
@@ -36,14 +38,16 @@ _OWN = (*HISTORY, TIMINGS, CONFIG)
 class TrainingDirectory:
     """A `RoundRecorder` that writes to a folder, one line at a time.
 
-    Raises ConfigError, in a sentence, when the disk does not take a line.
+    Nobody else can open the folder until this one is closed or its process has ended. To open
+    it changes nothing in the run: `begin` or `go_on` comes next. Raises ConfigError, in a sentence,
+    if another one is open, or when the disk does not take a line.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._round: dict[str, int] = {}
-        # Without buffers: a row is on its way, or it has failed, before the next thing happens.
-        self._files = {name: (path / name).open("ab", buffering=0) for name in (*HISTORY, TIMINGS)}
+        self._files: dict[str, IO[bytes]] = {}
+        self._lock = _lock(path)
 
     @staticmethod
     def create(
@@ -57,20 +61,32 @@ class TrainingDirectory:
             )
         try:
             path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"cannot write to {path}: {error.strerror}") from error
+        record = TrainingDirectory(path)
+        try:
+            record.begin(config)
+        except ConfigError:
+            record.close()
+            raise
+        return record
+
+    def begin(self, config: Mapping[str, Any]) -> None:
+        """An empty record in the place of whatever was told before."""
+        path = self.path
+        try:
             for name in _OWN:
                 (path / name).unlink(missing_ok=True)
             if (path / CHECKPOINTS).is_dir():
                 shutil.rmtree(path / CHECKPOINTS)
             _replace_text(path / CONFIG, to_toml(config))
-            return TrainingDirectory(path)
+            self._open_files()
         except OSError as error:
             raise ConfigError(f"cannot write to {path}: {error.strerror}") from error
 
-    @staticmethod
-    def resume(
-        path: Path, config: Mapping[str, Any], sizes: Mapping[str, int], next_round: int
-    ) -> "TrainingDirectory":
+    def go_on(self, config: Mapping[str, Any], sizes: Mapping[str, int], next_round: int) -> None:
         """Forget all that was told after the checkpoint with these sizes was made."""
+        path = self.path
         for name in HISTORY:
             length = (path / name).stat().st_size if (path / name).is_file() else 0
             if name not in sizes or length < sizes[name]:
@@ -84,7 +100,12 @@ class TrainingDirectory:
             text = "".join(json.dumps(row) + "\n" for row in kept)
             _replace_text(path / TIMINGS, text)
         _replace_text(path / CONFIG, to_toml(config))
-        return TrainingDirectory(path)
+        self._open_files()
+
+    def _open_files(self) -> None:
+        # Without buffers: a row is on its way, or it has failed, before the next thing happens.
+        for name in (*HISTORY, TIMINGS):
+            self._files[name] = (self.path / name).open("ab", buffering=0)
 
     def begin_round(self, number: int) -> None:
         self._round = {"round": number}
@@ -121,12 +142,34 @@ class TrainingDirectory:
     def close(self) -> None:
         for file in self._files.values():
             file.close()
+        self._lock.close()
 
     def __enter__(self) -> "TrainingDirectory":
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+def _lock(path: Path) -> IO[bytes]:
+    """A lock on the folder until the file is closed, which the kernel does for a killed process.
+
+    The file itself stays: whoever removed it would take it from under another's lock.
+    """
+    try:
+        file = (path / LOCK).open("ab")
+    except OSError as error:
+        raise ConfigError(f"cannot write to {path}: {error.strerror}") from error
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        file.close()
+        if isinstance(error, BlockingIOError):
+            raise ConfigError(
+                f"{path} is in use by another training; wait until it ends, or stop it, first"
+            ) from error
+        raise ConfigError(f"cannot lock {path / LOCK}: {error.strerror}") from error
+    return file
 
 
 def _replace_text(path: Path, text: str) -> None:

@@ -20,7 +20,8 @@ TESTS = Path(__file__).parents[2]
 
 def start(run: Path, rounds: int, plan: str) -> subprocess.Popen:
     command = [sys.executable, "-m", "training_support", str(run), str(rounds), plan]
-    return subprocess.Popen(command, cwd=TESTS, env={**os.environ, "PYTHONPATH": str(TESTS)})
+    # Run as a module, it finds what is beside it.
+    return subprocess.Popen(command, cwd=TESTS)
 
 
 def play_with_kills(folder: Path, rounds: int, plans: list[str]) -> None:

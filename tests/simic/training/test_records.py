@@ -11,6 +11,7 @@ from esper.api import History
 from esper.api.training import train_ppo
 from esper.growth import LifecycleRules, default_catalogue
 from esper.observatory.training_directory import episode_script
+from esper.simic.telemetry import lstm_health, resident_mb
 from esper.simic.training.clock import PHASES
 from esper.tamiyo import ScriptedController
 from esper.tolaria.environment import GrowthEnv
@@ -132,8 +133,30 @@ def test_seconds_are_kept_apart_and_have_the_names_of_the_phases(run):
         phases = {k.removeprefix("seconds.") for k in timing if k.startswith("seconds.")}
         assert phases == set(PHASES)
         assert sum(timing[f"seconds.{name}"] for name in PHASES) <= timing["seconds"]
+        assert (timing["memory_mb"] is None) == (resident_mb() is None)
+        assert timing["memory_mb"] is None or timing["memory_mb"] > 1
     for name in ("metrics", "outcomes", "events"):
-        assert "second" not in (run / f"{name}.jsonl").read_text()
+        text = (run / f"{name}.jsonl").read_text()
+        assert "second" not in text
+        assert "memory" not in text
+
+
+def test_the_memory_of_the_policy_is_watched(run, tmp_path, monkeypatch):
+    healthy = [r for r in rows(run / "metrics.jsonl") if r["kind"] == "round"]
+    for row in healthy:
+        assert 0 < row["lstm_h_max"] <= row["lstm_h_norm"] < 4  # the root of its 16 units
+        assert 0 < row["lstm_c_max"] <= row["lstm_c_norm"]
+        assert row["lstm_unhealthy_envs"] == 0
+    # The same run is unhealthy by another measure, and is otherwise the same.
+    monkeypatch.setattr(lstm_health, "LSTM_MAX_NORM", 1e-3)
+    tiny_run(tmp_path / "run")
+    found = [r for r in rows(tmp_path / "run" / "metrics.jsonl") if r["kind"] == "round"]
+    assert [r["lstm_unhealthy_envs"] for r in found] == [4, 4, 4]
+    assert ["lstm_unhealthy" in (r["anomalies"] or "") for r in found] == [False, True, True]
+    assert [r["lstm_c_norm"] for r in found] == [r["lstm_c_norm"] for r in healthy]
+    events = rows(tmp_path / "run" / "events.jsonl")
+    told = [e["round"] for e in events if e.get("anomaly") == "lstm_unhealthy"]
+    assert told == [1]
 
 
 def test_anomalies_reach_the_record_and_raise_the_level_of_telemetry(tmp_path):

@@ -4,30 +4,19 @@ import io
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from command_support import esper_here, start_esper
 from esper.api import resume_ppo
-from esper.cli import main
 from esper.cli.train_ppo_command import Interrupts, LeaveRoundError
 from esper.simic.training.loop import Hooks
 from training_support import rows, same_run, tiny_run, tiny_task
 
 SMALL = ["--envs", "1", "--steps", "1", "--task", "digits"]
-
-
-def esper(*arguments: str, **settings) -> subprocess.Popen:
-    return subprocess.Popen(
-        [sys.executable, "-c", "from esper.cli import main; main()", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        **settings,
-    )
 
 
 def ended(process: subprocess.Popen) -> tuple[int, str]:
@@ -42,7 +31,7 @@ def wait_for(process: subprocess.Popen, path: Path) -> None:
 
 def test_a_run_can_be_stopped_with_ctrl_c_resumed_and_used(tmp_path):
     run = tmp_path / "run"
-    process = esper("train", "ppo", *SMALL, "--rounds", "100000", "--out", str(run))
+    process = start_esper("train", "ppo", *SMALL, "--rounds", "100000", "--out", str(run))
     wait_for(process, run / "checkpoints" / "round-000001")
     process.send_signal(signal.SIGINT)
     code, output = ended(process)
@@ -53,14 +42,16 @@ def test_a_run_can_be_stopped_with_ctrl_c_resumed_and_used(tmp_path):
     newest = sorted((run / "checkpoints").iterdir())[-1].name
     assert newest == f"round-{played:06d}"
 
-    code, output = ended(esper("train", "ppo", "--resume", str(run), "--rounds", str(played + 1)))
+    code, output = ended(
+        start_esper("train", "ppo", "--resume", str(run), "--rounds", str(played + 1))
+    )
     assert code == 0
     for word in (f"round {played + 1}/{played + 1}", "return", "entropy", "KL", "steps/s", "left"):
         assert word in output
     assert len(rows(run / "outcomes.jsonl")) == played + 1
 
     grow = ["--steps", "1", "--no-compare", "--out", str(tmp_path / "grown")]
-    code, output = ended(esper("grow", "--task", "digits", "--controller", str(run), *grow))
+    code, output = ended(start_esper("grow", "--task", "digits", "--controller", str(run), *grow))
     assert code == 0, output
     (outcome,) = rows(tmp_path / "grown" / "outcomes.jsonl")
     assert outcome["controller"] == str(run)
@@ -94,14 +85,19 @@ def test_the_second_ctrl_c_leaves_the_round_which_is_played_again(tmp_path):
         (["--resume", "nowhere", "--envs", "3"], "leave out envs"),
         (["--task", "nothing"], "no task 'nothing'"),
         (["--config", "bad.toml"], "did you mean rounds?"),
+        (["--devices", "cpu,cuda:99"], "no device 'cuda:99'; torch finds cpu"),
+        (["--devices", "toaster"], "no device 'toaster'"),
+        (["--devices", "cpu,"], "no device ''"),
+        (["--devices", "cpu", "--workers", "2"], "leave out workers"),
     ],
 )
 def test_what_cannot_work_is_one_sentence_and_exit_code_2(
     tmp_path, monkeypatch, capsys, arguments, sentence
 ):
     (tmp_path / "bad.toml").write_text("round = 3")
-    code, said = refused(monkeypatch, capsys, tmp_path, arguments)
-    assert code == 2
+    monkeypatch.chdir(tmp_path)
+    assert esper_here(monkeypatch, "train", "ppo", *arguments) == 2
+    said = capsys.readouterr().err
     assert said.startswith("esper: ")
     assert sentence in said
     assert said.count("\n") == 1
@@ -111,15 +107,7 @@ def test_what_cannot_work_is_one_sentence_and_exit_code_2(
 def test_a_run_is_not_overwritten_by_accident(tmp_path, monkeypatch, capsys):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.toml").write_text("")
-    code, said = refused(monkeypatch, capsys, tmp_path, [*SMALL, "--out", "run"])
-    assert code == 2
-    assert "already holds a run" in said
+    monkeypatch.chdir(tmp_path)
+    assert esper_here(monkeypatch, "train", "ppo", *SMALL, "--out", "run") == 2
+    assert "already holds a run" in capsys.readouterr().err
     assert os.listdir(tmp_path / "run") == ["config.toml"]
-
-
-def refused(monkeypatch, capsys, folder: Path, arguments: list[str]) -> tuple[object, str]:
-    monkeypatch.chdir(folder)
-    monkeypatch.setattr(sys, "argv", ["esper", "train", "ppo", *arguments])
-    with pytest.raises(SystemExit) as exit_:
-        main()
-    return exit_.value.code, capsys.readouterr().err

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from esper.leyline import NullRecorder
+from esper.api.training import resume_ppo
+from esper.leyline import ConfigError, NullRecorder
 from esper.simic import analytic
 from esper.simic.agent.rollout import play_round
 from esper.simic.control.normalization import RewardNormalizer, RunningMeanStd
@@ -18,6 +19,7 @@ from esper.simic.training.growth_rounds import GrowthRounds
 from esper.simic.training.loop import Hooks, Tally, run_training
 from esper.simic.training.scaling import ScaledEnv
 from esper.simic.training.state import Space, TrainState, new_state
+from esper.simic.training.workers import worker_devices
 from training_support import rows, same_run, tiny_config, tiny_run, tiny_task
 
 ANALYTIC = Space(analytic.OBSERVATION_DIM, analytic.NUM_SLOTS, ("small", "medium", "large"))
@@ -190,6 +192,50 @@ def test_workers_change_nothing_even_if_one_is_killed(tmp_path, monkeypatch, cap
     assert "died (exit code -9); its round is played again" in caplog.text
     assert not any(shard.process.is_alive() for shard in pools[0].shards)
     same_run(tmp_path / "one", tmp_path / "two")
+
+
+def test_one_worker_per_device_and_on_cpus_the_same_bits(tmp_path, monkeypatch):
+    shards, make = [], GrowthRounds.__init__
+
+    def remember(self, *args, **settings) -> None:
+        make(self, *args, **settings)
+        shards.append(self.shards)
+
+    monkeypatch.setattr(GrowthRounds, "__init__", remember)
+    tiny_run(tmp_path / "one", rounds=1)
+    tiny_run(tmp_path / "two", rounds=1, devices=["cpu", "cpu"])
+    assert [len(each) for each in shards] == [1, 2]
+    same_run(tmp_path / "one", tmp_path / "two")
+    # What devices a run is on is no part of it.
+    resume_ppo(tmp_path / "one", task=tiny_task(), rounds=2, devices=["cpu", "cpu"])
+    resume_ppo(tmp_path / "two", task=tiny_task(), rounds=2)
+    same_run(tmp_path / "one", tmp_path / "two")
+
+
+def test_hosts_are_on_the_device_of_their_shard():
+    with GrowthRounds(tiny_config(), tiny_task(), NullRecorder(), ["cpu:0"]) as env:
+        env.reset(0)
+        # Not the default: it has an index.
+        assert env.shards[0].shard.env.population.device == torch.device("cpu:0")
+
+
+def test_devices_are_those_that_torch_finds(monkeypatch):
+    monkeypatch.setattr(
+        torch.accelerator, "current_accelerator", lambda check_available: torch.device("cuda")
+    )
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
+    assert worker_devices(None, ["cuda:1", "cuda:0", "cpu"]) == ("cuda:1", "cuda:0", "cpu")
+    with pytest.raises(ConfigError, match="no device 'cuda:7'; torch finds cpu, cuda:0, cuda:1"):
+        worker_devices(None, ["cuda:0", "cuda:7"])
+
+
+def test_workers_are_on_the_cpu_and_some_number_of_them():
+    assert worker_devices(None, None) == ("cpu",)
+    assert worker_devices(3, None) == ("cpu", "cpu", "cpu")
+    with pytest.raises(ConfigError, match="at least one worker, got 0"):
+        worker_devices(0, None)
+    with pytest.raises(ConfigError, match="list of devices is empty"):
+        worker_devices(None, [])
 
 
 def test_a_policy_that_is_to_wait_at_first_waits_more_often(tmp_path):

@@ -15,7 +15,8 @@ class TamiyoRolloutBuffer:
     `start` a round with the hidden state that the first decision will see, `add` a step at a time
     for the environments still running, then hand the buffer to `PPOAgent.update`. A row is one
     episode: it ends with a terminated or truncated step and takes no more. Of hidden states only
-    the first of each row is kept, because an update replays the row from there.
+    the first of each row is kept, because an update replays the row from there, and the last one,
+    to see how it fared.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class TamiyoRolloutBuffer:
             torch.zeros(shape, device=self.device),
             torch.zeros(shape, device=self.device),
         )
+        self.last_hidden: Hidden = (self.hidden[0].clone(), self.hidden[1].clone())
         self.step_counts = np.zeros(num_envs, dtype=np.int64)
         self.ended = np.zeros(num_envs, dtype=bool)
 
@@ -121,6 +123,8 @@ class TamiyoRolloutBuffer:
                     f"this buffer takes arrays {list(expected)} here, got {list(values.shape)}"
                 )
             room[at] = values[rows].to(self.device)
+        for last, new in zip(self.last_hidden, decision.hidden, strict=True):
+            last[:, at[0]] = new[:, rows].to(self.device)
         self.step_counts[rows] += 1
         self.ended[rows] = (np.asarray(terminated) | np.asarray(truncated))[rows]
 

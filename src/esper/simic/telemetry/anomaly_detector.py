@@ -159,6 +159,14 @@ def check_drift(
     }
 
 
+def check_hidden(unhealthy_envs: int | None) -> Findings:
+    """Hidden states at the end of an episode that have vanished or blown up."""
+    if unhealthy_envs is None:
+        return {}
+    detail = f"{unhealthy_envs} hidden states not within {c.LSTM_MIN_NORM} and {c.LSTM_MAX_NORM}"
+    return {"lstm_unhealthy": detail if unhealthy_envs else None}
+
+
 # --- over updates --------------------------------------------------------------------------------
 
 
@@ -184,6 +192,7 @@ class AnomalyDetector:
         numbers: Mapping[str, float | None] | None = None,
         norm_drift: float | None = None,
         health_drift: float | None = None,
+        unhealthy_envs: int | None = None,
     ) -> AnomalyReport:
         """`entropy` by head; `numbers` is anything that has to be finite; None is not measured."""
         limits = self.thresholds
@@ -193,6 +202,7 @@ class AnomalyDetector:
             | check_entropy(entropy or {}, limits)
             | check_kl(kl, limits)
             | check_drift(norm_drift, health_drift, limits)
+            | check_hidden(unhealthy_envs)
             | ({} if numbers is None else check_numbers(numbers))
         )
 
@@ -205,7 +215,7 @@ class AnomalyDetector:
         norm_drift: float | None = None,
         health_drift: float | None = None,
     ) -> AnomalyReport:
-        """The same from the flat row of an agent's update metrics.
+        """The same from the flat row of an agent's update metrics, with those of its LSTM or not.
 
         An update that had data but was skipped could not trust its numbers.
         """
@@ -223,6 +233,7 @@ class AnomalyDetector:
             numbers=numbers,
             norm_drift=norm_drift,
             health_drift=health_drift,
+            unhealthy_envs=row.get("lstm_unhealthy_envs"),
         )
 
     def _remember(self, findings: Findings) -> AnomalyReport:

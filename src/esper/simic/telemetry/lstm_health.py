@@ -8,6 +8,8 @@ from torch import Tensor
 
 from esper.leyline.constants import LSTM_MAX_NORM, LSTM_MIN_NORM
 
+_SIZES = ("h_norm", "c_norm", "h_max", "c_max")
+
 
 @dataclass(frozen=True)
 class LSTMHealth:
@@ -24,6 +26,11 @@ class LSTMHealth:
     @property
     def is_healthy(self) -> bool:
         return not self.unhealthy_envs
+
+    def flat(self) -> dict[str, float]:
+        """Columns of a row of metrics."""
+        sizes = {f"lstm_{name}": getattr(self, name) for name in _SIZES}
+        return sizes | {"lstm_unhealthy_envs": len(self.unhealthy_envs)}
 
 
 @torch.compiler.disable

@@ -13,20 +13,28 @@ from esper.tolaria.tasks import Task
 
 
 class GrowthRounds:
-    """A `VectorEnv` of `config.envs` growth environments, in this process or in `workers` others.
+    """A `VectorEnv` of `config.envs` growth environments, with one worker for each of `devices`: a
+    process of its own, or this one if there is only one.
 
     What happens is told to `recorder` step by step, environments in order, so that records do
     not depend on the number of workers either. Close it, or use it as a context manager.
     """
 
     def __init__(
-        self, config: TrainingConfig, task: Task, recorder: Recorder, workers: int = 1
+        self,
+        config: TrainingConfig,
+        task: Task,
+        recorder: Recorder,
+        devices: Sequence[str] = ("cpu",),
     ) -> None:
         self.num_envs, self.recorder = config.envs, recorder
         self.max_steps = config.steps or task.steps
         self.reward_seconds = 0.0
-        parts = np.array_split(np.arange(config.envs), min(max(workers, 1), config.envs))
-        specs = [ShardSpec(config, task, tuple(part.tolist())) for part in parts]
+        parts = np.array_split(np.arange(config.envs), min(len(devices), config.envs))
+        specs = [
+            ShardSpec(config, task, tuple(part.tolist()), device)
+            for part, device in zip(parts, devices, strict=False)
+        ]
         kind = LocalShard if len(specs) == 1 else WorkerShard
         self.shards = [kind(spec) for spec in specs]
         self.cuts = np.cumsum([len(part) for part in parts])[:-1]

@@ -20,7 +20,14 @@ from esper.leyline.events import Event, GovernorSnapshot
 from esper.simic.agent.rollout import VectorEnv, action_draws, play_round
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.simic.agent.types import PPOUpdateMetrics
-from esper.simic.telemetry import Escalation, TelemetryLevel, collect_per_layer_gradients
+from esper.simic.telemetry import (
+    Escalation,
+    LSTMHealth,
+    TelemetryLevel,
+    collect_per_layer_gradients,
+    compute_lstm_health,
+    resident_mb,
+)
 from esper.simic.training.clock import Clock
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.scaling import ScaledEnv
@@ -106,12 +113,13 @@ def run_training(
             metrics = state.agent.update(buffer, shuffle)
         with clock.phase("telemetry"):
             row = round_row(config, state, buffer, scaled.returns, tally.outcomes, metrics)
-            diagnose(config, state, metrics, tally, row)
+            health = compute_lstm_health(buffer.last_hidden)
+            diagnose(config, state, metrics, tally, row, health)
             tally.recorder.metrics(row)
         state.round += 1
         with clock.phase("checkpoint"):
             save(state)
-        timing = clock.row(len(buffer))
+        timing = clock.row(len(buffer)) | {"memory_mb": resident_mb()}
         tally.recorder.timing(timing)
         hooks.on_round(state.round - 1, row, timing)
     return state
@@ -153,14 +161,17 @@ def diagnose(
     metrics: PPOUpdateMetrics,
     tally: Tally,
     row: dict[str, Any],
+    health: LSTMHealth | None = None,
 ) -> None:
     """Tell of anomalies that began with this update; any that lasts escalates telemetry.
 
-    While it is escalated, the gradient of every layer in the last minibatch is told too.
+    `health` is that of the hidden states that episodes ended with. While telemetry is escalated,
+    the gradient of every layer in the last minibatch is told too.
     """
     drift = state.gradients.update(metrics.grad_norm, None)
+    hidden = {} if health is None else health.flat()
     report = state.detector.check_update(
-        metrics.flat(),
+        metrics.flat() | hidden,
         current_episode=state.round + 1,
         total_episodes=config.rounds,
         norm_drift=drift.norm,
@@ -168,6 +179,7 @@ def diagnose(
     for event in report.events(state.round):
         tally.recorder.event(event)
     state.escalation.note(report.has_anomaly)
+    row |= _finite(hidden)
     row["anomalies"] = ", ".join(report.anomaly_types) or None
     row["telemetry_level"] = state.escalation.level.name
     if state.escalation.wants(TelemetryLevel.DEBUG):

@@ -34,11 +34,13 @@ Record = Event | dict[str, Any] | EpisodeOutcome
 
 @dataclass(frozen=True)
 class ShardSpec:
-    """Everything a shard is made from; `envs` are the numbers of its environments in the run."""
+    """Everything a shard is made from; `envs` are the numbers of its environments in the run, and
+    `device` is where their hosts are trained."""
 
     config: TrainingConfig
     task: Task
     envs: tuple[int, ...]
+    device: str = "cpu"
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,8 @@ class Shard:
     """`reset` begins a round with new hosts, `step` plays one step of it. Ended ones just wait."""
 
     def __init__(self, spec: ShardSpec) -> None:
-        self.config, self.task, self.envs = spec.config, spec.task, spec.envs
+        self.config, self.task = spec.config, spec.task
+        self.envs, self.device = spec.envs, spec.device
         self.recipe = self.task.recipe(self.task.load(data_root()), default_catalogue())
         self.rules = LifecycleRules(
             max_steps=self.config.steps or self.task.steps,
@@ -87,7 +90,9 @@ class Shard:
         self.log = _Log(self.envs)
         self.env = GrowthEnv(
             LoopedPopulation(
-                self.recipe, [episode_seed(config.seed, round_, env) for env in self.envs]
+                self.recipe,
+                [episode_seed(config.seed, round_, env) for env in self.envs],
+                self.device,
             ),
             self.rules,
             budget=Budget(params=config.max_params, macs=config.max_macs),

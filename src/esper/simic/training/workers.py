@@ -5,13 +5,14 @@ import logging
 import multiprocessing
 import signal
 import traceback
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
 import torch
 
-from esper.leyline import EsperError
+from esper.leyline import ConfigError, EsperError
 from esper.simic.training.shard import Shard, ShardSpec, ShardStep
 
 logger = logging.getLogger(__name__)
@@ -21,6 +22,34 @@ MAX_RESTARTS = 3
 
 class WorkerError(EsperError, RuntimeError):
     """A worker process failed in a way that starting it again does not mend."""
+
+
+def known_devices() -> list[str]:
+    """The names of the devices that torch finds in this machine."""
+    kind = torch.accelerator.current_accelerator(check_available=True)
+    if kind is None:
+        return ["cpu"]
+    return ["cpu", *(f"{kind.type}:{index}" for index in range(torch.accelerator.device_count()))]
+
+
+def worker_devices(workers: int | None, devices: Sequence[str] | None) -> tuple[str, ...]:
+    """The device of each worker: as many CPUs as `workers`, or else `devices`; by default one CPU.
+
+    Raises ConfigError if both are given, and for devices that are not there.
+    """
+    if devices is None:
+        if workers is not None and workers < 1:
+            raise ConfigError(f"there must be at least one worker, got {workers}")
+        return ("cpu",) * (workers or 1)
+    if workers is not None:
+        raise ConfigError("each of the devices has a worker of its own; leave out workers")
+    if not devices:
+        raise ConfigError("the list of devices is empty; name one, such as cpu, or leave it out")
+    known = known_devices()
+    for name in devices:
+        if name not in known:
+            raise ConfigError(f"no device {name!r}; torch finds {', '.join(known)} here")
+    return tuple(devices)
 
 
 def _serve(spec: ShardSpec, pipe: Connection) -> None:

@@ -1,0 +1,41 @@
+"""The command as tests run it: in a process of its own, or in this one when that is enough."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from esper.cli import main
+
+ESPER = [sys.executable, "-c", "from esper.cli import main; main()"]
+# Wide enough that nothing is wrapped, and no data but what comes with packages.
+SURROUNDINGS = {"COLUMNS": "200", "NO_COLOR": "1", "ESPER_DATA": "nowhere"}
+
+
+def esper(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    env = os.environ | SURROUNDINGS
+    return subprocess.run(
+        [*ESPER, *words], cwd=cwd, env=env, capture_output=True, text=True, timeout=240
+    )
+
+
+def start_esper(*words: str, cwd: Path | None = None) -> subprocess.Popen[str]:
+    """Without waiting for it; errors are part of its output."""
+    return subprocess.Popen(
+        [*ESPER, *words],
+        cwd=cwd,
+        env=os.environ | SURROUNDINGS,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def esper_here(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    """Run the command in this process; gives its exit code."""
+    monkeypatch.setattr(sys, "argv", ["esper", *words])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    return int(stop.value.code or 0)
