@@ -1,4 +1,4 @@
-"""Defects of the original that concern the agent (reference, section 9), one test each."""
+"""Known defects that concern the agent, one test each."""
 
 import ast
 from dataclasses import fields

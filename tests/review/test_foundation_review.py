@@ -12,11 +12,15 @@ import esper
 import esper.simic.control.normalization as normalization
 from esper.growth import HostSnapshot
 from esper.leyline import HEAD_NAMES, HEAD_RELEVANCE, RELEVANT_HEADS, LifecycleOp, SlotConfig
+from esper.leyline.events import GovernorPanic, GovernorRollback, GovernorSnapshot
 from esper.tamiyo import FeatureExtractionContext, SignalTracker, make_controller
 from esper.tamiyo.policy.features import signals_to_features
 from esper.tolaria.episode import run_episode
 from esper.tolaria.governor import Governor
 from helpers import digits_env
+from reward_support import Keeper, break_host
+
+GOVERNOR_EVENTS = (GovernorPanic, GovernorRollback, GovernorSnapshot)
 
 PACKAGE = Path(esper.__file__).parent
 TREES = {
@@ -94,7 +98,7 @@ def test_004_c7_one_snapshot_alive_on_the_cpu_without_shared_storage() -> None:
 
 
 def test_004_h12_there_is_no_gradient_scaler() -> None:
-    """Half precision, where it is used, is bfloat16, whose range needs no scaling of losses."""
+    """Nothing scales a loss, so nothing has to be kept in step with what does."""
     for path, tree in TREES.items():
         names = {getattr(node, "attr", getattr(node, "id", "")) for node in ast.walk(tree)}
         assert "GradScaler" not in names, path
@@ -143,6 +147,25 @@ def test_d6_panics_are_counted_and_early_explosions_seen() -> None:
         counts.append(int(verdict.consecutive[0]))
     assert counts == [1, 2, 3]
     assert verdict.rollback[0]
+
+
+def test_d6_panics_rollbacks_and_snapshots_are_told() -> None:
+    keeper = Keeper()
+    env = digits_env([1], max_steps=4, train=64, recorder=keeper)
+    env.reset()
+    break_host(env, 0)
+    env.step(np.array([[0, 0, 0, LifecycleOp.WAIT]]))
+    told = [type(event) for event in keeper.events if isinstance(event, GOVERNOR_EVENTS)]
+    # At birth and after the warm-up; then the broken epoch, and the host that was brought back.
+    assert told == [
+        GovernorSnapshot,
+        GovernorSnapshot,
+        GovernorPanic,
+        GovernorRollback,
+        GovernorSnapshot,
+    ]
+    (panic,) = [event for event in keeper.events if isinstance(event, GovernorPanic)]
+    assert (panic.env, panic.step, panic.consecutive_panics) == (0, 1, 1)
 
 
 def test_d32_what_watches_over_training_uses_public_names_and_hides_no_error() -> None:

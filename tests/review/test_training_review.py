@@ -47,7 +47,7 @@ def test_004_c1_a_run_whose_reward_names_another_gamma_does_not_start(mode):
     losses["reward.typical_loss_delta_std"] = 0.1
     flags = {"reward_mode": mode, "ppo.gamma": 0.99, **(losses if mode == "loss" else {})}
     assert tiny_config(**flags, **{"reward.gamma": 0.99}).ppo.gamma == 0.99
-    with pytest.raises(ConfigError, match="gamma=0.995 but the run uses gamma=0.99;"):
+    with pytest.raises(ConfigError, match=r"gamma=0\.995 but the run uses gamma=0\.99;"):
         tiny_config(**flags, **{"reward.gamma": 0.995})
 
 
