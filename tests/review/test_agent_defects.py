@@ -1,4 +1,8 @@
-"""Defects of the original that concern the agent (reference, section 9), one test each."""
+"""Known defects that concern the agent, one test each."""
+
+import ast
+from dataclasses import fields
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -7,6 +11,8 @@ from torch._dynamo.testing import CompileCounter
 
 from agent_support import OBS, filled_buffer, make_agent, random_masks, shuffle
 from esper.leyline import OP, LifecycleOp
+from esper.simic import agent as agent_package
+from esper.simic.agent import NetworkConfig, PPOConfig
 from esper.simic.agent.advantages import compute_gae
 from esper.simic.control import RunningMeanStd
 
@@ -96,6 +102,19 @@ def test_d22_a_forgetting_normaliser_does_not_saturate_at_the_start():
         batch = torch.from_numpy(rng.normal([1e5, -40.0], [1e3, 2.0], size=(16, 2)))
         running.update(batch)
         assert running.normalize(batch).abs().max() < 5.0
+
+
+def test_d31_every_setting_of_the_agent_is_read():
+    """Checks of a setting do not count as use of it."""
+    read = set()
+    for path in Path(agent_package.__file__).parent.glob("*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                node.body = [n for n in node.body if getattr(n, "name", "") != "__post_init__"]
+        read |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    for config in (PPOConfig, NetworkConfig):
+        assert {field.name for field in fields(config)} <= read
 
 
 def test_d33_a_truncation_in_the_middle_of_a_row_uses_its_own_bootstrap():

@@ -1,5 +1,8 @@
 """Review 000 (agent, reinforcement learning): its findings, one test each."""
 
+import inspect
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -26,6 +29,8 @@ from esper.simic.agent.advantages import (
 from esper.simic.agent.losses import value_errors
 from esper.simic.agent.saving import agent_from_state, agent_state
 from esper.simic.agent.types import MetricLists, PPOUpdateMetrics
+from esper.simic.telemetry import gradient_collector
+from esper.tamiyo.policy import masked_categorical
 from esper.tamiyo.policy.masked_categorical import MaskedCategorical
 
 
@@ -177,6 +182,12 @@ def test_000_l2_an_unknown_newer_format_is_refused():
         agent_from_state(tensors, meta)
 
 
+def test_000_l2_every_format_says_what_it_holds():
+    source = inspect.getsource(saving)
+    for version in range(1, saving.FORMAT_VERSION + 1):
+        assert re.search(rf"^# {version}: .+", source, re.MULTILINE), version
+
+
 def test_000_l3_metrics_are_lists_while_collecting_and_scalars_in_the_result():
     assert all(isinstance(value, list) for value in vars(MetricLists()).values())
     agent = make_agent()
@@ -243,7 +254,8 @@ def test_000_a4_a_buffer_of_other_sizes_is_refused(change):
 
 
 def test_000_a5_what_cannot_be_compiled_is_excluded_by_name():
-    assert compute_gae._torchdynamo_disable
+    for function in (compute_gae, masked_categorical._check, gradient_collector.start_collecting):
+        assert function._torchdynamo_disable
 
 
 def test_000_a6_entropy_is_normalised_in_one_place():

@@ -18,7 +18,7 @@ from agent_support import (
     shuffle,
 )
 from esper.leyline import HEAD_NAMES, ConfigError, SlotConfig
-from esper.simic.agent import NetworkConfig, rollout_buffer
+from esper.simic.agent import FactoredRecurrentActorCritic, NetworkConfig, rollout_buffer
 from esper.simic.agent.advantages import (
     compute_gae,
     compute_per_head_advantages,
@@ -46,7 +46,7 @@ def test_002_crit1_an_update_on_one_step_stays_finite():
 
 def test_002_crit2_gradients_are_read_from_the_network_itself():
     agent = make_agent(compile_backend="eager")
-    assert agent.network.op_head is agent.network.get_submodule("op_head")
+    assert type(agent.network) is FactoredRecurrentActorCritic
     assert {id(p) for group in agent.optimizer.param_groups for p in group["params"]} == {
         id(p) for p in agent.network.parameters()
     }

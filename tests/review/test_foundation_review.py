@@ -9,15 +9,24 @@ import numpy as np
 import torch
 
 import esper
+import esper.simic.control.normalization as normalization
 from esper.growth import HostSnapshot
 from esper.leyline import HEAD_NAMES, HEAD_RELEVANCE, RELEVANT_HEADS, LifecycleOp, SlotConfig
+from esper.leyline.events import GovernorPanic, GovernorRollback, GovernorSnapshot
 from esper.tamiyo import FeatureExtractionContext, SignalTracker, make_controller
 from esper.tamiyo.policy.features import signals_to_features
 from esper.tolaria.episode import run_episode
 from esper.tolaria.governor import Governor
 from helpers import digits_env
+from reward_support import Keeper, break_host
 
-SOURCES = sorted(Path(esper.__file__).parent.rglob("*.py"))
+GOVERNOR_EVENTS = (GovernorPanic, GovernorRollback, GovernorSnapshot)
+
+PACKAGE = Path(esper.__file__).parent
+TREES = {
+    str(path.relative_to(PACKAGE)): ast.parse(path.read_text(encoding="utf-8"))
+    for path in sorted(PACKAGE.rglob("*.py"))
+}
 
 
 def test_001_l1_features_take_one_context_object() -> None:
@@ -25,15 +34,13 @@ def test_001_l1_features_take_one_context_object() -> None:
 
 
 def test_001_l2_the_context_has_no_unused_parameter() -> None:
-    env = digits_env([1], max_steps=1, train=64)
-    situation = env.reset()
-    fields = inspect.signature(FeatureExtractionContext).parameters
-    assert "max_epochs" not in fields
-    widths = {
-        use: signals_to_features(FeatureExtractionContext(situation, use_telemetry=use)).shape[1]
-        for use in (True, False)
+    body = ast.parse(inspect.getsource(signals_to_features))
+    read = {
+        node.attr
+        for node in ast.walk(body)
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "context"
     }
-    assert widths[True] > widths[False]
+    assert read == set(inspect.signature(FeatureExtractionContext).parameters)
 
 
 def test_002_low2_membership_of_heads_does_not_depend_on_order() -> None:
@@ -43,18 +50,36 @@ def test_002_low2_membership_of_heads_does_not_depend_on_order() -> None:
             assert HEAD_RELEVANCE[op, head] == (name in RELEVANT_HEADS[op])
 
 
-def test_003_networks_torch_is_imported_without_conditions() -> None:
-    for path in SOURCES:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Try):
-                imported = {
-                    alias.name.split(".")[0]
-                    for inner in ast.walk(node)
-                    if isinstance(inner, ast.Import)
-                    for alias in inner.names
-                }
-                assert "torch" not in imported, path
+def imports(tree: ast.AST) -> set[str]:
+    """Names of the modules that are imported anywhere below."""
+    nodes = list(ast.walk(tree))
+    plain = {a.name for node in nodes if isinstance(node, ast.Import) for a in node.names}
+    return plain | {str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)}
+
+
+def test_003_networks_m1_torch_is_imported_without_conditions() -> None:
+    for path, tree in TREES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Try | ast.If):
+                assert "torch" not in imports(node), path
             assert not (isinstance(node, ast.Name) and node.id == "TORCH_AVAILABLE"), path
+
+
+def test_003_networks_l1_torch_is_imported_at_the_top_of_a_module() -> None:
+    for path, tree in TREES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef):
+                assert "torch" not in imports(node), (path, node.name)
+
+
+def test_003_ppo_m2_nothing_that_is_read_can_run_code() -> None:
+    unpicklers = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
+    for path, tree in TREES.items():
+        assert not imports(tree) & unpicklers, path
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call):
+                called = ast.unparse(node.func)
+                assert called not in ("torch.load", "np.load", "eval", "exec"), path
 
 
 def test_004_c7_one_snapshot_alive_on_the_cpu_without_shared_storage() -> None:
@@ -70,6 +95,19 @@ def test_004_c7_one_snapshot_alive_on_the_cpu_without_shared_storage() -> None:
     for tensor in alive[0].all_tensors():
         assert tensor.device == torch.device("cpu")
         assert tensor.untyped_storage().data_ptr() not in live
+
+
+def test_004_h12_there_is_no_gradient_scaler() -> None:
+    """Nothing scales a loss, so nothing has to be kept in step with what does."""
+    for path, tree in TREES.items():
+        names = {getattr(node, "attr", getattr(node, "id", "")) for node in ast.walk(tree)}
+        assert "GradScaler" not in names, path
+
+
+def test_004_h13_one_thread_is_documented_and_no_other_is_started() -> None:
+    assert "one thread only" in str(normalization.__doc__)
+    for path, tree in TREES.items():
+        assert not imports(tree) & {"threading", "_thread", "concurrent.futures"}, path
 
 
 def test_004_m10_the_default_slots_are_made_once() -> None:
@@ -109,6 +147,38 @@ def test_d6_panics_are_counted_and_early_explosions_seen() -> None:
         counts.append(int(verdict.consecutive[0]))
     assert counts == [1, 2, 3]
     assert verdict.rollback[0]
+
+
+def test_d6_panics_rollbacks_and_snapshots_are_told() -> None:
+    keeper = Keeper()
+    env = digits_env([1], max_steps=4, train=64, recorder=keeper)
+    env.reset()
+    break_host(env, 0)
+    env.step(np.array([[0, 0, 0, LifecycleOp.WAIT]]))
+    told = [type(event) for event in keeper.events if isinstance(event, GOVERNOR_EVENTS)]
+    # At birth and after the warm-up; then the broken epoch, and the host that was brought back.
+    assert told == [
+        GovernorSnapshot,
+        GovernorSnapshot,
+        GovernorPanic,
+        GovernorRollback,
+        GovernorSnapshot,
+    ]
+    (panic,) = [event for event in keeper.events if isinstance(event, GovernorPanic)]
+    assert (panic.env, panic.step, panic.consecutive_panics) == (0, 1, 1)
+
+
+def test_d32_what_watches_over_training_uses_public_names_and_hides_no_error() -> None:
+    watching = [p for p in TREES if p.startswith(("tolaria/", "simic/telemetry/"))]
+    assert len(watching) > 20
+    for path in watching:
+        for node in ast.walk(TREES[path]):
+            if isinstance(node, ast.ExceptHandler):
+                caught = "" if node.type is None else ast.unparse(node.type)
+                assert caught not in ("", "Exception", "BaseException"), path
+            if isinstance(node, ast.Attribute) and ast.unparse(node.value) not in ("self", "torch"):
+                private = node.attr.startswith("_") and not node.attr.endswith("__")
+                assert not private, (path, node.attr)
 
 
 def test_d28_no_stabilisation_epochs_open_the_gate_at_once() -> None:

@@ -154,7 +154,7 @@ def test_004_m1_the_share_of_shaping_is_zero_for_a_total_of_nothing(total):
 
 
 def test_004_m2_what_was_not_measured_is_not_credited_by_proxy():
-    """The original credited a seed without a counterfactual with a share of its host's progress."""
+    """What its host has gained meanwhile says nothing about a seed without a counterfactual."""
     before = one_seed(SeedStage.TRAINING, n=1)
     after = one_seed(SeedStage.TRAINING, n=2, gained=20.0)
     step = transition(before, after, before_measured={"score": 50.0}, score=70.0)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from esper.leyline import BLUEPRINT, HEAD_NAMES, OP, LifecycleOp
+from esper.leyline import BLUEPRINT, HEAD_NAMES, OP, LifecycleOp, SeedStage
 from esper.leyline import constants as c
 from esper.simic.attribution import CoalitionGame, attribute, attribute_seeds
 from esper.simic.telemetry import (
@@ -30,8 +30,8 @@ from esper.simic.telemetry import (
     summarize_layers,
     training_profiler,
 )
-from esper.tamiyo import wait
-from reward_support import small_env
+from esper.tamiyo import FeatureExtractionContext, signals_to_features, wait
+from reward_support import one_seed, situation, small_env
 
 
 def layers(n=4):
@@ -171,7 +171,7 @@ def test_004_m21_ratio_limits_are_settings_of_detector_and_diagnostic():
     assert RatioExplosionDiagnostic.from_batch(*arguments, max_ratio=2.0).steps
 
 
-def test_004_gap_ema_drift_is_detected():
+def test_004_gap2_ema_drift_is_detected():
     tracker, detector = GradientEMATracker(), AnomalyDetector()
     for norm in [1.0] * 20 + [2.0] * 2:
         drift = tracker.update(norm, 1.0)
@@ -180,7 +180,7 @@ def test_004_gap_ema_drift_is_detected():
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_004_gap_lstm_health_of_edge_cases(value):
+def test_004_gap3_lstm_health_of_edge_cases(value):
     assert compute_lstm_health(None) is None
     h = torch.ones(1, 2, 3)
     h[0, 1, 2] = value
@@ -251,6 +251,17 @@ def test_d18_gradient_health_is_real():
     assert collect_gradients(module.parameters(), thresholds).health == 1.0
     module[1].weight.grad.zero_()
     assert collect_gradients(module.parameters(), thresholds).health == pytest.approx(1 - 0.5 / 8)
+
+
+@pytest.mark.parametrize("norm", [1e-8, 1.0, 11.0])
+def test_d18_the_observation_shows_the_health_that_was_measured(norm):
+    table = one_seed(SeedStage.TRAINING, n=1)
+    table.gradient_health[0, 0], table.gradient_norm[0, 0] = 0.25, norm
+    context = FeatureExtractionContext(situation(table))
+    telemetry = signals_to_features(context)[0, -10:]
+    assert telemetry[1] == 0.25
+    flags = norm < c.SEED_VANISHING_NORM, norm > c.SEED_EXPLODING_NORM
+    assert tuple(telemetry[2:4]) == flags
 
 
 def test_d27_shapley_values_are_real_evaluations_with_a_full_payload():

@@ -10,6 +10,7 @@ from esper.growth import batch_size
 from esper.leyline import ConfigError
 
 Batch = tuple[Any, Tensor]
+# A default: how validation is cut into batches changes its speed and memory, not what it finds.
 VAL_BATCH = 512
 
 
@@ -28,7 +29,8 @@ class TensorSource:
     """Data sets that fit into memory, shuffled anew every epoch.
 
     An epoch is at most `max_batches` of them, another random part of the data each time.
-    `augment(inputs, generator)`, if given, changes a batch of training inputs.
+    `augment(inputs, generator)`, if given, changes a batch of training inputs. Validation goes
+    through `val_batch` examples at a time.
     """
 
     def __init__(
@@ -38,6 +40,7 @@ class TensorSource:
         batch: int,
         augment: Callable[[Tensor, torch.Generator], Tensor] | None = None,
         max_batches: int | None = None,
+        val_batch: int = VAL_BATCH,
     ) -> None:
         for name, (inputs, targets) in (("training", train), ("validation", val)):
             if len(inputs) == 0 or len(inputs) != len(targets):
@@ -46,7 +49,7 @@ class TensorSource:
                     f"got {len(inputs)} and {len(targets)}"
                 )
         self.train, self.val, self.batch, self.augment = train, val, batch, augment
-        self.max_batches = max_batches
+        self.max_batches, self.val_batch = max_batches, val_batch
 
     def train_batches(self, key: int) -> Iterator[Batch]:
         generator = torch.Generator().manual_seed(key)
@@ -57,7 +60,8 @@ class TensorSource:
             yield (x if self.augment is None else self.augment(x, generator)), targets[rows]
 
     def val_batches(self) -> Iterator[Batch]:
-        return zip(self.val[0].split(VAL_BATCH), self.val[1].split(VAL_BATCH), strict=True)
+        inputs, targets = (part.split(self.val_batch) for part in self.val)
+        return zip(inputs, targets, strict=True)
 
     def example(self) -> Any:
         return self.train[0][: min(2, len(self.train[0]))]

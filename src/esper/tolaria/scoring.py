@@ -3,7 +3,6 @@
 from torch import Tensor, nn
 
 from esper.growth import evaluating
-from esper.tolaria.batches import VAL_BATCH
 from esper.tolaria.tasks.base import Task
 
 
@@ -11,6 +10,7 @@ def score_on(model: nn.Module, task: Task, inputs: Tensor, targets: Tensor) -> f
     """Mean score, weighted by examples."""
     total = 0.0
     with evaluating(model):
-        for x, y in zip(inputs.split(VAL_BATCH), targets.split(VAL_BATCH), strict=True):
+        size = task.val_batch
+        for x, y in zip(inputs.split(size), targets.split(size), strict=True):
             total += float(task.score(model(x), y)) * len(x)
     return total / len(inputs)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from esper.leyline import SeedStage
+from esper.leyline.constants import SEED_EXPLODING_NORM, SEED_VANISHING_NORM
 from esper.tamiyo.situation import Situation
 
 BASE_FEATURES = 23
@@ -120,8 +121,8 @@ def _telemetry(s: Situation) -> np.ndarray:
     columns = [
         np.minimum(norm, 10) / 10,
         health,
-        norm < 1e-7,
-        norm > 10.0,
+        norm < SEED_VANISHING_NORM,
+        norm > SEED_EXPLODING_NORM,
         np.minimum(table.epochs_in_stage, 50) / 50,
         table.score / 100,
         np.clip(table.improvement_since_stage_start / 10, -1, 1),

@@ -10,7 +10,7 @@ from torch.optim import AdamW, Optimizer
 
 from esper.growth import BlueprintCatalogue
 from esper.leyline import ConfigError
-from esper.tolaria.batches import TensorSource
+from esper.tolaria.batches import VAL_BATCH, TensorSource
 from esper.tolaria.data.splits import DataSplits
 from esper.tolaria.objectives import Objective, accuracy, cross_entropy, random_guess_loss
 from esper.tolaria.population import HostRecipe
@@ -26,6 +26,7 @@ class Task:
     outputs  classes or symbols to tell apart
     steps    epochs of a run unless the user says otherwise; an epoch is a pass over the training
              data, or `batches_per_epoch` batches of it
+    batch, val_batch  examples per training step, and at a time when a network is evaluated
     host_of_width, widths  hosts of the same family, narrower and wider, for an evaluation to find
              the best static network; optional
     """
@@ -41,6 +42,7 @@ class Task:
     batch: int
     learning_rate: float
     weight_decay: float = 0.0
+    val_batch: int = VAL_BATCH
     batches_per_epoch: int | None = None
     max_grad_norm: float | None = None
     augment: Callable[[Tensor, torch.Generator], Tensor] | None = None
@@ -74,6 +76,7 @@ class Task:
                 self.batch,
                 self.augment,
                 self.batches_per_epoch,
+                self.val_batch,
             ),
             loss=self.loss,
             score=self.score,
