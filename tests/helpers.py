@@ -91,6 +91,7 @@ OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
     "sgd": lambda p: SGD(p, lr=0.1, momentum=0.9),
     "adam": lambda p: Adam(p, lr=0.1),
     "adamw": lambda p: AdamW(p, lr=0.1, weight_decay=0.1),
+    "adamw fused": lambda p: AdamW(p, lr=0.1, weight_decay=0.1, fused=True),
     "rmsprop": lambda p: RMSprop(p, lr=0.1),
 }
 
