@@ -1,9 +1,11 @@
 """Does PPO learn to grow `digits`? The learning curve over training seeds, and what it is worth.
 
     python benchmarks/learns.py [--seeds 5] [--rounds 200] [--envs 16] [--out runs/learns]
-                                [--workers 2] [--config FILE.toml] [--evaluate 20]
+                                [--workers 2] [--config FILE.toml] [--teacher heuristic]
+                                [--evaluate 20]
 
-A run that is already there is taken up where it was left, so the benchmark can be interrupted.
+With `--teacher` every run starts from a clone of its own, made of 64 episodes of the teacher. A run
+that is already there is taken up where it was left, so the benchmark can be interrupted.
 `--evaluate N` then compares the policies, in their deterministic mode, with the controllers that
 need no training, on N paired seeds and the test part; the controls are made for the first policy.
 The last line is one JSON object: return, score and size per tenth of each run, how the last tenth
@@ -27,9 +29,11 @@ from rich.console import Console
 
 from esper.api.training import resume_ppo, train_ppo
 from esper.cli.evaluate_commands import make_arm
+from esper.cli.learn_runs import Recording, run_imitate
 from esper.observatory.evaluation import arms_table, comparisons_table
 from esper.simic.training.config import load_config
 from esper.simic.training.evaluate import EvaluationSettings, evaluate
+from esper.simic.training.imitation import CloningConfig
 from esper.simic.training.loop import Hooks
 from esper.simic.training.statistics import paired_difference
 from esper.tolaria.data.catalogue import data_root
@@ -53,6 +57,14 @@ def curve(rounds: list[dict[str, Any]], points: int) -> dict[str, list[float]]:
     }
 
 
+def clone_of(teacher: str, out: Path, seed: int) -> Path:
+    folder = out / f"clone-{seed}"
+    if not folder.is_dir():
+        recording = Recording(teacher, "digits", 64, None, seed, str(folder), overwrite=False)
+        run_imitate(recording, epochs=CloningConfig.epochs)
+    return folder
+
+
 def train(options: argparse.Namespace, seed: int) -> Path:
     run = Path(options.out) / f"seed-{seed}"
 
@@ -65,6 +77,8 @@ def train(options: argparse.Namespace, seed: int) -> Path:
         resume_ppo(run, rounds=options.rounds, workers=options.workers, hooks=hooks)
     else:
         flags = {"rounds": options.rounds, "envs": options.envs, "seed": seed}
+        if options.teacher:
+            flags["warm_start"] = str(clone_of(options.teacher, Path(options.out), seed))
         train_ppo(load_config(options.config, flags), run, workers=options.workers, hooks=hooks)
     return run
 
@@ -116,6 +130,7 @@ def main() -> None:
     parser.add_argument("--envs", type=int, default=16)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--config")
+    parser.add_argument("--teacher")
     parser.add_argument("--out", default="runs/learns")
     parser.add_argument("--evaluate", type=int, metavar="SEEDS")
     options = parser.parse_args()
