@@ -116,7 +116,12 @@ class TrainingConfig:
 
 
 PRESETS: dict[str, dict[str, Any]] = {
-    "digits": {"ppo.learning_rate": 1e-3, "ppo.entropy_coef": 0.1},
+    "digits": {
+        "ppo.learning_rate": 1e-3,
+        "ppo.entropy_coef": 0.03,
+        "ppo.entropy_coef_per_head": {"op": 0.3},
+        "network.op_bias": {"CULL": -4.0, "FOSSILIZE": 3.0},
+    },
     "pydocs": {"ppo.entropy_coef": 0.1},
     "cifar10": {"ppo.entropy_coef": 0.1},
     "cifar10_blind": {"ppo.entropy_coef": 0.1},
