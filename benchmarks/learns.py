@@ -7,7 +7,8 @@
 With `--teacher` every run starts from a clone of its own, made of 64 episodes of the teacher. A run
 that is already there is taken up where it was left, so the benchmark can be interrupted.
 `--evaluate N` then compares the policies, in their deterministic mode, with the controllers that
-need no training, on N paired seeds and the test part; the controls are made for the first policy.
+need no training, on N paired seeds and the test part, every arm with a learning rate of its own
+choice; the controls are made for the first policy.
 The last line is one JSON object: return, score and size per tenth of each run, how the last tenth
 compares with the first, and the evaluation.
 """
@@ -105,7 +106,7 @@ def worth(runs: list[Path], seeds: int) -> dict[str, Any]:
     """The policies against untrained controllers; `learned` averages the policies on each seed."""
     torch.set_num_threads(1)
     task, names = find_task("digits"), tuple(map(str, runs))
-    settings = EvaluationSettings((*UNTRAINED, *names), seeds, control_for=names[0])
+    settings = EvaluationSettings((*UNTRAINED, *names), seeds, tune=True, control_for=names[0])
 
     def progress(phase: str, done: int, total: int) -> None:
         print(f"{phase} {done}/{total}", file=sys.stderr)

@@ -1,8 +1,6 @@
 """Review 002 (agent, PyTorch): its findings, one test each."""
 
-import gc
 import inspect
-import weakref
 
 import numpy as np
 import pytest
@@ -24,7 +22,6 @@ from esper.simic.agent.advantages import (
     compute_per_head_advantages,
     normalize_advantages,
 )
-from esper.simic.agent.saving import agent_from_state, agent_state
 from esper.simic.agent.types import MaskTensors
 
 
@@ -89,19 +86,6 @@ def test_002_high3_the_coefficient_of_a_head_is_the_product_of_both():
     )
     assert terms["entropy_bonus"].item() == pytest.approx(by_hand, rel=1e-5)
     assert weighted.get_entropy_coef() == 0.2
-
-
-def test_002_med1_loading_keeps_no_second_copy():
-    agent = make_agent()
-    agent.update(filled_buffer(agent), shuffle())
-    tensors, meta = agent_state(agent)
-    tensors = {name: tensor.clone() for name, tensor in tensors.items()}
-    alive = [weakref.ref(tensor) for tensor in tensors.values()]
-    loaded = agent_from_state(tensors, meta)
-    del tensors
-    gc.collect()
-    assert not [ref for ref in alive if ref() is not None]
-    assert loaded.optimizer.state
 
 
 def test_002_med2_both_layer_norms_are_there_and_explained():

@@ -173,6 +173,7 @@ def test_004_m6_nothing_of_the_file_survives_loading():
     gc.collect()
     assert not [ref for ref in alive if ref() is not None]
     assert loaded.update_count == 1
+    assert loaded.optimizer.state
 
 
 @pytest.mark.parametrize("scale", [1e-2, 1.0, 1e3])

@@ -220,16 +220,22 @@ def test_002_low4_the_ratio_diagnostic_uses_every_argument():
         assert name in body
 
 
-def test_d7_the_lifecycle_does_not_depend_on_telemetry():
-    """Gates read what the population measures; no level of telemetry reaches the environment."""
+def six_steps_with(blueprint):
+    """A small environment six steps after the seed germinated, and its situation."""
     env = small_env([2], steps=12)
     state = env.reset()
     for step in range(6):
         actions = wait(1)
         if step == 0:
             actions[0, OP] = LifecycleOp.GERMINATE
-            actions[0, BLUEPRINT] = state.catalogue.index("mlp_small")
+            actions[0, BLUEPRINT] = state.catalogue.index(blueprint)
         state = env.step(actions).after
+    return env, state
+
+
+def test_d7_the_lifecycle_does_not_depend_on_telemetry():
+    """Gates read what the population measures; no level of telemetry reaches the environment."""
+    env, state = six_steps_with("mlp_small")
     assert state.table.gradient_ratio[0, 0] > 0
     assert not np.isnan(state.table.contribution[0, 0])
     assert not any("telemetry" in name for name in inspect.signature(type(env)).parameters)
@@ -274,14 +280,7 @@ def test_d27_shapley_values_are_real_evaluations_with_a_full_payload():
     found = attribute(CoalitionGame(9, evaluate), key=3, pairs=5)
     # Nine players have 362,880 orders and 512 coalitions.
     assert sum(asked) == found.evaluations < 150
-    env = small_env([2], steps=12)
-    state = env.reset()
-    for step in range(6):
-        actions = wait(1)
-        if step == 0:
-            actions[0, OP] = LifecycleOp.GERMINATE
-            actions[0, BLUEPRINT] = state.catalogue.index("branch")
-        state = env.step(actions).after
+    env, _ = six_steps_with("branch")
     _, event = attribute_seeds(env, 0)
     assert (event.env, event.step, event.slot_ids) == (0, 6, ("r0c0",))
     assert event.shapley == pytest.approx(event.leave_one_out)
