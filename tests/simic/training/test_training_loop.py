@@ -20,6 +20,7 @@ from esper.simic.training.loop import Hooks, Tally, run_training
 from esper.simic.training.scaling import ScaledEnv
 from esper.simic.training.state import Space, TrainState, new_state
 from esper.simic.training.workers import worker_devices
+from esper.tamiyo import wait
 from training_support import rows, same_run, tiny_config, tiny_run, tiny_task
 
 ANALYTIC = Space(analytic.OBSERVATION_DIM, analytic.NUM_SLOTS, ("small", "medium", "large"))
@@ -245,6 +246,20 @@ def test_a_policy_that_is_to_wait_at_first_waits_more_often(tmp_path):
     tiny_run(tmp_path / "even", rounds=1)
     tiny_run(tmp_path / "patient", rounds=1, **{"network.op_bias": {"WAIT": 3.0}})
     assert waits(tmp_path / "patient") > waits(tmp_path / "even") + 8
+
+
+def test_the_last_epoch_ends_the_episode_for_the_learner():
+    """Nothing follows that counts, so the critic must not be asked what would."""
+    config = tiny_config(envs=2, steps=3)
+    with GrowthRounds(config, tiny_task(), NullRecorder(), ["cpu"]) as env:
+        env.reset(0)
+        flags = [env.step(wait(2))[3:] for _ in range(3)]
+    assert [terminated.tolist() for terminated, _ in flags] == [
+        [False] * 2,
+        [False] * 2,
+        [True] * 2,
+    ]
+    assert not any(truncated.any() for _, truncated in flags)
 
 
 def test_a_policy_can_start_from_another_run(tmp_path):
