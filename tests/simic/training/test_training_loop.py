@@ -243,7 +243,7 @@ def test_a_policy_that_is_to_wait_at_first_waits_more_often(tmp_path):
     def waits(run) -> int:
         return sum(row.get("op") == "WAIT" for row in rows(run / "metrics.jsonl"))
 
-    tiny_run(tmp_path / "even", rounds=1)
+    tiny_run(tmp_path / "even", rounds=1, **{"network.op_bias": {}})
     tiny_run(tmp_path / "patient", rounds=1, **{"network.op_bias": {"WAIT": 3.0}})
     assert waits(tmp_path / "patient") > waits(tmp_path / "even") + 8
 
