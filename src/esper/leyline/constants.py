@@ -61,6 +61,8 @@ LEARNING_RATE = 3e-4
 ADAM_EPSILON = 1e-5
 PPO_EPOCHS = 4
 PPO_MINIBATCHES = 4
+# Passes of an update in which only the critic learns, as a multiple: no policy can go astray.
+CRITIC_FIRST_REPEATS = 8
 CLIP_RATIO = 0.2
 TARGET_KL = 0.015
 KL_STOP_FACTOR = 1.5

@@ -30,6 +30,9 @@ class PPOConfig:
     # Head h gets exactly entropy_coef * this; heads left out get 1.
     entropy_coef_per_head: Mapping[str, float] = field(default_factory=dict)
     value_coef: float = constants.VALUE_COEF
+    # In so many updates at the start only the critic's head learns: a policy that was learnt
+    # elsewhere is not to be graded by a critic that knows nothing yet.
+    critic_first: int = 0
     value_loss: Literal["mse", "huber"] = "mse"
     huber_delta: float = constants.HUBER_DELTA
     # Keep new values within this of the old ones (in units of return); None: do not clip.
@@ -58,6 +61,7 @@ class PPOConfig:
             "entropy_coef_min",
             "entropy_anneal_updates",
             "value_coef",
+            "critic_first",
             "weight_decay",
         ):
             self._require(name, getattr(self, name) >= 0, "at least 0")

@@ -35,6 +35,14 @@ def make_optimizer(network: FactoredRecurrentActorCritic, config: PPOConfig) -> 
     )
 
 
+def keep_gradients(network: FactoredRecurrentActorCritic, group: str) -> None:
+    """Drop the gradients of all parameters that are not in `group`, so that no step moves them."""
+    for name, parameters in parameter_groups(network).items():
+        if name != group:
+            for parameter in parameters:
+                parameter.grad = None
+
+
 def clip_gradients(
     network: FactoredRecurrentActorCritic, max_norm: float, separately: bool
 ) -> Tensor:

@@ -29,6 +29,7 @@ from esper.simic.agent.optimization import (
     clip_gradients,
     compiled_or_eager,
     grad_norm,
+    keep_gradients,
     make_optimizer,
 )
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
@@ -143,7 +144,9 @@ class PPOAgent:
         optimizer_steps, early_stop_epoch, skipped = 0, None, None
         normalized = normalize_advantages(advantages, batch.valid)
         entropy_coef = self.get_entropy_coef(batch.masks.op[batch.valid])
-        for epoch, rows in self._minibatches(len(batch.valid), generator):
+        critic_only = self.update_count <= self.config.critic_first
+        epochs = self.config.epochs * (constants.CRITIC_FIRST_REPEATS if critic_only else 1)
+        for epoch, rows in self._minibatches(len(batch.valid), epochs, generator):
             losses = self._losses(batch.rows(rows), normalized[rows], returns[rows])
             total = (
                 losses["policy_loss"]
@@ -158,7 +161,7 @@ class PPOAgent:
             if seen["approx_kl"] > stop_at_kl:
                 early_stop_epoch = epoch
                 break
-            skipped = self._step(total, collected)
+            skipped = self._step(total, collected, critic_only)
             if skipped:
                 break
             optimizer_steps += 1
@@ -176,9 +179,11 @@ class PPOAgent:
             **_advantage_metrics(advantages[batch.valid]),
         )
 
-    def _minibatches(self, rows: int, generator: torch.Generator) -> Iterator[tuple[int, Tensor]]:
+    def _minibatches(
+        self, rows: int, epochs: int, generator: torch.Generator
+    ) -> Iterator[tuple[int, Tensor]]:
         """(epoch, environments): every epoch sees each environment once, in a new order."""
-        for epoch in range(self.config.epochs):
+        for epoch in range(epochs):
             order = torch.randperm(rows, generator=generator).to(self.device)
             for chosen in order.tensor_split(min(self.config.minibatches, rows)):
                 yield epoch, chosen
@@ -239,10 +244,12 @@ class PPOAgent:
             ),
         }
 
-    def _step(self, total: Tensor, collected: MetricLists) -> str | None:
+    def _step(self, total: Tensor, collected: MetricLists, critic_only: bool) -> str | None:
         """One optimiser step; says why not if the gradient is not finite."""
         self.optimizer.zero_grad(set_to_none=True)
         total.backward()
+        if critic_only:
+            keep_gradients(self.network, "critic")
         head_norms = torch.stack(
             [grad_norm(self.network.head(name)) for name in (*HEAD_NAMES, "value")]
         )
