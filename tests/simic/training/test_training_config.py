@@ -65,6 +65,13 @@ def test_a_missing_file_is_refused(tmp_path):
         load_config(tmp_path / "none.toml")
 
 
+def test_with_a_warm_start_the_critic_learns_first_unless_told_otherwise():
+    assert load_config().ppo.critic_first == 0
+    assert load_config(flags={"warm_start": "runs/cloned"}).ppo.critic_first == 4
+    flags = {"warm_start": "runs/cloned", "ppo.critic_first": 0}
+    assert load_config(flags=flags).ppo.critic_first == 0
+
+
 def test_a_config_file_is_data(tmp_path):
     with pytest.raises(ConfigError):
         load(tmp_path, "task = __import__('os').system('touch executed')")

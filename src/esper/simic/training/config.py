@@ -1,7 +1,8 @@
 """Every setting of a training run: defaults, presets per task, a strict TOML file, flags.
 
-Later ones win: defaults, then the preset of the task, then the file, then flags. A setting inside a
-table is written with a dot, as in `ppo.learning_rate`, in flags and in messages.
+Later ones win: defaults, then the presets of the task and of a warm start, then the file, then
+flags. A setting inside a table is written with a dot, as in `ppo.learning_rate`, in flags and in
+messages.
 """
 
 import difflib
@@ -128,6 +129,9 @@ PRESETS: dict[str, dict[str, Any]] = {
     "cifar10_deep": {"ppo.entropy_coef": 0.08},
 }
 
+# The critic of a clone has learnt nothing; graded by it, a good policy is soon a bad one.
+WARM_START_PRESET = {"ppo.critic_first": 4}
+
 
 def load_config(
     path: str | Path | None = None,
@@ -146,7 +150,10 @@ def load_config(
     settings: dict[str, Any] = {}
     if presets:
         task = given.get("task", TrainingConfig.task)
-        for name, value in PRESETS.get(task, {}).items() if isinstance(task, str) else ():
+        preset = PRESETS.get(task, {}) if isinstance(task, str) else {}
+        if given.get("warm_start") is not None:
+            preset = preset | WARM_START_PRESET
+        for name, value in preset.items():
             _put(settings, name, value)
     for name, value in given.items():
         if name in _TABLES and isinstance(value, dict):
