@@ -26,9 +26,11 @@ from esper.simic.rewards import (
 from esper.tolaria.garden import Budget
 
 REWARD_MODES = ("objective", *CONTRIBUTION_MODES, "loss")
-# Rewards are divided by their deviation, so a return is of the order of the episode's length; at
-# the agent's own default weight the errors of the critic would drown the policy's gradient.
-DEFAULT_PPO = PPOConfig(value_coef=0.05)
+# What growth costs it costs at once, what it gains comes epochs later, and the episode has an end:
+# any discount is a thumb on the scale against growing. Rewards are divided by their deviation, so
+# a return is of the order of the episode's length; at the agent's own default weight the errors of
+# the critic would drown the policy's gradient.
+DEFAULT_PPO = PPOConfig(gamma=1.0, gae_lambda=1.0, value_coef=0.05)
 # Keys of TOML that hold a table of settings of another class.
 _TABLES = ("ppo", "network", "reward")
 
@@ -118,7 +120,7 @@ class TrainingConfig:
 
 PRESETS: dict[str, dict[str, Any]] = {
     "digits": {
-        "ppo.learning_rate": 1e-3,
+        "ppo.learning_rate": 5e-4,
         "ppo.entropy_coef": 0.03,
         "ppo.entropy_coef_per_head": {"op": 0.3},
         "network.op_bias": {"CULL": -4.0, "FOSSILIZE": 3.0},
