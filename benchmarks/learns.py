@@ -9,8 +9,9 @@ that is already there is taken up where it was left, so the benchmark can be int
 `--evaluate N` then compares the policies, in their deterministic mode, with the controllers that
 need no training, on N paired seeds and the test part, every arm with a learning rate of its own
 choice; the controls are made for the first policy.
-The last line is one JSON object: return, score and size per tenth of each run, how the last tenth
-compares with the first, and the evaluation.
+The last line is one JSON object: objective, score and size per tenth of each run, how the last
+tenth compares with the first, and the evaluation. The objective is the final score minus costs:
+the return plus the score before the first decision, which is luck.
 """
 
 import argparse
@@ -40,13 +41,25 @@ from esper.simic.training.statistics import paired_difference
 from esper.tolaria.data.catalogue import data_root
 from esper.tolaria.tasks import find_task
 
-CURVE = ("return", "val_score", "params", "germinated", "fossilized", "op_entropy")
+CURVE = ("objective", "val_score", "params", "germinated", "fossilized", "op_entropy")
+PANELS = {
+    "objective": "final score minus costs",
+    "val_score": "validation score, %",
+    "params": "parameters",
+}
 UNTRAINED = ("static", "random", "scripted:early", "heuristic")
 
 
 def rounds_of(run: Path) -> list[dict[str, Any]]:
-    lines = (run / "metrics.jsonl").read_text().splitlines()
-    return [row for row in map(json.loads, lines) if row["kind"] == "round"]
+    """The rows of the rounds, with their objective."""
+    rounds, starts = [], []
+    for row in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()):
+        if row["kind"] == "step" and row["step"] == 0:
+            starts.append(row["val_score"])
+        elif row["kind"] == "round":
+            rounds.append(row | {"objective": row["return"] + float(np.mean(starts)) / 100})
+            starts = []
+    return rounds
 
 
 def curve(rounds: list[dict[str, Any]], points: int) -> dict[str, list[float]]:
@@ -85,19 +98,18 @@ def train(options: argparse.Namespace, seed: int) -> Path:
 
 
 def paint(runs: list[Path], path: Path) -> None:
-    """Score and size over episodes: a thin line for each training seed, their mean thick."""
-    figure, axes = plt.subplots(1, 2, figsize=(9, 3.2))
-    for axis, name, label in zip(
-        axes, ("val_score", "params"), ("validation score, %", "parameters"), strict=True
-    ):
-        values = np.array([[row[name] for row in rounds_of(run)] for run in runs])
-        episodes = np.cumsum([row["episodes"] for row in rounds_of(runs[0])])
-        width = max(1, len(episodes) // 15)
-        window = np.ones(width) / width
+    """Three means over rounds: a thin line for each training seed, their mean thick."""
+    found = [rounds_of(run) for run in runs]
+    episodes = np.cumsum([row["episodes"] for row in found[0]])
+    width = max(1, len(episodes) // 8)
+    window = np.ones(width) / width
+    figure, axes = plt.subplots(1, 3, figsize=(11, 3.2))
+    for axis, (name, label) in zip(axes, PANELS.items(), strict=True):
+        values = np.array([[row[name] for row in rounds] for rounds in found])
         smooth = np.array([np.convolve(row, window, mode="valid") for row in values])
         axis.plot(episodes[width - 1 :], smooth.T, color="0.75", linewidth=0.8)
         axis.plot(episodes[width - 1 :], smooth.mean(axis=0), color="tab:green", linewidth=2)
-        axis.set(xlabel="episodes", ylabel=f"{label} (mean of {width} rounds)")
+        axis.set(xlabel=f"episodes (means of {width} rounds)", title=label)
     figure.tight_layout()
     figure.savefig(path, dpi=120)
 
@@ -142,7 +154,7 @@ def main() -> None:
         print(seed, found, flush=True)
     paint(runs, Path(options.out) / "learning.png")
     gains = {}
-    for name in ("return", "val_score"):
+    for name in ("objective", "val_score", "params"):
         last, first = ([c[name][at] for c in curves] for at in (-1, 0))
         gains[name] = asdict(paired_difference(last, first))
     print(
