@@ -225,7 +225,7 @@ def test_the_objective_is_the_final_score_minus_the_initial_one_minus_costs(life
         expected = (finished - first.signals.val_accuracy) / 100
         assert np.allclose(gained[alive], expected[alive], atol=1e-9)
         grown = (last.total_params - first.total_params) / first.host_params
-        assert np.allclose(sum(s["params"] for s in steps)[alive], -0.003 * grown[alive])
+        assert np.allclose(sum(s["params"] for s in steps)[alive], -0.01 * grown[alive])
         assert (sum(step["compute"] for step in steps) <= 0).all()
 
 
