@@ -33,6 +33,7 @@ from esper.api.training import resume_ppo, train_ppo
 from esper.cli.evaluate_commands import make_arm
 from esper.cli.learn_runs import Recording, run_imitate
 from esper.observatory.evaluation import arms_table, comparisons_table
+from esper.simic.training.checkpoint import is_run
 from esper.simic.training.config import load_config
 from esper.simic.training.evaluate import EvaluationSettings, evaluate
 from esper.simic.training.imitation import CloningConfig
@@ -73,8 +74,8 @@ def curve(rounds: list[dict[str, Any]], points: int) -> dict[str, list[float]]:
 
 def clone_of(teacher: str, out: Path, seed: int) -> Path:
     folder = out / f"clone-{seed}"
-    if not folder.is_dir():
-        recording = Recording(teacher, "digits", 64, None, seed, str(folder), overwrite=False)
+    if not is_run(folder):
+        recording = Recording(teacher, "digits", 64, None, seed, str(folder), overwrite=True)
         run_imitate(recording, epochs=CloningConfig.epochs)
     return folder
 
