@@ -1,6 +1,6 @@
-"""Does the agent learn? Medians over seeds on a memory, a bandit and a growth problem.
+"""Does the agent learn? Medians over keys on a memory, a bandit and a growth problem.
 
-    python benchmarks/agent_learns.py [--seeds 5]
+    python benchmarks/agent_learns.py [--keys 5]
 
 The last line is one JSON object: the share of cues answered, the steps to a mean reward of 0.95
 for this agent and for sb3-contrib's MaskablePPO, and the share of the optimum of the analytic
@@ -92,25 +92,25 @@ class Learnt:
     cpu_seconds: float
 
 
-def new_agent(lesson: Lesson, seed: int) -> PPOAgent:
+def new_agent(lesson: Lesson, key: int) -> PPOAgent:
     config = NetworkConfig(*lesson.sizes, feature_dim=lesson.width, lstm_hidden_dim=lesson.width)
-    network = FactoredRecurrentActorCritic(config, draw_key(seed, "weights"))
+    network = FactoredRecurrentActorCritic(config, draw_key(key, "weights"))
     return PPOAgent(network, lesson.config)
 
 
-def learn(lesson: Lesson, seed: int, goal: float) -> Learnt:
+def learn(lesson: Lesson, key: int, goal: float) -> Learnt:
     """Train until the mean return of greedy episodes reaches `goal` (sampled ones for T = 1)."""
-    agent = new_agent(lesson, seed)
-    env, test_env = lesson.env(lesson.num_envs, seed), lesson.env(512, draw_key(seed, "test"))
+    agent = new_agent(lesson, key)
+    env, test_env = lesson.env(lesson.num_envs, key), lesson.env(512, draw_key(key, "test"))
     buffer = agent.new_buffer(lesson.num_envs, lesson.steps)
     test_buffer = agent.new_buffer(512, lesson.steps)
     start, score, round_ = time.process_time(), float("-inf"), 0
     while round_ < lesson.rounds and score < goal:
-        draws = action_draws(seed, round_, lesson.num_envs, lesson.steps)
+        draws = action_draws(key, round_, lesson.num_envs, lesson.steps)
         returns = play_round(agent, env, buffer, round_, draws)
         if lesson.steps == 1:
             score = float(returns.mean())
-        agent.update(buffer, torch.Generator().manual_seed(draw_key(seed, "shuffle", round_)))
+        agent.update(buffer, torch.Generator().manual_seed(draw_key(key, "shuffle", round_)))
         round_ += 1
         if lesson.steps > 1 and round_ % lesson.test_every == 0:
             score = float(play_round(agent, test_env, test_buffer, round_, None).mean())
@@ -136,7 +136,7 @@ class OneBandit(gymnasium.Env):
         return np.array([True] * 16 + [False])
 
 
-def maskable_ppo_steps(seed: int, entropy: float) -> int:
+def maskable_ppo_steps(key: int, entropy: float) -> int:
     """Steps until the mean reward of a batch of sampled actions reaches the goal."""
 
     class Until(BaseCallback):
@@ -158,7 +158,7 @@ def maskable_ppo_steps(seed: int, entropy: float) -> int:
         batch_size=BATCH // MINIBATCHES,
         n_epochs=EPOCHS,
         ent_coef=entropy,
-        seed=seed,
+        seed=key,
         device="cpu",
     )
     until = Until()
@@ -168,15 +168,15 @@ def maskable_ppo_steps(seed: int, entropy: float) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--seeds", type=int, default=5)
-    seeds = range(parser.parse_args().seeds)
+    parser.add_argument("--keys", type=int, default=5)
+    keys = range(parser.parse_args().keys)
     torch.set_num_threads(1)
     optimum = analytic.solve().optimum
-    cue = [learn(CUE, seed, 1.0) for seed in seeds]
-    growth = [learn(GROWTH, seed, GOAL * optimum) for seed in seeds]
-    ours = [learn(BANDIT, seed, GOAL).rounds * BATCH for seed in seeds]
+    cue = [learn(CUE, key, 1.0) for key in keys]
+    growth = [learn(GROWTH, key, GOAL * optimum) for key in keys]
+    ours = [learn(BANDIT, key, GOAL).rounds * BATCH for key in keys]
     theirs = {
-        entropy: [maskable_ppo_steps(seed, entropy) for seed in seeds] for entropy in (0.0, 0.01)
+        entropy: [maskable_ppo_steps(key, entropy) for key in keys] for entropy in (0.0, 0.01)
     }
     best = min(theirs, key=lambda entropy: statistics.median(theirs[entropy]))
     for name, runs in (("cue", cue), ("growth", growth)):
@@ -184,7 +184,7 @@ def main() -> None:
             print(name, json.dumps(asdict(run)))
     print("bandit", ours, theirs)
     result = {
-        "seeds": len(seeds),
+        "keys": len(keys),
         "cue_share_answered": statistics.median(run.score for run in cue),
         "bandit_steps": statistics.median(ours),
         "bandit_steps_maskable_ppo": statistics.median(theirs[best]),

@@ -1,8 +1,8 @@
 """What is growth worth on digits? All controllers that need no training, and their controls.
 
-    python benchmarks/evaluate_digits.py [--seeds 20] [--steps 30]
+    python benchmarks/evaluate_digits.py [--keys 20] [--steps 30]
 
-Every arm chooses its learning rate from the same grid on tuning seeds; the controls are made for
+Every arm chooses its learning rate from the same grid on tuning keys; the controls are made for
 the heuristic. The last line is one JSON object: the means of every arm and the comparisons.
 """
 
@@ -25,12 +25,12 @@ ARMS = ("static", "random", "scripted:early", "heuristic")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--keys", type=int, default=20)
     parser.add_argument("--steps", type=int, default=None)
     options = parser.parse_args()
     torch.set_num_threads(1)
     task = find_task("digits")
-    settings = EvaluationSettings(ARMS, options.seeds, options.steps, tune=True)
+    settings = EvaluationSettings(ARMS, options.keys, options.steps, tune=True)
 
     def progress(phase: str, done: int, total: int) -> None:
         print(f"{phase} {done}/{total}", file=sys.stderr)
@@ -42,7 +42,7 @@ def main() -> None:
     print(
         json.dumps(
             {
-                "seeds": len(report.seeds),
+                "keys": len(report.keys),
                 "steps": report.steps,
                 "learning_rates": report.learning_rates,
                 "arms": report.arms,

@@ -1,13 +1,13 @@
-"""Does PPO learn to grow `digits`? The learning curve over training seeds, and what it is worth.
+"""Does PPO learn to grow `digits`? The learning curve over training keys, and what it is worth.
 
-    python benchmarks/learns.py [--seeds 5] [--rounds 200] [--envs 16] [--out runs/learns]
+    python benchmarks/learns.py [--keys 5] [--rounds 200] [--envs 16] [--out runs/learns]
                                 [--workers 2] [--config FILE.toml] [--teacher heuristic]
                                 [--evaluate 20]
 
 With `--teacher` every run starts from a clone of its own, made of 64 episodes of the teacher. A run
 that is already there is taken up where it was left, so the benchmark can be interrupted.
 `--evaluate N` then compares the policies, in their deterministic mode, with the controllers that
-need no training, on N paired seeds and the test part, every arm with a learning rate of its own
+need no training, on N paired keys and the test part, every arm with a learning rate of its own
 choice; the controls are made for the first policy.
 The last line is one JSON object: objective, score and size per tenth of each run, how the last
 tenth compares with the first, and the evaluation. The objective is the final score minus costs:
@@ -72,16 +72,16 @@ def curve(rounds: list[dict[str, Any]], points: int) -> dict[str, list[float]]:
     }
 
 
-def clone_of(teacher: str, out: Path, seed: int) -> Path:
-    folder = out / f"clone-{seed}"
+def clone_of(teacher: str, out: Path, key: int) -> Path:
+    folder = out / f"clone-{key}"
     if not is_run(folder):
-        recording = Recording(teacher, "digits", 64, None, seed, str(folder), overwrite=True)
+        recording = Recording(teacher, "digits", 64, None, key, str(folder), overwrite=True)
         run_imitate(recording, epochs=CloningConfig.epochs)
     return folder
 
 
-def train(options: argparse.Namespace, seed: int) -> Path:
-    run = Path(options.out) / f"seed-{seed}"
+def train(options: argparse.Namespace, key: int) -> Path:
+    run = Path(options.out) / f"key-{key}"
 
     def show(number: int, row: dict, timing: dict) -> None:
         score = row["val_score"]
@@ -91,15 +91,15 @@ def train(options: argparse.Namespace, seed: int) -> Path:
     if (run / "config.toml").is_file():
         resume_ppo(run, rounds=options.rounds, workers=options.workers, hooks=hooks)
     else:
-        flags = {"rounds": options.rounds, "envs": options.envs, "seed": seed}
+        flags = {"rounds": options.rounds, "envs": options.envs, "key": key}
         if options.teacher:
-            flags["warm_start"] = str(clone_of(options.teacher, Path(options.out), seed))
+            flags["warm_start"] = str(clone_of(options.teacher, Path(options.out), key))
         train_ppo(load_config(options.config, flags), run, workers=options.workers, hooks=hooks)
     return run
 
 
 def paint(runs: list[Path], path: Path) -> None:
-    """Three means over rounds: a thin line for each training seed, their mean thick."""
+    """Three means over rounds: a thin line for each training key, their mean thick."""
     found = [rounds_of(run) for run in runs]
     episodes = np.cumsum([row["episodes"] for row in found[0]])
     width = max(1, len(episodes) // 8)
@@ -115,11 +115,11 @@ def paint(runs: list[Path], path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
-def worth(runs: list[Path], seeds: int) -> dict[str, Any]:
+def worth(runs: list[Path], keys: int) -> dict[str, Any]:
     """The policies against untrained controllers; `learned` averages the policies on each seed."""
     torch.set_num_threads(1)
     task, names = find_task("digits"), tuple(map(str, runs))
-    settings = EvaluationSettings((*UNTRAINED, *names), seeds, tune=True, control_for=names[0])
+    settings = EvaluationSettings((*UNTRAINED, *names), keys, tune=True, control_for=names[0])
 
     def progress(phase: str, done: int, total: int) -> None:
         print(f"{phase} {done}/{total}", file=sys.stderr)
@@ -138,8 +138,8 @@ def worth(runs: list[Path], seeds: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--keys", type=int, default=5)
+    parser.add_argument("--first-key", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--envs", type=int, default=16)
     parser.add_argument("--workers", type=int, default=1)
@@ -148,11 +148,11 @@ def main() -> None:
     parser.add_argument("--out", default="runs/learns")
     parser.add_argument("--evaluate", type=int, metavar="SEEDS")
     options = parser.parse_args()
-    seeds = range(options.first_seed, options.first_seed + options.seeds)
-    runs = [train(options, seed) for seed in seeds]
+    keys = range(options.first_key, options.first_seed + options.keys)
+    runs = [train(options, key) for key in keys]
     curves = [curve(rounds_of(run), 10) for run in runs]
-    for seed, found in zip(seeds, curves, strict=True):
-        print(seed, found, flush=True)
+    for key, found in zip(keys, curves, strict=True):
+        print(key, found, flush=True)
     paint(runs, Path(options.out) / "learning.png")
     gains = {}
     for name in ("objective", "val_score", "params"):

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from esper.growth import CNNHost, GrownModule, SlotTable, default_catalogue, seeded
+from esper.growth import CNNHost, GrownModule, SlotTable, default_catalogue, keyed
 from esper.leyline import draw_key
 from esper.tolaria.objectives import accuracy
 from esper.tolaria.population import LoopedPopulation
@@ -50,7 +50,7 @@ def train_steps(model: nn.Module, x: torch.Tensor, y: torch.Tensor, steps: int) 
 
 
 def wrapped_against_bare(repeats: int) -> float:
-    with seeded(0):
+    with keyed(0):
         x, y = torch.randn(64, 3, 32, 32), torch.randint(0, 10, (64,))
         bare, inner = CNNHost(base_channels=8), CNNHost(base_channels=8)
     wrapped = GrownModule.wrap(inner, inner.slot_modules, x[:2])
@@ -69,8 +69,8 @@ def population_against_hand(repeats: int, hosts: int = 4) -> float:
     data = task.load(Path("data"))
     population = LoopedPopulation(task.recipe(data, default_catalogue()), range(hosts))
     models = []
-    for seed in range(hosts):
-        with seeded(draw_key(seed, "host")):
+    for key in range(hosts):
+        with keyed(draw_key(key, "host")):
             model = task.build()
         models.append((model, task.optimizer(model.parameters())))
 

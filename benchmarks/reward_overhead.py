@@ -115,8 +115,8 @@ class Update:
         row = {"steps": 1, "ratio_max": 1.1, "ratio_min": 0.9, "op_entropy": 0.5}
         self.detector.check_update(
             row,
-            current_episode=1,
-            total_episodes=10,
+            current_round=1,
+            total_rounds=10,
             norm_drift=drift.norm,
             health_drift=drift.health,
         )

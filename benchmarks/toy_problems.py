@@ -22,13 +22,13 @@ class CueMemory:
     num_slots = 1
     num_blueprints = 1
 
-    def __init__(self, num_envs: int, seed: int, blanks: int = 8) -> None:
-        self.num_envs, self.seed, self.steps = num_envs, seed, blanks + 2
+    def __init__(self, num_envs: int, key: int, blanks: int = 8) -> None:
+        self.num_envs, self.key, self.steps = num_envs, key, blanks + 2
 
     def reset(self, episode: int) -> tuple[np.ndarray, ActionMasks]:
         self.cues = np.array(
             [
-                int(generator(self.seed, "cue", episode, env).integers(NUM_OPS))
+                int(generator(self.key, "cue", episode, env).integers(NUM_OPS))
                 for env in range(self.num_envs)
             ]
         )
@@ -68,11 +68,11 @@ class ConditionalBandit:
     germinate_right = (1, 4, 2)
     cull_right = 3
 
-    def __init__(self, num_envs: int, seed: int) -> None:
-        self.num_envs, self.seed, self.steps = num_envs, seed, 1
+    def __init__(self, num_envs: int, key: int) -> None:
+        self.num_envs, self.key, self.steps = num_envs, key, 1
 
     def reset(self, episode: int) -> tuple[np.ndarray, ActionMasks]:
-        rng = generator(self.seed, "bandit", episode)
+        rng = generator(self.key, "bandit", episode)
         self.context = rng.integers(3, size=self.num_envs)
         return self._observe()
 

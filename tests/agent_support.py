@@ -17,7 +17,7 @@ from esper.simic.agent.types import MaskTensors
 OBS, SLOTS, BLUEPRINTS = 7, 3, 5
 
 
-def make_network(seed: int = 0, **changes: object) -> FactoredRecurrentActorCritic:
+def make_network(key: int = 0, **changes: object) -> FactoredRecurrentActorCritic:
     settings = {
         "observation_dim": OBS,
         "num_slots": SLOTS,
@@ -27,11 +27,11 @@ def make_network(seed: int = 0, **changes: object) -> FactoredRecurrentActorCrit
         "actor_gain": 1.0,
         "head_width": 16,
     }
-    return FactoredRecurrentActorCritic(NetworkConfig(**(settings | changes)), seed)
+    return FactoredRecurrentActorCritic(NetworkConfig(**(settings | changes)), key)
 
 
-def make_agent(seed: int = 0, network: dict | None = None, **config: object) -> PPOAgent:
-    return PPOAgent(make_network(seed, **(network or {})), PPOConfig(**config))
+def make_agent(key: int = 0, network: dict | None = None, **config: object) -> PPOAgent:
+    return PPOAgent(make_network(key, **(network or {})), PPOConfig(**config))
 
 
 def random_masks(
@@ -58,17 +58,17 @@ class RandomGrowth:
         self,
         num_envs: int,
         steps: int,
-        seed: int = 0,
+        key: int = 0,
         ends: float = 0.0,
         obs: int = OBS,
         slots: int = SLOTS,
         blueprints: int = BLUEPRINTS,
     ) -> None:
-        self.num_envs, self.steps, self.seed, self.ends = num_envs, steps, seed, ends
+        self.num_envs, self.steps, self.key, self.ends = num_envs, steps, key, ends
         self.obs, self.slots, self.blueprints = obs, slots, blueprints
 
     def reset(self, episode: int) -> tuple[np.ndarray, ActionMasks]:
-        self.rng = generator(self.seed, "random-growth", episode)
+        self.rng = generator(self.key, "random-growth", episode)
         self.time = 0
         return self._observe()
 
@@ -87,26 +87,26 @@ class RandomGrowth:
 
 
 def filled_buffer(
-    agent: PPOAgent, envs: int = 6, steps: int = 10, seed: int = 0, ends: float = 0.0
+    agent: PPOAgent, envs: int = 6, steps: int = 10, key: int = 0, ends: float = 0.0
 ) -> TamiyoRolloutBuffer:
     """A buffer with one random episode per environment, acted by `agent`."""
     config = agent.network.config
     env = RandomGrowth(
         envs,
         steps,
-        seed,
+        key,
         ends,
         config.observation_dim,
         config.num_slots,
         config.num_blueprints,
     )
     buffer = agent.new_buffer(envs, steps)
-    play_round(agent, env, buffer, 0, action_draws(seed, 0, envs, steps))
+    play_round(agent, env, buffer, 0, action_draws(key, 0, envs, steps))
     return buffer
 
 
-def shuffle(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
+def shuffle(key: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(key)
 
 
 def parameters_of(agent: PPOAgent) -> dict[str, torch.Tensor]:

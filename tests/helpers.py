@@ -17,7 +17,7 @@ from esper.growth import (
     MLPHost,
     TransformerHost,
     default_catalogue,
-    seeded,
+    keyed,
 )
 from esper.leyline import SeedStage
 from esper.tolaria.environment import GrowthEnv
@@ -28,18 +28,18 @@ BLENDED = {SeedStage.BLENDING: 0.4, SeedStage.HOLDING: 1.0, SeedStage.FOSSILIZED
 
 
 def cnn() -> tuple[nn.Module, Tensor]:
-    with seeded(0):
+    with keyed(0):
         return CNNHost(base_channels=4, in_channels=1), torch.randn(6, 1, 8, 8)
 
 
 def transformer() -> tuple[nn.Module, Tensor]:
-    with seeded(0):
+    with keyed(0):
         host = TransformerHost(32, n_embd=16, n_head=4, n_layer=3, block_size=12, dropout=0.0)
         return host, torch.randint(0, 32, (4, 12))
 
 
 def mlp() -> tuple[nn.Module, Tensor]:
-    with seeded(0):
+    with keyed(0):
         return MLPHost(10, hidden=12, n_layers=3), torch.randn(6, 10)
 
 
@@ -71,7 +71,7 @@ def plant(
 ) -> None:
     """Put a seed at any stage into a slot; `shake` moves its weights away from birth."""
     network.germinate(slot, network.catalogue.index(blueprint), blend, key=slot + 1)
-    with torch.no_grad(), seeded(slot):
+    with torch.no_grad(), keyed(slot):
         for parameter in network.seed_parameters(slot):
             parameter.add_(shake * torch.randn_like(parameter))
     network.set_blend(slot, stage, alpha)
@@ -79,7 +79,7 @@ def plant(
 
 def loss_of(output: Tensor) -> Tensor:
     """A loss with a gradient everywhere."""
-    with seeded(3):
+    with keyed(3):
         return (output * torch.randn_like(output)).sum() + output.square().mean()
 
 
@@ -153,7 +153,7 @@ def small_digits(train: int = 128, val: int = 297) -> tuple[Task, Any]:
 
 
 def digits_env(
-    seeds: list[int],
+    keys: list[int],
     max_steps: int = 30,
     catalogue: BlueprintCatalogue | None = None,
     train: int = 128,
@@ -161,7 +161,7 @@ def digits_env(
     **settings: Any,
 ) -> GrowthEnv:
     task, data = small_digits(train)
-    population = LoopedPopulation(task.recipe(data, catalogue or default_catalogue()), seeds)
+    population = LoopedPopulation(task.recipe(data, catalogue or default_catalogue()), keys)
     return GrowthEnv(
         population,
         rules or LifecycleRules(max_steps),

@@ -18,8 +18,8 @@ SPACE = Space(analytic.OBSERVATION_DIM, analytic.NUM_SLOTS, ("small", "middle", 
 Act = Callable[[analytic.AnalyticGrowth, np.ndarray, ActionMasks], np.ndarray]
 
 
-def play_analytic(act: Act, envs: int, seed: int) -> Episodes:
-    env = analytic.AnalyticGrowth(envs, seed)
+def play_analytic(act: Act, envs: int, key: int) -> Episodes:
+    env = analytic.AnalyticGrowth(envs, key)
     observation, masks = env.reset()
     seen, allowed, done, earned = [observation], [], [], []
     for _ in range(analytic.HORIZON):
@@ -44,9 +44,9 @@ def play_analytic(act: Act, envs: int, seed: int) -> Episodes:
     )
 
 
-def random_player(seed: int) -> Act:
+def random_player(key: int) -> Act:
     """Any legal action: op, then slot, blueprint and blend, each uniformly."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(key)
 
     def act(env: analytic.AnalyticGrowth, _: np.ndarray, masks: ActionMasks) -> np.ndarray:
         actions = np.zeros((env.num_envs, 4), dtype=np.int64)
@@ -88,5 +88,5 @@ def learner(network: FactoredRecurrentActorCritic, scale: RunningMeanStd) -> Act
 def small_network(space: Space = SPACE, width: int = 48) -> FactoredRecurrentActorCritic:
     sizes = (space.observation_dim, space.num_slots, len(space.blueprints))
     return FactoredRecurrentActorCritic(
-        NetworkConfig(*sizes, feature_dim=width, lstm_hidden_dim=width), seed=1
+        NetworkConfig(*sizes, feature_dim=width, lstm_hidden_dim=width), key=1
     )

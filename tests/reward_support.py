@@ -46,15 +46,15 @@ def signals(n_envs, score=50.0, loss=1.0, best=None, step=5):
         train_loss=each(loss),
         val_loss=each(loss),
         loss_delta=each(0.0),
-        train_accuracy=each(score),
-        val_accuracy=each(score),
-        accuracy_delta=each(0.0),
+        train_score=each(score),
+        val_score=each(score),
+        score_delta=each(0.0),
         plateau_epochs=np.zeros(n_envs, dtype=np.int64),
         host_stabilized=np.zeros(n_envs, dtype=bool),
-        best_val_accuracy=each(score if best is None else best),
+        best_val_score=each(score if best is None else best),
         best_val_loss=each(loss),
         loss_history=history,
-        accuracy_history=history,
+        score_history=history,
     )
 
 
@@ -64,7 +64,7 @@ def situation(table, host_params=1000, step=5, max_steps=25, **measured):
     return Situation(
         step=step,
         max_steps=max_steps,
-        seeds=np.arange(n_envs),
+        keys=np.arange(n_envs),
         running=np.ones(n_envs, dtype=bool),
         signals=signals(n_envs, step=step, **measured),
         table=table,
@@ -154,7 +154,7 @@ def blobs(n, key):
     return torch.stack([radius * angles.cos(), radius * angles.sin()], dim=1), labels
 
 
-def small_env(seeds, steps=30, *, min_contribution=-100.0, recorder=None, on_panic="terminate"):
+def small_env(keys, steps=30, *, min_contribution=-100.0, recorder=None, on_panic="terminate"):
     """A perceptron of three slots; seeds may be kept whatever they contribute."""
     recipe = HostRecipe(
         build=lambda: MLPHost(in_features=2, num_classes=4, hidden=4, n_layers=3),
@@ -166,7 +166,7 @@ def small_env(seeds, steps=30, *, min_contribution=-100.0, recorder=None, on_pan
         catalogue=default_catalogue(),
     )
     rules = LifecycleRules(steps, blending_steps=3, min_fossilize_contribution=min_contribution)
-    return GrowthEnv(LoopedPopulation(recipe, seeds), rules, recorder=recorder, on_panic=on_panic)
+    return GrowthEnv(LoopedPopulation(recipe, keys), rules, recorder=recorder, on_panic=on_panic)
 
 
 def break_host(env, index):

@@ -49,7 +49,7 @@ def tiny_task() -> Task:
 
 def tiny_config(**flags: Any) -> TrainingConfig:
     sizes = {"network.feature_dim": 16, "network.lstm_hidden_dim": 16}
-    settings = {"rounds": 3, "envs": 4, "seed": 5, **sizes, **flags}
+    settings = {"rounds": 3, "envs": 4, "key": 5, **sizes, **flags}
     return load_config(flags=settings)
 
 

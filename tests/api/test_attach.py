@@ -9,7 +9,7 @@ from torch.optim import lr_scheduler as lr
 
 import esper
 from architectures import MLP
-from esper.growth import largest_difference, seeded
+from esper.growth import keyed, largest_difference
 from esper.leyline import ConfigError, ForgottenCallError
 
 
@@ -17,7 +17,7 @@ class Loop:
     """A training loop as a user writes it, around a model that may grow."""
 
     def __init__(self, **settings: Any) -> None:
-        with seeded(0):
+        with keyed(0):
             self.model = MLP()
             self.y = torch.arange(120) % 5
             self.x = torch.randn(120, 20) + self.y[:, None]

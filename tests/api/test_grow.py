@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import esper
 from architectures import ARCHITECTURES, MLP, ResNet20
-from esper.growth import GrownModule, largest_difference, seeded
+from esper.growth import GrownModule, keyed, largest_difference
 from esper.leyline import ConfigError
 from esper.observatory import read_rows
 
@@ -20,7 +20,7 @@ def loaders(
     x: Tensor, classes: int = 5, n: int = 96, batch: int = 32
 ) -> tuple[DataLoader[Any], DataLoader[Any]]:
     """Learnable data of the example's kind: the class depends on the mean of the input."""
-    with seeded(1):
+    with keyed(1):
         if x.is_floating_point():
             data = torch.randn(n, *x.shape[1:])
             label = torch.arange(n) % classes
@@ -36,7 +36,7 @@ def loaders(
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_grow_any_model_and_get_a_plain_one_back(name: str) -> None:
     make, slots, _, example = ARCHITECTURES[name]
-    with seeded(0):
+    with keyed(0):
         model, x = make(), example()
     train, val = loaders(x)
     grown = esper.grow(
@@ -60,7 +60,7 @@ def test_grow_any_model_and_get_a_plain_one_back(name: str) -> None:
 
 
 def test_everything_by_default() -> None:
-    with seeded(0):
+    with keyed(0):
         model = MLP()
     train, val = loaders(torch.zeros(1, 20), n=300)
     grown = esper.grow(model, train, val, slots=["layer1", "layer2"])
@@ -68,9 +68,9 @@ def test_everything_by_default() -> None:
     assert grown.outcome.controller == "heuristic"
 
 
-def test_the_same_seed_gives_the_same_run(tmp_path: Path) -> None:
-    def run(folder: str, seed: int) -> bytes:
-        with seeded(0):
+def test_the_same_key_gives_the_same_run(tmp_path: Path) -> None:
+    def run(folder: str, key: int) -> bytes:
+        with keyed(0):
             model = MLP()
         train, val = loaders(torch.zeros(1, 20))
         esper.grow(
@@ -80,7 +80,7 @@ def test_the_same_seed_gives_the_same_run(tmp_path: Path) -> None:
             slots=r"layer\d",
             controller="random",
             steps=12,
-            seed=seed,
+            key=key,
             out=tmp_path / folder,
         )
         return (tmp_path / folder / "outcomes.jsonl").read_bytes()
@@ -94,7 +94,7 @@ def test_the_same_seed_gives_the_same_run(tmp_path: Path) -> None:
 
 
 def test_a_budget_caps_the_network() -> None:
-    with seeded(0):
+    with keyed(0):
         model = ResNet20()
     train, val = loaders(torch.zeros(1, 3, 8, 8))
     grown = esper.grow(
@@ -112,7 +112,7 @@ def test_a_budget_caps_the_network() -> None:
 
 
 def test_a_regression_with_callables() -> None:
-    with seeded(0):
+    with keyed(0):
         model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
         x = torch.randn(120, 4)
     y = (x[:, :1] * x[:, 1:2]).sin()

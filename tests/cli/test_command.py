@@ -60,20 +60,20 @@ def test_grow_leaves_a_table_a_picture_a_model_and_a_record(tmp_path: Path) -> N
     assert summary["host alone"]["params"] == 496
     program = torch.export.load(run / "model.pt2").module()
     assert program(torch.zeros(5, 1, 8, 8)).shape == (5, 10)
-    assert "seed = 0" in (run / "config.toml").read_text()
+    assert "key = 0" in (run / "config.toml").read_text()
 
 
-def test_the_same_seed_gives_the_same_bytes_and_the_record_repeats_the_run(tmp_path: Path) -> None:
+def test_the_same_key_gives_the_same_bytes_and_the_record_repeats_the_run(tmp_path: Path) -> None:
     common = ("--steps", "10", "--no-compare")
     for out in ("a", "b"):
-        esper("grow", *common, "--controller", "random", "--seed", "5", "--out", out, cwd=tmp_path)
+        esper("grow", *common, "--controller", "random", "--key", "5", "--out", out, cwd=tmp_path)
     files = [tmp_path / out / "outcomes.jsonl" for out in ("a", "b")]
     assert files[0].read_bytes() == files[1].read_bytes()
     assert (tmp_path / "a" / "metrics.jsonl").read_bytes() == (
         tmp_path / "b" / "metrics.jsonl"
     ).read_bytes()
     esper(
-        *("grow", *common, "--seed", "5", "--out", "c"),
+        *("grow", *common, "--key", "5", "--out", "c"),
         *("--controller", "scripted:a/actions.txt"),
         cwd=tmp_path,
     )
@@ -125,7 +125,7 @@ def test_bad_input_is_one_sentence_and_exit_code_two(
     assert list(tmp_path.iterdir()) == [], "nothing half-written"
 
 
-@pytest.mark.parametrize("words", ["grow --steps 0", "grow --seed -1", "grow --nonsense", "sprout"])
+@pytest.mark.parametrize("words", ["grow --steps 0", "grow --key -1", "grow --nonsense", "sprout"])
 def test_bad_usage_is_exit_code_two(words: str, tmp_path: Path) -> None:
     result = esper(*words.split(), cwd=tmp_path)
     assert result.returncode == 2
@@ -136,11 +136,11 @@ def test_a_run_is_not_overwritten_by_accident(tmp_path: Path) -> None:
     common = ("grow", "--steps", "1", "--no-compare", "--out", "run")
     assert esper(*common, cwd=tmp_path).returncode == 0
     before = (tmp_path / "run" / "outcomes.jsonl").read_bytes()
-    refused = esper(*common, "--seed", "1", cwd=tmp_path)
+    refused = esper(*common, "--key", "1", cwd=tmp_path)
     assert refused.returncode == 2
     assert "already holds a run" in refused.stderr
     assert (tmp_path / "run" / "outcomes.jsonl").read_bytes() == before
-    assert esper(*common, "--seed", "1", "--overwrite", cwd=tmp_path).returncode == 0
+    assert esper(*common, "--key", "1", "--overwrite", cwd=tmp_path).returncode == 0
     assert (tmp_path / "run" / "outcomes.jsonl").read_bytes() != before
 
 

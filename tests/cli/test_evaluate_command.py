@@ -19,14 +19,14 @@ def test_writes_json_csv_and_a_picture(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "evaluation"
-    words = ["evaluate", "--arms", "static, random", "--seeds", "2", "--steps", "1"]
+    words = ["evaluate", "--arms", "static, random", "--keys", "2", "--steps", "1"]
     words += ["--no-controls", "--out", str(out)]
     assert esper_here(monkeypatch, *words) == 0
     report = json.loads((out / "evaluation.json").read_text())
     assert [row["arm"] for row in report["arms"]] == ["static", "random"]
-    assert report["seeds"] == [0, 1]
+    assert report["keys"] == [0, 1]
     rows = list(csv.DictReader((out / "trials.csv").open()))
-    assert [(row["arm"], row["seed"]) for row in rows] == [
+    assert [(row["arm"], row["key"]) for row in rows] == [
         ("static", "0"),
         ("random", "0"),
         ("static", "1"),
@@ -72,7 +72,7 @@ def test_one_arm_alone_is_drawn_without_comparisons(tmp_path: Path) -> None:
     report = {
         "task": "digits",
         "score": "accuracy",
-        "seeds": [0],
+        "keys": [0],
         "arms": [arm],
         "comparisons": [],
         "trials": [{"arm": "static", "test_score": 90.0}],

@@ -42,7 +42,7 @@ def test_a_clone_is_a_policy_an_arm_a_start_for_ppo_and_a_recording(
     assert warm.observations.count > 1
 
     out = tmp_path / "evaluation"
-    words = ("evaluate", "--arms", f"static,{cloned}", "--seeds", "1", "--steps", "1")
+    words = ("evaluate", "--arms", f"static,{cloned}", "--keys", "1", "--steps", "1")
     assert esper_here(monkeypatch, *words, "--no-controls", "--out", str(out)) == 0
     report = json.loads((out / "evaluation.json").read_text())
     assert [row["arm"] for row in report["arms"]] == ["static", str(cloned)]

@@ -8,7 +8,7 @@ from esper.growth import (
     OutputSpec,
     count_params,
     default_catalogue,
-    seeded,
+    keyed,
 )
 from esper.growth.blueprints.parts import group_count
 from esper.leyline import ConfigError, InjectionSpec
@@ -32,13 +32,13 @@ def cases() -> list[tuple[str, str, int]]:
 
 
 def build(topology: str, name: str, width: int) -> nn.Module:
-    with seeded(width):
+    with keyed(width):
         return CATALOGUE[CATALOGUE.index(name)].build(site(topology, width), OUTPUT)
 
 
 def features(topology: str, width: int) -> torch.Tensor:
     """Like what a host has after normalisation and ReLU."""
-    with seeded(7):
+    with keyed(7):
         return torch.randn(16, *site(topology, width).shape).relu() + 0.01
 
 
@@ -122,7 +122,7 @@ def test_first_gradients_reach_every_parameter_and_are_bounded(
     topology: str, name: str, width: int
 ) -> None:
     seed, x = build(topology, name, width), features(topology, width)
-    with seeded(1):
+    with keyed(1):
         target = torch.randn_like(x if name != "branch" else torch.zeros(16, 10))
     (seed(x) * target).mean().backward()
     for label, parameter in seed.named_parameters():
@@ -133,7 +133,7 @@ def test_first_gradients_reach_every_parameter_and_are_bounded(
 @pytest.mark.parametrize(("topology", "name", "width"), [c for c in cases() if c[2] <= 64])
 def test_fifty_steps_lower_a_toy_loss(topology: str, name: str, width: int) -> None:
     seed, x = build(topology, name, width), features(topology, width)
-    with seeded(2):
+    with keyed(2):
         mix = torch.randn(x.shape[1] if topology == "cnn" else width, generator=None)
     if name == "branch":
         target = torch.nn.functional.one_hot(torch.arange(16) % 10, 10).float()

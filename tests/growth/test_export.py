@@ -12,8 +12,8 @@ from esper.growth import (
     GrownModule,
     default_catalogue,
     export,
+    keyed,
     largest_difference,
-    seeded,
 )
 from esper.leyline import BLEND_NAMES, ExportError, SeedStage
 from helpers import HOSTS, fitting, plant, wrap
@@ -24,7 +24,7 @@ GATED = BLEND_NAMES.index("gated")
 def grown(name: str) -> tuple[GrownModule, Tensor]:
     """An architecture with every slot grown: fossils, and a gated blend half way."""
     make, slots, blueprints, example = ARCHITECTURES[name]
-    with seeded(0):
+    with keyed(0):
         model, x = make(), example()
         model.train()
         for _ in range(3):

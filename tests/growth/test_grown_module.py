@@ -117,9 +117,9 @@ def test_any_life_leaves_a_network_whose_culled_slots_are_gone(data: st.DataObje
     network.zero_grad()
     loss_of(network(x)).backward()
     isolated = [
-        slot.gate
+        slot.valve
         for _, slot in network.each_slot()
-        if slot.stage == SeedStage.TRAINING and slot.gate is not None
+        if slot.stage == SeedStage.TRAINING and slot.valve is not None
     ]
     resting = {id(p) for gate in isolated for p in gate.parameters()}
     for name, parameter in network.named_parameters():
@@ -163,9 +163,9 @@ def test_alpha_reported_is_alpha_applied(topology: str, blueprint: str) -> None:
     gated = BLEND_NAMES.index("gated")
     plant(network, 0, blueprint, SeedStage.BLENDING, 0.4, gated, shake=0.8)
     slot = network.slot(0)
-    assert slot.gate is not None
+    assert slot.valve is not None
     applied: list[torch.Tensor] = []
-    slot.gate.register_forward_hook(lambda module, args, output: applied.append(output))
+    slot.valve.register_forward_hook(lambda module, args, output: applied.append(output))
     with network.coalition([True] * 3), torch.no_grad():
         network(x)
         network(x[:2])
@@ -181,7 +181,7 @@ def test_alpha_reported_is_alpha_applied(topology: str, blueprint: str) -> None:
 def test_a_gate_starts_and_ends_where_the_ramp_does(progress: float) -> None:
     network, _ = wrap("cnn")
     plant(network, 0, "conv_light", SeedStage.BLENDING, progress, BLEND_NAMES.index("gated"), 1.0)
-    gate = network.slot(0).gate
+    gate = network.slot(0).valve
     assert gate is not None
     assert torch.allclose(gate(torch.randn(5, 4, 3, 3)), torch.full((5, 1, 1, 1), progress))
 
@@ -191,7 +191,7 @@ def test_a_gate_leaves_with_the_ramp() -> None:
     plant(network, 0, "conv_light", SeedStage.BLENDING, 0.5, BLEND_NAMES.index("gated"))
     with_gate = len(network.seed_parameters(0))
     network.set_blend(0, SeedStage.HOLDING, 1.0)
-    assert network.slot(0).gate is None
+    assert network.slot(0).valve is None
     assert len(network.seed_parameters(0)) == with_gate - 4
 
 

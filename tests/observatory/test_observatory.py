@@ -28,7 +28,7 @@ def row(step: int, stage: str = "DORMANT", **changes: Any) -> dict[str, Any]:
 
 
 def test_lines_are_there_as_soon_as_they_are_written(tmp_path: Path) -> None:
-    with RunDirectory(tmp_path / "run", {"seed": 1}) as run:
+    with RunDirectory(tmp_path / "run", {"key": 1}) as run:
         run.metrics(row(0))
         assert len(list(read_rows(run.path / "metrics.jsonl"))) == 1
         run.event(GovernorRollback(0, 3, "loss_not_finite", None, 12.0, 1, 2, ("r0c0",)))
@@ -45,7 +45,7 @@ def test_a_line_being_written_is_not_read(tmp_path: Path) -> None:
 
 
 def test_the_config_is_toml(tmp_path: Path) -> None:
-    config = {"task": 'a "quoted" name\n', "seed": 3, "rate": 0.5, "flag": True, "limit": None}
+    config = {"task": 'a "quoted" name\n', "key": 3, "rate": 0.5, "flag": True, "limit": None}
     RunDirectory(tmp_path / "run", config).close()
     text = (tmp_path / "run" / "config.toml").read_text()
     assert tomllib.loads(text) == {k: v for k, v in config.items() if v is not None}

@@ -236,7 +236,7 @@ def test_000_a2_advantages_and_losses_use_the_same_causal_table():
 def test_000_a3_hidden_states_round_trip_through_the_buffer():
     agent = make_agent(network={"lstm_layers": 2})
     buffer = filled_buffer(agent, envs=5)
-    hidden = tuple(torch.randn(2, 5, 16, generator=shuffle(seed)) for seed in (0, 1))
+    hidden = tuple(torch.randn(2, 5, 16, generator=shuffle(key)) for key in (0, 1))
     for own, given in zip(buffer.hidden, hidden, strict=True):
         own.copy_(given)
     rows = torch.tensor([3, 0])
@@ -302,6 +302,6 @@ def test_000_ppo_entropy_rises_when_its_coefficient_dominates():
     agent = make_agent(entropy_coef=100.0, learning_rate=3e-3, target_kl=None)
     first = agent.update(filled_buffer(agent), shuffle()).entropy
     for round_ in range(10):
-        last = agent.update(filled_buffer(agent, seed=round_), shuffle()).entropy
+        last = agent.update(filled_buffer(agent, key=round_), shuffle()).entropy
     assert last > first + 0.05
     assert all(p.isfinite().all() for p in parameters_of(agent).values())

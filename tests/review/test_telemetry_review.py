@@ -49,7 +49,7 @@ def row(**changed):
 def look_twice(metrics):
     detector = AnomalyDetector()
     for _ in range(2):
-        report = detector.check_update(metrics, current_episode=5, total_episodes=10)
+        report = detector.check_update(metrics, current_round=5, total_rounds=10)
     return report
 
 
@@ -162,7 +162,7 @@ def test_004_m16_profiles_lie_in_the_run_directory_by_absolute_path(tmp_path, mo
 
 def test_004_m21_ratio_limits_are_settings_of_detector_and_diagnostic():
     strict = AnomalyDetector(AnomalyThresholds(ratio_max=2.0, patience=1))
-    found = strict.check_update(row(ratio_max=3.0), current_episode=1, total_episodes=2)
+    found = strict.check_update(row(ratio_max=3.0), current_round=1, total_rounds=2)
     assert found.anomaly_types == ("ratio_explosion",)
     assert not look_twice(row(ratio_max=3.0)).has_anomaly
     change, ones = torch.full((1, 4), math.log(3.0)), torch.ones(1, 4, dtype=torch.bool)
@@ -175,7 +175,7 @@ def test_004_gap2_ema_drift_is_detected():
     tracker, detector = GradientEMATracker(), AnomalyDetector()
     for norm in [1.0] * 20 + [2.0] * 2:
         drift = tracker.update(norm, 1.0)
-        report = detector.check_all(current_episode=1, total_episodes=2, norm_drift=drift.norm)
+        report = detector.check_all(current_round=1, total_rounds=2, norm_drift=drift.norm)
     assert report.anomaly_types == ("gradient_norm_drift",)
 
 

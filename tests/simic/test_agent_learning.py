@@ -11,23 +11,23 @@ from agent_learns import BANDIT, BATCH, CUE, GOAL, GROWTH, learn, maskable_ppo_s
 from esper.simic import analytic
 
 FEW = range(2)
-ALL = pytest.param(range(5), marks=pytest.mark.soak, id="five-seeds")
+ALL = pytest.param(range(5), marks=pytest.mark.soak, id="five-keys")
 
 
-@pytest.mark.parametrize("seeds", [pytest.param(FEW, id="few-seeds"), ALL])
-def test_a_cue_is_remembered_over_blanks(seeds):
-    assert statistics.median(learn(CUE, seed, goal=1.0).score for seed in seeds) == 1.0
+@pytest.mark.parametrize("keys", [pytest.param(FEW, id="few-keys"), ALL])
+def test_a_cue_is_remembered_over_blanks(keys):
+    assert statistics.median(learn(CUE, key, goal=1.0).score for key in keys) == 1.0
 
 
-@pytest.mark.parametrize("seeds", [pytest.param(FEW, id="few-seeds"), ALL])
-def test_conditional_growth_needs_no_more_steps_than_maskable_ppo(seeds):
-    ours = [learn(BANDIT, seed, GOAL) for seed in seeds]
-    theirs = statistics.median(maskable_ppo_steps(seed, entropy=0.0) for seed in seeds)
+@pytest.mark.parametrize("keys", [pytest.param(FEW, id="few-keys"), ALL])
+def test_conditional_growth_needs_no_more_steps_than_maskable_ppo(keys):
+    ours = [learn(BANDIT, key, GOAL) for key in keys]
+    theirs = statistics.median(maskable_ppo_steps(key, entropy=0.0) for key in keys)
     assert statistics.median(run.score for run in ours) >= GOAL
     assert statistics.median(run.rounds * BATCH for run in ours) <= theirs < BATCH * BANDIT.rounds
 
 
-@pytest.mark.parametrize("seeds", [pytest.param(FEW, id="few-seeds"), ALL])
-def test_the_analytic_growth_problem_is_solved(seeds):
+@pytest.mark.parametrize("keys", [pytest.param(FEW, id="few-keys"), ALL])
+def test_the_analytic_growth_problem_is_solved(keys):
     goal = GOAL * analytic.solve().optimum
-    assert statistics.median(learn(GROWTH, seed, goal).score for seed in seeds) >= goal
+    assert statistics.median(learn(GROWTH, key, goal).score for key in keys) >= goal

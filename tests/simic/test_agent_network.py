@@ -64,8 +64,8 @@ def test_without_draws_the_most_probable_legal_action_is_taken():
     hidden = agent.initial_hidden(50)
     greedy = agent.act(states, hidden, masks, None)
     assert masks.allows(greedy.actions).all()
-    for seed in range(20):
-        drawn = agent.act(states, hidden, masks, np.random.default_rng(seed).random((50, 4)))
+    for key in range(20):
+        drawn = agent.act(states, hidden, masks, np.random.default_rng(key).random((50, 4)))
         assert (drawn.log_probs[:, 3] <= greedy.log_probs[:, 3] + 1e-6).all()
 
 
@@ -93,7 +93,7 @@ def test_acting_uses_no_global_randomness():
 def test_a_round_fills_rows_up_to_the_end_of_their_episode(ends):
     agent = make_agent()
     buffer = agent.new_buffer(8, 12)
-    env = RandomGrowth(8, 12, seed=4, ends=ends)
+    env = RandomGrowth(8, 12, key=4, ends=ends)
     returns = play_round(agent, env, buffer, 0, action_draws(0, 0, 8, 12))
     batch = buffer.sequences()
     last = (batch.valid.sum(dim=1) - 1)[:, None]
@@ -107,7 +107,7 @@ def test_a_round_fills_rows_up_to_the_end_of_their_episode(ends):
 def test_a_buffer_knows_the_hidden_state_that_each_episode_ended_with():
     agent = make_agent()
     buffer = agent.new_buffer(8, 12)
-    play_round(agent, RandomGrowth(8, 12, seed=4, ends=0.2), buffer, 0, action_draws(0, 0, 8, 12))
+    play_round(agent, RandomGrowth(8, 12, key=4, ends=0.2), buffer, 0, action_draws(0, 0, 8, 12))
     assert len(set(buffer.step_counts)) > 1
     with torch.no_grad():
         for env, length in enumerate(buffer.step_counts):
@@ -119,8 +119,8 @@ def test_a_buffer_knows_the_hidden_state_that_each_episode_ended_with():
 
 def test_a_buffer_can_be_used_again_and_forgets_the_last_round():
     agent = make_agent()
-    buffer = filled_buffer(agent, envs=4, steps=12, seed=1)
-    env = RandomGrowth(4, 3, seed=2)
+    buffer = filled_buffer(agent, envs=4, steps=12, key=1)
+    env = RandomGrowth(4, 3, key=2)
     play_round(agent, env, buffer, 0, action_draws(2, 0, 4, 12))
     fresh = agent.new_buffer(4, 12)
     play_round(agent, env, fresh, 0, action_draws(2, 0, 4, 12))

@@ -17,7 +17,7 @@ from esper.simic.agent.saving import agent_from_state, agent_state, load_agent, 
 
 def trained_agent():
     agent = make_agent(
-        seed=3, learning_rate=1e-2, entropy_coef_per_head={"slot": 2.0}, weight_decay=0.01
+        key=3, learning_rate=1e-2, entropy_coef_per_head={"slot": 2.0}, weight_decay=0.01
     )
     agent.update(filled_buffer(agent), shuffle())
     return agent
@@ -39,7 +39,7 @@ def test_a_loaded_agent_acts_and_learns_on_exactly_as_the_saved_one(tmp_path):
     assert loaded.network.config == agent.network.config
     assert loaded.update_count == agent.update_count == 1
     for _ in range(2):
-        buffers = [filled_buffer(a, seed=5) for a in (agent, loaded)]
+        buffers = [filled_buffer(a, key=5) for a in (agent, loaded)]
         assert torch.equal(buffers[0].actions, buffers[1].actions)
         first, second = (
             a.update(b, shuffle(1)) for a, b in zip((agent, loaded), buffers, strict=True)

@@ -10,8 +10,8 @@ from esper.simic import analytic
 from esper.simic.analytic import HORIZON, STATES, AnalyticGrowth, solve
 
 
-def returns_of(policy, envs: int, seed: int = 0) -> np.ndarray:
-    env = AnalyticGrowth(envs, seed)
+def returns_of(policy, envs: int, key: int = 0) -> np.ndarray:
+    env = AnalyticGrowth(envs, key)
     _, masks = env.reset()
     total = np.zeros(envs)
     for time in range(HORIZON):
@@ -22,8 +22,8 @@ def returns_of(policy, envs: int, seed: int = 0) -> np.ndarray:
     return total
 
 
-def random_policy(seed: int):
-    rng = generator(seed, "random-policy")
+def random_policy(key: int):
+    rng = generator(key, "random-policy")
 
     def act(time: int, states: np.ndarray, masks: ActionMasks) -> np.ndarray:
         actions = np.zeros((len(states), 4), dtype=np.int64)
@@ -115,7 +115,7 @@ def test_the_optimum_equals_brute_force_over_the_last_steps():
 
 
 def test_an_environment_does_not_depend_on_its_neighbours():
-    few, many = AnalyticGrowth(2, seed=3), AnalyticGrowth(9, seed=3)
+    few, many = AnalyticGrowth(2, key=3), AnalyticGrowth(9, key=3)
     few.reset(4)
     many.reset(4)
     solution = solve()

@@ -46,7 +46,7 @@ AT_ONCE = ("numerical_instability", "kl_extreme")
 
 
 def check(detector, current=50, **changed):
-    return detector.check_all(current_episode=current, total_episodes=100, **(HEALTHY | changed))
+    return detector.check_all(current_round=current, total_rounds=100, **(HEALTHY | changed))
 
 
 def test_every_anomaly_has_a_failure_here():
@@ -84,9 +84,9 @@ def test_one_noisy_update_does_not_cry_wolf(name):
         assert not check(detector, **changed).has_anomaly
 
 
-def healthy_updates(seed, n=200):
+def healthy_updates(key, n=200):
     """What a run that learns looks like: noisy, entropy falling, critic improving."""
-    draw = np.random.default_rng(seed)
+    draw = np.random.default_rng(key)
     for i in range(1, n + 1):
         progress = i / n
         noise = draw.normal(size=8)
@@ -106,14 +106,14 @@ def healthy_updates(seed, n=200):
         )
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_two_hundred_healthy_updates_are_silent(seed):
+@pytest.mark.parametrize("key", range(5))
+def test_two_hundred_healthy_updates_are_silent(key):
     detector, tracker = AnomalyDetector(), GradientEMATracker()
-    for i, metrics, norm in healthy_updates(seed):
+    for i, metrics, norm in healthy_updates(key):
         drift = tracker.update(norm, 1.0)
         report = detector.check_all(
-            current_episode=i,
-            total_episodes=200,
+            current_round=i,
+            total_rounds=200,
             norm_drift=drift.norm,
             health_drift=drift.health,
             **metrics,
@@ -123,11 +123,11 @@ def test_two_hundred_healthy_updates_are_silent(seed):
 
 def test_what_was_not_measured_is_neither_good_nor_bad():
     detector = AnomalyDetector()
-    report = detector.check_all(current_episode=1, total_episodes=10)
+    report = detector.check_all(current_round=1, total_rounds=10)
     assert not report.has_anomaly
     assert detector.bad_in_a_row == {}
     for kl in (0.2, None, 0.2):
-        report = detector.check_all(current_episode=1, total_episodes=10, kl=kl)
+        report = detector.check_all(current_round=1, total_rounds=10, kl=kl)
     assert report.anomaly_types == ("kl_spike",)
 
 
@@ -150,7 +150,7 @@ def test_a_critic_has_to_explain_more_the_longer_it_learned(current, least):
 @pytest.mark.parametrize(("current", "total"), [(0, 10), (1, 0), (-1, 10)])
 def test_episodes_are_counted_from_one(current, total):
     with pytest.raises(ValueError, match="counted from 1"):
-        AnomalyDetector().check_all(current_episode=current, total_episodes=total)
+        AnomalyDetector().check_all(current_round=current, total_rounds=total)
 
 
 def test_thresholds_are_settings():
@@ -178,7 +178,7 @@ def test_a_row_of_update_metrics_is_enough():
     }
 
     def look(**changed):
-        return AnomalyDetector().check_update(row | changed, current_episode=1, total_episodes=2)
+        return AnomalyDetector().check_update(row | changed, current_round=1, total_rounds=2)
 
     assert not look().has_anomaly
     assert look(approx_kl_max=0.6).anomaly_types == ("kl_extreme",)

@@ -21,9 +21,9 @@ from esper.tamiyo import wait
 from reward_support import Keeper, small_env
 
 
-def table_game(n, seed):
+def table_game(n, key):
     """Any worth for any coalition."""
-    worth = np.random.default_rng(seed).normal(size=2**n)
+    worth = np.random.default_rng(key).normal(size=2**n)
     return CoalitionGame(n, lambda members: worth[members @ (1 << np.arange(n))])
 
 
@@ -42,16 +42,16 @@ def brute_force(game):
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5])
 def test_exact_values_are_the_mean_over_all_orders(n):
-    game = table_game(n, seed=n)
+    game = table_game(n, key=n)
     assert np.allclose(exact_shapley(game), brute_force(game))
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_efficiency(seed):
-    game = table_game(4, seed)
+@pytest.mark.parametrize("key", range(10))
+def test_efficiency(key):
+    game = table_game(4, key)
     worth = game.values(np.array([[True] * 4, [False] * 4]))
     assert exact_shapley(game).sum() == pytest.approx(worth[0] - worth[1])
-    estimate, _ = sampled_shapley(game, key=seed, pairs=5)
+    estimate, _ = sampled_shapley(game, key=key, pairs=5)
     assert estimate.sum() == pytest.approx(worth[0] - worth[1])
 
 
@@ -70,16 +70,16 @@ def test_symmetry_and_dummy():
     assert estimate[2] == error[2] == 0.0
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_additivity(seed):
-    one, two = table_game(4, seed), table_game(4, seed + 100)
+@pytest.mark.parametrize("key", range(5))
+def test_additivity(key):
+    one, two = table_game(4, key), table_game(4, key + 100)
     both = CoalitionGame(4, lambda members: one.values(members) + 2.0 * two.values(members))
     assert np.allclose(exact_shapley(both), exact_shapley(one) + 2.0 * exact_shapley(two))
 
 
 @pytest.mark.parametrize("n", [5, 6, 7])
 def test_sampled_values_are_within_three_standard_errors(n):
-    game = table_game(n, seed=n)
+    game = table_game(n, key=n)
     exact = exact_shapley(game)
     for key in range(5):
         estimate, error = sampled_shapley(game, key=key, pairs=60)
@@ -88,7 +88,7 @@ def test_sampled_values_are_within_three_standard_errors(n):
 
 
 def test_standard_errors_tell_how_far_estimates_scatter():
-    game = table_game(6, seed=3)
+    game = table_game(6, key=3)
     runs = [sampled_shapley(game, key=key, pairs=20) for key in range(200)]
     scatter = np.std([estimate for estimate, _ in runs], axis=0)
     stated = np.mean([error for _, error in runs], axis=0)

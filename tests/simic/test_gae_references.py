@@ -15,8 +15,8 @@ from esper.simic.agent.advantages import compute_gae, normalize_advantages
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "rlax.json").read_text())
 
 
-def random_rows(rows: int, steps: int, seed: int, truncations: bool = True) -> dict:
-    rng = np.random.default_rng(seed)
+def random_rows(rows: int, steps: int, key: int, truncations: bool = True) -> dict:
+    rng = np.random.default_rng(key)
     ends = rng.choice(3, size=(rows, steps), p=[0.7, 0.15, 0.15])
     return {
         "rewards": torch.from_numpy(rng.normal(size=(rows, steps))).float(),
@@ -47,7 +47,7 @@ def test_golden_cases_contain_ends_in_the_middle_of_a_row():
 
 @pytest.mark.parametrize("steps", [1, 2, 30])
 def test_gae_equals_torchrl(steps):
-    row = random_rows(5, steps, seed=steps)
+    row = random_rows(5, steps, key=steps)
     ours, ours_returns = compute_gae(**row, gamma=0.98, lam=0.9)
     follows = torch.cat([row["values"][:, 1:], row["bootstrap_values"][:, -1:]], dim=1)
     follows = torch.where(row["truncated"], row["bootstrap_values"], follows)
@@ -67,7 +67,7 @@ def test_gae_equals_torchrl(steps):
 @pytest.mark.parametrize("steps", [1, 2, 30])
 def test_gae_equals_the_buffer_of_sb3(steps):
     rows, gamma, lam = 4, 0.98, 0.9
-    row = random_rows(rows, steps, seed=10 + steps)
+    row = random_rows(rows, steps, key=10 + steps)
     buffer = RolloutBuffer(
         steps, spaces.Box(-1, 1, (1,)), spaces.Discrete(2), "cpu", lam, gamma, rows
     )
@@ -118,7 +118,7 @@ def test_gae_by_hand_truncated_in_the_middle():
 
 
 def test_gae_keeps_environments_apart():
-    both = random_rows(2, 12, seed=3)
+    both = random_rows(2, 12, key=3)
     together, _ = compute_gae(**both, gamma=0.9, lam=0.8)
     for n in range(2):
         alone, _ = compute_gae(
@@ -134,7 +134,7 @@ def test_gae_of_no_steps_is_empty():
 
 
 def test_gae_does_not_read_a_bootstrap_it_should_not():
-    row = random_rows(1, 6, seed=0, truncations=False)
+    row = random_rows(1, 6, key=0, truncations=False)
     row["terminated"][:, -1] = True
     row["bootstrap_values"][:] = torch.nan
     advantages, returns = compute_gae(**row, gamma=0.9, lam=0.9)
@@ -144,7 +144,7 @@ def test_gae_does_not_read_a_bootstrap_it_should_not():
 
 @pytest.mark.parametrize("end", ["terminated", "truncated"])
 def test_gae_does_not_let_a_broken_episode_spoil_the_one_before_it(end):
-    row = random_rows(1, 6, seed=0, truncations=False)
+    row = random_rows(1, 6, key=0, truncations=False)
     for name in ("terminated", "truncated"):
         row[name][:] = False
         row[name][:, 2] = name == end
@@ -155,7 +155,7 @@ def test_gae_does_not_let_a_broken_episode_spoil_the_one_before_it(end):
 
 
 def test_gae_refuses_arrays_that_differ_in_shape():
-    row = random_rows(2, 5, seed=0)
+    row = random_rows(2, 5, key=0)
     row["values"] = row["values"][:, :4]
     with pytest.raises(ValueError, match="one shape"):
         compute_gae(**row, gamma=0.9, lam=0.9)

@@ -37,15 +37,15 @@ def evaluated(network, observation, masks, actions):
     return log_probs, entropies
 
 
-def state(seed: int):
-    rng = np.random.default_rng(seed)
-    network = make_network(seed)
+def state(key: int):
+    rng = np.random.default_rng(key)
+    network = make_network(key)
     return network, torch.from_numpy(rng.normal(size=(1, OBS))).float(), random_masks(rng, 1)
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_probabilities_of_all_joint_actions_sum_to_one(seed):
-    network, observation, masks = state(seed)
+@pytest.mark.parametrize("key", range(8))
+def test_probabilities_of_all_joint_actions_sum_to_one(key):
+    network, observation, masks = state(key)
     actions = legal_joint_actions(masks)
     log_probs, _ = evaluated(network, observation, masks, actions)
     assert log_probs.sum(-1).exp().sum().item() == pytest.approx(1.0, abs=1e-5)
@@ -68,10 +68,10 @@ def nats(entropies: torch.Tensor, masks: ActionMasks, actions: np.ndarray) -> np
     return entropies.numpy() * np.log(np.maximum(legal, 2))
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_entropy_obeys_the_chain_rule(seed):
+@pytest.mark.parametrize("key", range(8))
+def test_entropy_obeys_the_chain_rule(key):
     """Joint entropy = expected sum over heads of the entropy of each conditional choice."""
-    network, observation, masks = state(seed)
+    network, observation, masks = state(key)
     actions = legal_joint_actions(masks)
     with torch.no_grad():
         log_probs, entropies = evaluated(network, observation, masks, actions)
@@ -108,8 +108,8 @@ class TinyPolicy:
 
     sizes = (2, 3, 2, 4)
 
-    def __init__(self, seed: int):
-        gen = torch.Generator().manual_seed(seed)
+    def __init__(self, key: int):
+        gen = torch.Generator().manual_seed(key)
         self.logits = [
             torch.randn(n, generator=gen, dtype=torch.float64, requires_grad=True)
             for n in self.sizes
@@ -136,9 +136,9 @@ class TinyPolicy:
         return torch.stack(rows)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_causal_credit_is_unbiased_and_has_less_variance_than_joint_credit(seed):
-    policy = TinyPolicy(seed)
+@pytest.mark.parametrize("key", range(3))
+def test_causal_credit_is_unbiased_and_has_less_variance_than_joint_credit(key):
+    policy = TinyPolicy(key)
     probability = policy.log_probs().sum(-1).exp()
     exact = torch.cat(
         torch.autograd.grad((probability * policy.outcome).sum(), policy.logits, retain_graph=True)

@@ -16,17 +16,17 @@ from esper.tamiyo.policy.masked_categorical import MaskedCategorical
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
 
 
-def random_case(seed: int, rows: int = 50, n: int = 7, dtype=torch.float32):
-    gen = torch.Generator().manual_seed(seed)
+def random_case(key: int, rows: int = 50, n: int = 7, dtype=torch.float32):
+    gen = torch.Generator().manual_seed(key)
     logits = (2 * torch.randn(rows, n, generator=gen)).to(dtype)
     mask = torch.rand(rows, n, generator=gen) < 0.5
     mask[torch.arange(rows), torch.randint(n, (rows,), generator=gen)] = True
     return logits, mask
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_log_prob_entropy_and_support_equal_sb3_and_torchrl(seed):
-    logits, mask = random_case(seed)
+@pytest.mark.parametrize("key", range(3))
+def test_log_prob_entropy_and_support_equal_sb3_and_torchrl(key):
+    logits, mask = random_case(key)
     ours = MaskedCategorical(logits, mask)
     sb3 = MaskableCategorical(logits=logits, masks=mask)
     torchrl = TorchRLMaskedCategorical(logits=logits, mask=mask)

@@ -53,17 +53,17 @@ def transfers(monkeypatch):
     return count
 
 
-def network(seed=0):
+def network(key=0):
     with torch.random.fork_rng():
-        torch.manual_seed(seed)
+        torch.manual_seed(key)
         return nn.Sequential(
             nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 6), nn.Tanh(), nn.Linear(6, 3)
         )
 
 
-def with_gradients(seed=0):
-    net = network(seed)
-    draw = torch.Generator().manual_seed(seed)
+def with_gradients(key=0):
+    net = network(key)
+    draw = torch.Generator().manual_seed(key)
     for parameter in net.parameters():
         parameter.grad = 0.3 * torch.randn(parameter.shape, generator=draw)
     return net

@@ -44,10 +44,10 @@ def situation(
         *[column] * 8,
         plateau_epochs=np.full(n_envs, plateau),
         host_stabilized=column > 0,
-        best_val_accuracy=column,
+        best_val_score=column,
         best_val_loss=column,
         loss_history=history,
-        accuracy_history=history,
+        score_history=history,
     )
     fits = np.array([["cnn" in spec.factories for spec in CATALOGUE.specs]] * 3)
     limits = GrowthLimits(fits, np.ones((3, N), dtype=int), np.ones((3, N), dtype=int))
@@ -55,7 +55,7 @@ def situation(
     made = Situation(
         step=step,
         max_steps=25,
-        seeds=np.arange(n_envs),
+        keys=np.arange(n_envs),
         running=running,
         signals=signals,
         table=table,
@@ -204,7 +204,7 @@ def test_random_is_uniform_over_ops_slots_and_blueprints() -> None:
 def test_random_depends_on_seed_and_step_only() -> None:
     many = RandomController().act(situation(SlotTable.empty(50, 3)))
     one = RandomController().act(
-        situation(SlotTable.empty(1, 3), seeds=np.array([17]), running=np.ones(1, dtype=bool))
+        situation(SlotTable.empty(1, 3), keys=np.array([17]), running=np.ones(1, dtype=bool))
     )
     assert one[0].tolist() == many[17].tolist()
     later = RandomController().act(situation(SlotTable.empty(50, 3), step=11))

@@ -39,12 +39,12 @@ def test_deltas_are_positive_when_better_and_absent_at_first() -> None:
     tracker = SignalTracker(1)
     first = feed(tracker, [2.0], [10.0])
     assert np.isnan(first.loss_delta[0])
-    assert np.isnan(first.accuracy_delta[0])
+    assert np.isnan(first.score_delta[0])
     second = feed(tracker, [1.5], [12.0])
-    assert (second.loss_delta[0], second.accuracy_delta[0]) == (0.5, 2.0)
+    assert (second.loss_delta[0], second.score_delta[0]) == (0.5, 2.0)
     assert second.loss_history[0].tolist()[-2:] == [2.0, 1.5]
     assert np.isnan(second.loss_history[0, :3]).all()
-    assert (second.best_val_loss[0], second.best_val_accuracy[0]) == (1.5, 12.0)
+    assert (second.best_val_loss[0], second.best_val_score[0]) == (1.5, 12.0)
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_reset_forgets_everything() -> None:
     again = feed(tracker, [2.0], [10.0])
     assert not again.host_stabilized[0]
     assert again.plateau_epochs[0] == 0
-    assert again.best_val_accuracy[0] == 10.0
+    assert again.best_val_score[0] == 10.0
 
 
 def test_widths_are_computed() -> None:
@@ -107,7 +107,7 @@ def test_layout_and_bounds(situations: list[Situation]) -> None:
         assert np.isfinite(x).all()
         assert np.abs(x).max() <= 2.0
         assert x[0, 0] == pytest.approx(s.step / s.max_steps)
-        assert x[0, 6] == pytest.approx(s.signals.val_accuracy[0] / 100)
+        assert x[0, 6] == pytest.approx(s.signals.val_score[0] / 100)
         width = 4 + n_blueprints
         for slot in range(3):
             block = x[0, 23 + slot * width : 23 + (slot + 1) * width]
@@ -142,13 +142,13 @@ def test_no_measurement_breaks_the_observation(situations: list[Situation], valu
             "train_loss",
             "val_loss",
             "loss_delta",
-            "train_accuracy",
-            "val_accuracy",
-            "accuracy_delta",
-            "best_val_accuracy",
+            "train_score",
+            "val_score",
+            "score_delta",
+            "best_val_score",
             "best_val_loss",
             "loss_history",
-            "accuracy_history",
+            "score_history",
         )
     }
     table = s.table.copy()

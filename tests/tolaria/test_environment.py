@@ -182,7 +182,7 @@ def test_a_gated_blend_reports_what_it_applies() -> None:
     env_rows = []
     situation = env.reset()
     controller = ScriptedController(script, "x")
-    with_gate = env.garden.gate_params[0]
+    with_gate = env.garden.valve_params[0]
     while situation.running.any():
         before = situation
         situation = env.step(controller.act(situation)).after
@@ -210,9 +210,9 @@ def test_fossils_survive_everything() -> None:
 
 
 def test_trajectories_do_not_depend_on_neighbours() -> None:
-    def rows(seeds: list[int], env_index: int) -> list[dict[str, object]]:
+    def rows(keys: list[int], env_index: int) -> list[dict[str, object]]:
         listener = Listener()
-        env = digits_env(seeds, max_steps=12, train=64, recorder=listener, on_panic="continue")
+        env = digits_env(keys, max_steps=12, train=64, recorder=listener, on_panic="continue")
         run_episode(env, RandomController())
         return [{**r, "env": 0} for r in listener.rows if r["env"] == env_index]
 

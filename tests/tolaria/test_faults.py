@@ -246,14 +246,14 @@ class Adversary:
 
     def act(self, situation: Situation) -> np.ndarray:
         actions = self.random.act(situation)
-        patient = [generator(s, "patience", situation.step).random() < 0.8 for s in situation.seeds]
+        patient = [generator(s, "patience", situation.step).random() < 0.8 for s in situation.keys]
         actions[(actions[:, OP] == LifecycleOp.CULL) & np.array(patient)] = 0
         return actions
 
 
-def final_scores(seeds: list[int], controller: Any) -> tuple[np.ndarray, GrowthEnv]:
+def final_scores(keys: list[int], controller: Any) -> tuple[np.ndarray, GrowthEnv]:
     env = digits_env(
-        seeds,
+        keys,
         max_steps=30,
         catalogue=hostile(),
         train=400,
@@ -261,21 +261,21 @@ def final_scores(seeds: list[int], controller: Any) -> tuple[np.ndarray, GrowthE
         keep_best=True,
     )
     run_episode(env, controller)
-    outcomes = [settle_outcome(env, i, task="", controller="", ended="") for i in range(len(seeds))]
+    outcomes = [settle_outcome(env, i, task="", controller="", ended="") for i in range(len(keys))]
     return np.array([outcome.val_score for outcome in outcomes]), env
 
 
-def assert_growth_is_safe(seeds: list[int]) -> None:
+def assert_growth_is_safe(keys: list[int]) -> None:
     """Paired with the same hosts ungrown: on average growth does no harm.
 
     A single pair is two different trainings, each scored on 297 images, and scatters by about
     2.5 pp, so of single episodes only few may be far below.
     """
-    grown, env = final_scores(seeds, Adversary())
-    alone, _ = final_scores(seeds, StaticController())
+    grown, env = final_scores(keys, Adversary())
+    alone, _ = final_scores(keys, StaticController())
     difference = grown - alone
     print(f"mean {difference.mean():+.2f} pp, worst {difference.min():+.2f} pp")
-    assert env.garden.counts["rollbacks"].sum() >= len(seeds) // 8, "the adversary does harm"
+    assert env.garden.counts["rollbacks"].sum() >= len(keys) // 8, "the adversary does harm"
     assert (env.table.stage != SeedStage.UNKNOWN).all()
     assert difference.mean() >= -0.5
     assert (difference < -5.0).mean() <= 0.05

@@ -3,7 +3,7 @@ import pytest
 import torch
 from torch import nn
 
-from esper.growth import CNNHost, default_catalogue, seeded
+from esper.growth import CNNHost, default_catalogue, keyed
 from esper.leyline import ConfigError, SeedStage, draw_key
 from esper.tolaria.batches import LoaderSource, TensorSource
 from esper.tolaria.objectives import (
@@ -20,15 +20,15 @@ from esper.tolaria.population import LoopedPopulation
 from helpers import digits_env, small_digits
 
 
-def population(seeds: list[int]) -> LoopedPopulation:
+def population(keys: list[int]) -> LoopedPopulation:
     task, data = small_digits()
-    return LoopedPopulation(task.recipe(data, default_catalogue()), seeds)
+    return LoopedPopulation(task.recipe(data, default_catalogue()), keys)
 
 
 def test_training_equals_a_loop_written_by_hand() -> None:
     _, data = small_digits()
     ours = population([5])
-    with seeded(draw_key(5, "host")):
+    with keyed(draw_key(5, "host")):
         host = CNNHost(num_classes=10, n_blocks=3, base_channels=2, in_channels=1)
     optimizer = torch.optim.AdamW(host.parameters(), lr=1e-2, weight_decay=0.0, fused=True)
     for step in range(3):

@@ -15,7 +15,6 @@ import numpy as np
 from torch import nn
 from torch.optim import Optimizer
 
-from esper.api.growing import History
 from esper.api.training import check_fit, find_controller
 from esper.growth import (
     BlueprintCatalogue,
@@ -35,6 +34,7 @@ from esper.leyline import (
     ConfigError,
     EpisodeOutcome,
     ForgottenCallError,
+    History,
     SeedStage,
 )
 from esper.tamiyo import Controller
@@ -52,10 +52,10 @@ class AttachedHost:
     """A population of one whose epochs somebody else trains."""
 
     def __init__(
-        self, network: GrownModule, evaluate: Callable[[], float], example: Any, seed: int
+        self, network: GrownModule, evaluate: Callable[[], float], example: Any, key: int
     ) -> None:
         self.network, self.user_evaluate, self.example = network, evaluate, example
-        self.seeds = np.array([seed], dtype=np.int64)
+        self.keys = np.array([key], dtype=np.int64)
         self.optimizer: Optimizer | None = None
         self.reported: tuple[float, float] | None = None
 
@@ -93,10 +93,10 @@ class AttachedHost:
     def evaluate(self, env: int, coalitions: np.ndarray) -> Evaluation:
         """The user's evaluation of every coalition; what was just reported is not asked again."""
         loss, score = np.full((2, len(coalitions)), np.nan)
-        gated = any(slot.gate is not None for _, slot in self.network.each_slot())
+        gated = any(slot.valve is not None for _, slot in self.network.each_slot())
         with evaluating(self.network):
             for k, present in enumerate(coalitions):
-                # The alpha that gates apply shows only in a pass over the whole network.
+                # The alpha that valves apply shows only in a pass over the whole network.
                 if k > 0 or gated or self.reported is None:
                     with self.network.coalition(present.tolist()):
                         score[k] = self.user_evaluate()
@@ -251,7 +251,7 @@ def attach(
     steps: int,
     controller: str | Controller = "heuristic",
     budget: Budget | None = None,
-    seed: int = 0,
+    key: int = 0,
     blueprints: BlueprintCatalogue | None = None,
     incubation: Literal["isolated", "joint"] = "isolated",
     max_seeds: int | None = None,
@@ -265,7 +265,7 @@ def attach(
     network = GrownModule.wrap(model, slots, example, blueprints)
     chosen = find_controller(controller) if isinstance(controller, str) else controller
     check_fit(chosen, len(network.sites), network.catalogue)
-    host = AttachedHost(network, evaluate, example, seed)
+    host = AttachedHost(network, evaluate, example, key)
     history = History()
     env = GrowthEnv(
         host,

@@ -1,8 +1,8 @@
 """`grow`: train a model of the user's own and grow it where that helps."""
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,7 +22,7 @@ from esper.growth import (
     export,
     map_tensors,
 )
-from esper.leyline import ConfigError, EpisodeOutcome, Recorder
+from esper.leyline import ConfigError, EpisodeOutcome, History
 from esper.leyline.events import Event
 from esper.observatory import RunDirectory
 from esper.tamiyo import Controller
@@ -42,29 +42,6 @@ from esper.tolaria.population import HostRecipe, LoopedPopulation
 log = logging.getLogger("esper")
 
 DEFAULT_LEARNING_RATE = 1e-3
-
-
-@dataclass
-class History:
-    """A recorder that remembers, and passes on to others."""
-
-    listeners: Sequence[Recorder] = ()
-    rows: list[dict[str, Any]] = field(default_factory=list)
-    events: list[Event] = field(default_factory=list)
-
-    def event(self, event: Event) -> None:
-        self.events.append(event)
-        for listener in self.listeners:
-            listener.event(event)
-
-    def metrics(self, row: Mapping[str, Any]) -> None:
-        self.rows.append(dict(row))
-        for listener in self.listeners:
-            listener.metrics(row)
-
-    def outcome(self, outcome: EpisodeOutcome) -> None:
-        for listener in self.listeners:
-            listener.outcome(outcome)
 
 
 @dataclass(frozen=True)
@@ -101,7 +78,7 @@ def grow(
     steps: int = 30,
     budget: Budget | None = None,
     optimizer: Optimizer | Callable[[Iterable[nn.Parameter]], Optimizer] | None = None,
-    seed: int = 0,
+    key: int = 0,
     out: str | Path | None = None,
     blueprints: BlueprintCatalogue | None = None,
     incubation: Literal["isolated", "joint"] = "isolated",
@@ -135,9 +112,9 @@ def grow(
     rules = LifecycleRules(max_steps=steps, incubation=incubation)
     chosen = find_controller(controller) if isinstance(controller, str) else controller
     _check_objectives(model, recipe, next(iter(val_loader)))
-    population = LoopedPopulation(recipe, [seed], device=_device(model))
+    population = LoopedPopulation(recipe, [key], device=_device(model))
     check_fit(chosen, len(population.template.sites), recipe.catalogue)
-    listeners = _listeners(out, model, chosen, steps, seed)
+    listeners = _listeners(out, model, chosen, steps, key)
     history = History(listeners)
     output = population.template.output
     env = GrowthEnv(
@@ -176,7 +153,7 @@ def _device(model: nn.Module) -> torch.device:
 
 
 def _listeners(
-    out: str | Path | None, model: nn.Module, controller: Controller, steps: int, seed: int
+    out: str | Path | None, model: nn.Module, controller: Controller, steps: int, key: int
 ) -> list[RunDirectory]:
     if out is None:
         return []
@@ -184,7 +161,7 @@ def _listeners(
         "model": type(model).__name__,
         "controller": controller.name,
         "steps": steps,
-        "seed": seed,
+        "key": key,
     }
     return [RunDirectory(Path(out), config)]
 

@@ -62,7 +62,7 @@ def grow(
             "where FILE may be the actions.txt of an earlier run, or the folder of a training run."
         ),
     ] = "heuristic",
-    seed: Annotated[int, typer.Option(min=0, help="Same seed, same run, byte for byte.")] = 0,
+    key: Annotated[int, typer.Option(min=0, help="Same key, same run, byte for byte.")] = 0,
     steps: Annotated[
         int | None, typer.Option(min=1, help="Epochs to train; each task has its default.")
     ] = None,
@@ -100,7 +100,7 @@ def grow(
 
       esper grow --task digits
 
-      esper grow --task pydocs --controller random --seed 3
+      esper grow --task pydocs --controller random --key 3
 
       esper grow --controller scripted:runs/first/actions.txt
     """
@@ -110,9 +110,9 @@ def grow(
         GrowSettings(
             task=task,
             controller=controller,
-            seed=seed,
+            key=key,
             steps=steps,
-            out=out or f"runs/{task}-{controller.split('/')[-1].replace(':', '-')}-{seed}",
+            out=out or f"runs/{task}-{controller.split('/')[-1].replace(':', '-')}-{key}",
             overwrite=overwrite,
             max_params=max_params,
             max_macs=max_macs,
@@ -132,7 +132,7 @@ def evaluate(
             "or the run directory of a learned policy."
         ),
     ] = "static,random,scripted:early,heuristic",
-    seeds: Annotated[int, typer.Option(min=1, help="Paired seeds: each arm trains on each.")] = 20,
+    keys: Annotated[int, typer.Option(min=1, help="Paired keys: each arm trains on each.")] = 20,
     steps: Annotated[
         int | None, typer.Option(min=1, help="Epochs to train; each task has its default.")
     ] = None,
@@ -157,14 +157,14 @@ def evaluate(
         typer.Option(help="The arm that the controls are made for. Default: the last that grows."),
     ] = None,
 ) -> None:
-    """Compare controllers on paired seeds, on test data, and with honest controls.
+    """Compare controllers on paired keys, on test data, and with honest controls.
 
     Prints two tables and writes evaluation.json, trials.csv and evaluation.png. Ctrl-C ends early
-    with the seeds that are complete.
+    with the keys that are complete.
 
     Examples:
 
-      esper evaluate --task digits --arms static,random,heuristic --seeds 20 --tune
+      esper evaluate --task digits --arms static,random,heuristic --keys 20 --tune
 
       esper evaluate --arms static,heuristic,runs/first --control-for heuristic
     """
@@ -174,7 +174,7 @@ def evaluate(
         EvaluateCommand(
             task=task,
             arms=arms,
-            seeds=seeds,
+            keys=keys,
             steps=steps,
             out=out or f"runs/evaluate-{task}",
             overwrite=overwrite,

@@ -26,7 +26,7 @@ from esper.tolaria.tasks import find_task
 class EvaluateCommand:
     task: str
     arms: str
-    seeds: int
+    keys: int
     steps: int | None
     out: str
     overwrite: bool
@@ -51,7 +51,7 @@ def run_evaluate(command: EvaluateCommand) -> None:
     task = find_task(command.task)
     settings = EvaluationSettings(
         arms=tuple(arm.strip() for arm in command.arms.split(",") if arm.strip()),
-        seeds=command.seeds,
+        keys=command.keys,
         steps=command.steps,
         tune=command.tune,
         controls=command.controls,
@@ -84,9 +84,9 @@ def show_report(console: Console, report: EvaluationReport) -> None:
 
 def _in_words(report: EvaluationReport) -> str:
     words = [
-        f"{len(report.seeds)} paired seeds, {report.steps} epochs."
-        if len(report.seeds) == report.seeds_wanted
-        else f"Interrupted: {len(report.seeds)} of {report.seeds_wanted} seeds are complete."
+        f"{len(report.keys)} paired keys, {report.steps} epochs."
+        if len(report.keys) == report.keys_wanted
+        else f"Interrupted: {len(report.keys)} of {report.keys_wanted} keys are complete."
     ]
     if len(report.learning_rates) > 1:
         rates = ", ".join(f"{rate:.2g}" for rate in report.learning_rates)

@@ -9,10 +9,10 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from esper.api import History, find_controller
+from esper.api import find_controller
 from esper.api.training import check_fit
 from esper.growth import LifecycleRules, default_catalogue
-from esper.leyline import EpisodeOutcome
+from esper.leyline import EpisodeOutcome, History
 from esper.observatory import (
     RunDirectory,
     StepProgress,
@@ -37,7 +37,7 @@ MODEL = "model.pt2"
 class GrowSettings:
     task: str
     controller: str
-    seed: int
+    key: int
     steps: int | None
     out: str
     overwrite: bool
@@ -96,7 +96,7 @@ def run(settings: GrowSettings) -> None:
             StepProgress(console, f"{label:<14}", steps) as progress,
         ):
             return _run_arm(
-                task, data, settings.seed, rules, budget, who, topology, record, Watch(progress)
+                task, data, settings.key, rules, budget, who, topology, record, Watch(progress)
             )
 
     grown = arm("grown", out, controller, ())
@@ -116,14 +116,14 @@ def run(settings: GrowSettings) -> None:
 def _run_arm(
     task: Task,
     data: DataSplits,
-    seed: int,
+    key: int,
     rules: LifecycleRules,
     budget: Budget,
     controller: Controller,
     topology: Sequence[tuple[int, int]],
     *recorders: Any,
 ) -> ArmResult:
-    population = LoopedPopulation(task.recipe(data, default_catalogue()), [seed])
+    population = LoopedPopulation(task.recipe(data, default_catalogue()), [key])
     env = GrowthEnv(
         population,
         rules,
@@ -172,7 +172,7 @@ def _conclude(
     outcome = arms["grown"].outcome
     console.print(f"\n{_in_words(outcome)}", highlight=False)
     if outcome.steps > 0 and outcome.best_step >= 0:
-        title = f"{task.name}, {outcome.controller}, seed {settings.seed}"
+        title = f"{task.name}, {outcome.controller}, key {settings.key}"
         console.print(f"picture  {draw_growth(out, title, others)}", highlight=False)
     saved = _save_model(arms["grown"].model, example, out / MODEL)
     console.print(f"model    {saved}", highlight=False)

@@ -13,7 +13,7 @@ Number = Annotated[int, typer.Option("--episodes", min=2, help="How many episode
 Steps = Annotated[
     int | None, typer.Option(min=1, help="Decisions per episode; each task has its default.")
 ]
-Seed = Annotated[int, typer.Option(min=0, help="Same seed, same result.")]
+Key = Annotated[int, typer.Option(min=0, help="Same key, same result.")]
 Overwrite = Annotated[bool, typer.Option(help="Replace a run that is already there.")]
 
 
@@ -25,7 +25,7 @@ def record(
     task: Task = "digits",
     episodes: Number = 64,
     steps: Steps = None,
-    seed: Seed = 0,
+    key: Key = 0,
     out: Annotated[
         str | None, typer.Option(help="Folder. Default: runs/recorded-TASK-SEED.")
     ] = None,
@@ -37,8 +37,8 @@ def record(
     """
     from esper.cli.learn_runs import Recording, run_record
 
-    folder = out or f"runs/recorded-{task}-{seed}"
-    run_record(Recording(controller, task, episodes, steps, seed, folder, overwrite))
+    folder = out or f"runs/recorded-{task}-{key}"
+    run_record(Recording(controller, task, episodes, steps, key, folder, overwrite))
 
 
 @train_app.command("imitate")
@@ -53,7 +53,7 @@ def imitate(
     episodes: Number = 64,
     steps: Steps = None,
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the episodes.")] = 60,
-    seed: Seed = 0,
+    key: Key = 0,
     out: Annotated[
         str | None, typer.Option(help="Folder for the policy. Default: runs/cloned-TASK-SEED.")
     ] = None,
@@ -71,8 +71,8 @@ def imitate(
     """
     from esper.cli.learn_runs import Recording, run_imitate
 
-    folder = out or f"runs/cloned-{task}-{seed}"
-    run_imitate(Recording(teacher, task, episodes, steps, seed, folder, overwrite), epochs)
+    folder = out or f"runs/cloned-{task}-{key}"
+    run_imitate(Recording(teacher, task, episodes, steps, key, folder, overwrite), epochs)
 
 
 @train_app.command("offline")
@@ -88,7 +88,7 @@ def offline(
     beta: Annotated[
         float, typer.Option(help="How strongly to prefer what was better than usual.")
     ] = 5.0,
-    seed: Seed = 0,
+    key: Key = 0,
     out: Annotated[
         str | None, typer.Option(help="Folder for the policy. Default: runs/offline-TASK-SEED.")
     ] = None,
@@ -101,5 +101,5 @@ def offline(
     from esper.cli.learn_runs import run_offline
 
     run_offline(
-        episodes, task, expectile, beta, seed, out or f"runs/offline-{task}-{seed}", overwrite
+        episodes, task, expectile, beta, key, out or f"runs/offline-{task}-{key}", overwrite
     )

@@ -38,7 +38,7 @@ class Recording:
     task: str
     episodes: int
     steps: int | None
-    seed: int
+    key: int
     out: str
     overwrite: bool
 
@@ -57,7 +57,7 @@ def run_imitate(recording: Recording, epochs: int) -> None:
     """Everything that can be wrong is found before the first episode; raises EsperError."""
     torch.set_num_threads(1)  # before the first weights: what they are depends on it
     config, console = CloningConfig(epochs=epochs), Console()
-    state = _fresh_state(recording.task, recording.seed)
+    state = _fresh_state(recording.task, recording.key)
     with PhaseProgress(console) as bar:
         episodes, record = _record(recording, bar)
         with record:
@@ -66,7 +66,7 @@ def run_imitate(recording: Recording, epochs: int) -> None:
                 state.observations,
                 episodes,
                 config,
-                recording.seed,
+                recording.key,
                 partial(bar.show, "learning"),
             )
             record.metrics({"kind": "imitation", **_flat(report)})
@@ -81,20 +81,20 @@ def run_offline(
     task: str,
     expectile: float,
     beta: float,
-    seed: int,
+    key: int,
     out: str,
     overwrite: bool,
 ) -> None:
     torch.set_num_threads(1)
     config, console = OfflineConfig(expectile=expectile, beta=beta), Console()
     episodes = join([load_episodes(run) for run in runs])
-    state = _fresh_state(task, seed)
+    state = _fresh_state(task, key)
     if episodes.space != state.space:
         raise ConfigError(
             f"the episodes of {', '.join(runs)} are of other slots or blueprints than those of "
             f"task {task!r}"
         )
-    settings = {"command": "offline", "task": task, "seed": seed, "episodes": ", ".join(runs)}
+    settings = {"command": "offline", "task": task, "key": key, "episodes": ", ".join(runs)}
     settings |= {"expectile": expectile, "beta": beta}
     with (
         TrainingDirectory.create(Path(out), settings, overwrite=overwrite) as record,
@@ -105,7 +105,7 @@ def run_offline(
             state.observations,
             episodes,
             config,
-            seed,
+            key,
             partial(bar.show, "learning"),
         )
         record.metrics({"kind": "offline", **asdict(report)})
@@ -117,14 +117,14 @@ def run_offline(
     console.print(f"policy   {out}", highlight=False, soft_wrap=True)
 
 
-def _fresh_state(task: str, seed: int) -> TrainState:
+def _fresh_state(task: str, key: int) -> TrainState:
     """An untrained policy with the sizes that PPO uses on the task, so that it can go on."""
-    return new_state(load_config(None, {"task": task, "seed": seed}), space_of(find_task(task)))
+    return new_state(load_config(None, {"task": task, "key": key}), space_of(find_task(task)))
 
 
 def _record(recording: Recording, bar: PhaseProgress) -> tuple[Episodes, TrainingDirectory]:
     task = find_task(recording.task)
-    config = load_config(None, {"task": recording.task, "seed": recording.seed})
+    config = load_config(None, {"task": recording.task, "key": recording.key})
     controller = find_controller(recording.controller)
     data = task.load(data_root())
     settings = {"command": "record", **asdict(recording)}
@@ -135,7 +135,7 @@ def _record(recording: Recording, bar: PhaseProgress) -> tuple[Episodes, Trainin
         controller,
         episodes=recording.episodes,
         steps=recording.steps,
-        seed=recording.seed,
+        key=recording.key,
         reward=config.reward_config(config.reward_mode),
         gamma=config.ppo.gamma,
         recorder=record,

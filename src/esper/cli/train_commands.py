@@ -21,8 +21,8 @@ def ppo(
     steps: Annotated[
         int | None, typer.Option(min=1, help="Decisions per episode; each task has its default.")
     ] = None,
-    seed: Annotated[
-        int | None, typer.Option(min=0, help="Same seed, same run, bit for bit; default 0.")
+    key: Annotated[
+        int | None, typer.Option(min=0, help="Same key, same run, bit for bit; default 0.")
     ] = None,
     out: Annotated[
         str | None, typer.Option(help="Folder for the run. Default: runs/ppo-TASK-SEED.")
@@ -80,7 +80,7 @@ def ppo(
         "rounds": rounds,
         "envs": envs,
         "steps": steps,
-        "seed": seed,
+        "key": key,
         "reward_mode": reward,
         "ab_reward_mode": ab_reward,
         "warm_start": warm_start,

@@ -66,7 +66,7 @@ def run(command: PPOCommand) -> None:
     console = Console()
     if command.resume is None:
         config = load_config(command.config, command.flags)
-        out = Path(command.out or f"runs/ppo-{config.task}-{config.seed}")
+        out = Path(command.out or f"runs/ppo-{config.task}-{config.key}")
     else:
         _refuse_changes(command)
         out = Path(command.resume)

@@ -12,10 +12,10 @@ from esper.growth.blueprints import (
     OutputSpec,
     default_catalogue,
 )
-from esper.growth.costs import count_params, gate_params, seed_costs
+from esper.growth.costs import count_params, seed_costs, valve_params
 from esper.growth.export import export, largest_difference
 from esper.growth.gates import LifecycleRules, gate_checks, gate_passes, gate_result
-from esper.growth.grown_module import GrownModule, seeded
+from esper.growth.grown_module import GrownModule, keyed
 from esper.growth.hosts import CNNHost, MLPHost, TransformerHost
 from esper.growth.lifecycle import (
     StageChange,
@@ -69,10 +69,10 @@ __all__ = [
     "export",
     "fossilize",
     "gate_checks",
-    "gate_params",
     "gate_passes",
     "gate_result",
     "germinate",
+    "keyed",
     "largest_difference",
     "list_slots",
     "map_tensors",
@@ -81,10 +81,10 @@ __all__ = [
     "restore_snapshot",
     "scheduled_alpha",
     "seed_costs",
-    "seeded",
     "slot_group",
     "sync_slot_group",
     "take_snapshot",
     "tensors_in",
     "tick",
+    "valve_params",
 ]

@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from esper.growth.blueprints import BlueprintCatalogue, BlueprintSpec, OutputSpec
-from esper.growth.seed_slot import BlendGate
+from esper.growth.seed_slot import BlendValve
 from esper.leyline import ConfigError, InjectionSpec
 
 
@@ -50,10 +50,10 @@ def seed_costs(
     return fits, params, macs
 
 
-def gate_params(sites: list[InjectionSpec]) -> np.ndarray:
-    """int[S]: parameters of the gate that a gated blend adds while it lasts."""
+def valve_params(sites: list[InjectionSpec]) -> np.ndarray:
+    """int[S]: parameters of the valve that a gated blend adds while it lasts."""
     with torch.device("meta"):
-        return np.array([count_params(BlendGate(site.channels, 2, 2)) for site in sites])
+        return np.array([count_params(BlendValve(site.channels, 2, 2)) for site in sites])
 
 
 def example_params(blueprint: BlueprintSpec, topology: str, width: int) -> int | None:

@@ -108,9 +108,9 @@ def _slot_hook(slot: SeedSlot, blueprint: str, *, in_tuple: bool) -> fx.GraphMod
     module, output = _hook_inputs(graph)
     h = graph.call_function(operator.getitem, (output, 0)) if in_tuple else output
     delta = graph.call_module("seed", (h,))
-    if slot.gate is not None:
-        parts["gate"] = _trace(slot.gate, blueprint)
-        delta = graph.call_function(operator.mul, (graph.call_module("gate", (h,)), delta))
+    if slot.valve is not None:
+        parts["valve"] = _trace(slot.valve, blueprint)
+        delta = graph.call_function(operator.mul, (graph.call_module("valve", (h,)), delta))
     elif slot.alpha != 1.0:
         delta = graph.call_function(operator.mul, (slot.alpha, delta))
     if slot.is_branch:

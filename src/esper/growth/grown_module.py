@@ -15,7 +15,7 @@ from torch.utils.hooks import RemovableHandle
 
 from esper.growth.alpha import GATED
 from esper.growth.blueprints import BlueprintCatalogue, OutputSpec, default_catalogue
-from esper.growth.seed_slot import BlendGate, SeedSlot
+from esper.growth.seed_slot import BlendValve, SeedSlot
 from esper.growth.sites import SlotChoice, choose_slots, evaluating, probe
 from esper.leyline import (
     ConfigError,
@@ -27,7 +27,7 @@ from esper.leyline import (
 
 
 @contextmanager
-def seeded(key: int) -> Iterator[None]:
+def keyed(key: int) -> Iterator[None]:
     """Torch's global generators start from `key` inside, and are as before afterwards."""
     with torch.random.fork_rng():
         torch.manual_seed(key)
@@ -96,7 +96,7 @@ class GrownModule(nn.Module):
         return [p for p in self.host.parameters() if p.requires_grad]
 
     def seed_parameters(self, index: int) -> list[nn.Parameter]:
-        """Trainable parameters of the seed in a slot, those of its blend gate included."""
+        """Trainable parameters of the seed in a slot, those of the valve of its blend included."""
         return [p for p in self.slot(index).parameters() if p.requires_grad]
 
     def germinate(self, index: int, blueprint: int, blend: int, key: int) -> None:
@@ -110,10 +110,10 @@ class GrownModule(nn.Module):
             raise InvalidStateMachineError(f"slot {slot.site.slot_id} already holds a seed")
         spec = self.catalogue[blueprint]
         like = next(self.host.parameters(), torch.empty(0))
-        with seeded(key):
+        with keyed(key):
             seed = spec.build(slot.site, self.output)
-            gate = self._make_gate(slot.site, spec.kind) if blend == GATED else None
-        slot.plant(seed, gate, blueprint, blend, branch=spec.kind == "branch")
+            valve = self._make_valve(slot.site, spec.kind) if blend == GATED else None
+        slot.plant(seed, valve, blueprint, blend, branch=spec.kind == "branch")
         slot.to(like.device, like.dtype)
         slot.train(self.host.training)
         try:
@@ -126,12 +126,12 @@ class GrownModule(nn.Module):
         if slot.is_branch:
             self._handles[index].append(self.host.register_forward_hook(slot.on_host_output))
 
-    def _make_gate(self, site: InjectionSpec, kind: str) -> BlendGate:
+    def _make_valve(self, site: InjectionSpec, kind: str) -> BlendValve:
         dims = len(site.shape) + 1
         if kind == "residual":
-            return BlendGate(site.channels, dims, dims)
+            return BlendValve(site.channels, dims, dims)
         assert self.output is not None
-        return BlendGate(site.channels, dims, 3 if self.output.per_position else 2)
+        return BlendValve(site.channels, dims, 3 if self.output.per_position else 2)
 
     def _check_shape(self, slot: SeedSlot, like: Tensor) -> None:
         assert slot.seed is not None

@@ -29,11 +29,11 @@ class _Isolate(torch.autograd.Function):
         return grads[0], grads[0]
 
 
-class BlendGate(nn.Module):
+class BlendValve(nn.Module):
     """A learned shift of alpha for each sample (or each position, where the target has them).
 
     For blending progress p it returns `p * (1 + (1 - p) * (2g - 1))`, which is within [0, 1], 0
-    for p = 0 and 1 for p = 1 whatever the gate g says: blending starts and ends smoothly.
+    for p = 0 and 1 for p = 1 whatever its setting g: blending starts and ends smoothly.
     `feature_dims` and `target_dims` count dimensions with the batch.
     """
 
@@ -55,10 +55,10 @@ class BlendGate(nn.Module):
             h = h.mean(dim=(2, 3))
         elif self.feature_dims == 3 and self.target_dims == 2:
             h = h.mean(dim=1)
-        gate = self.net(h)
+        setting = self.net(h)
         if self.target_dims == 4:
-            gate = gate[:, :, None, None]
-        return self.progress * (1.0 + (1.0 - self.progress) * (2.0 * gate - 1.0))
+            setting = setting[:, :, None, None]
+        return self.progress * (1.0 + (1.0 - self.progress) * (2.0 * setting - 1.0))
 
 
 class SeedSlot(nn.Module):
@@ -71,7 +71,7 @@ class SeedSlot(nn.Module):
     """
 
     seed: nn.Module | None
-    gate: BlendGate | None
+    valve: BlendValve | None
 
     def __init__(self, site: InjectionSpec) -> None:
         super().__init__()
@@ -83,25 +83,25 @@ class SeedSlot(nn.Module):
         self.clear()
 
     def plant(
-        self, seed: nn.Module, gate: BlendGate | None, blueprint: int, blend: int, *, branch: bool
+        self, seed: nn.Module, valve: BlendValve | None, blueprint: int, blend: int, *, branch: bool
     ) -> None:
         self.seed = seed
-        self.gate = gate
+        self.valve = valve
         self.is_branch = branch
         self.blueprint, self.blend = blueprint, blend
         self.set_blend(SeedStage.GERMINATED, 0.0)
 
     def set_blend(self, stage: SeedStage, alpha: float) -> None:
-        """A full blend needs no gate: it leaves when the ramp is over."""
+        """A full blend needs no valve: it leaves when the ramp is over."""
         self.stage, self.alpha = stage, alpha
         if stage in (SeedStage.HOLDING, SeedStage.FOSSILIZED):
-            self.gate = None
-        if self.gate is not None:
-            self.gate.progress = alpha
+            self.valve = None
+        if self.valve is not None:
+            self.valve.progress = alpha
 
     def clear(self) -> None:
         self.seed = None
-        self.gate = None
+        self.valve = None
         self.is_branch = False
         self.blueprint = self.blend = -1
         self.stage = SeedStage.DORMANT
@@ -115,7 +115,7 @@ class SeedSlot(nn.Module):
 
         Waits for the device; call it once per pass over the data.
         """
-        if self.gate is None or self._applied_count == 0:
+        if self.valve is None or self._applied_count == 0:
             return self.alpha
         mean = float(self._applied_sum) / self._applied_count
         self._applied_sum, self._applied_count = torch.zeros(()), 0
@@ -161,9 +161,9 @@ class SeedSlot(nn.Module):
         if isolated:
             return _Isolate.apply(target, delta)
         assert IS_BLENDED[self.stage]
-        if self.gate is None:
+        if self.valve is None:
             return target + self.alpha * delta if self.alpha != 1.0 else target + delta
-        alpha = self.gate(h)
+        alpha = self.valve(h)
         if self.measuring:
             self._applied_sum = self._applied_sum.to(alpha.device) + alpha.detach().sum()
             self._applied_count += alpha.numel()

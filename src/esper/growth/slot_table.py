@@ -20,7 +20,7 @@ class SlotTable:
     gradient_ratio  gradient of the seed against the host's, per parameter
     gradient_norm, gradient_health   of the seed in the last epoch
     activation_ratio   size of the seed's output against what it is added to
-    params, macs    cost of the seed (multiply-adds per example), its blend gate included
+    params, macs    cost of the seed (multiply-adds per example), the valve of its blend included
     """
 
     stage: np.ndarray

@@ -29,7 +29,7 @@ from esper.leyline.errors import (
 )
 from esper.leyline.gates import GATE_FOR_TARGET, GateLevel, GateResult
 from esper.leyline.randomness import draw_key, generator
-from esper.leyline.recorder import NullRecorder, Recorder, RoundRecorder
+from esper.leyline.recorder import History, NullRecorder, Recorder, RoundRecorder
 from esper.leyline.reports import EpisodeOutcome, SeedStateReport
 from esper.leyline.signals import TrainingSignals
 from esper.leyline.slot_config import TOPOLOGIES, InjectionSpec, SlotConfig
@@ -75,6 +75,7 @@ __all__ = [
     "ForgottenCallError",
     "GateLevel",
     "GateResult",
+    "History",
     "InjectionSpec",
     "InvalidStateMachineError",
     "LifecycleOp",

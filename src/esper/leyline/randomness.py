@@ -9,12 +9,12 @@ from hashlib import blake2b
 import numpy as np
 
 
-def draw_key(run_seed: int, purpose: str, *counters: int) -> int:
-    """A 63-bit seed for one purpose at one place (round, environment, step, slot, ...)."""
-    text = "/".join([str(int(run_seed)), purpose, *(str(int(counter)) for counter in counters)])
+def draw_key(run_key: int, purpose: str, *counters: int) -> int:
+    """A 63-bit key for one purpose at one place (round, environment, step, slot, ...)."""
+    text = "/".join([str(int(run_key)), purpose, *(str(int(counter)) for counter in counters)])
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
 
 
-def generator(run_seed: int, purpose: str, *counters: int) -> np.random.Generator:
+def generator(run_key: int, purpose: str, *counters: int) -> np.random.Generator:
     """A NumPy generator that starts from `draw_key` of the same arguments."""
-    return np.random.Generator(np.random.Philox(draw_key(run_seed, purpose, *counters)))
+    return np.random.Generator(np.random.Philox(draw_key(run_key, purpose, *counters)))

@@ -1,6 +1,7 @@
 """How training tells what happens, without knowing who listens."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from esper.leyline.events import Event
@@ -51,3 +52,28 @@ class NullRecorder:
 
     def outcome(self, outcome: EpisodeOutcome) -> None:
         pass
+
+
+@dataclass
+class History:
+    """A recorder that remembers, and passes on to others."""
+
+    listeners: Sequence[Recorder] = ()
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    outcomes: list[EpisodeOutcome] = field(default_factory=list)
+
+    def event(self, event: Event) -> None:
+        self.events.append(event)
+        for listener in self.listeners:
+            listener.event(event)
+
+    def metrics(self, row: Mapping[str, Any]) -> None:
+        self.rows.append(dict(row))
+        for listener in self.listeners:
+            listener.metrics(row)
+
+    def outcome(self, outcome: EpisodeOutcome) -> None:
+        self.outcomes.append(outcome)
+        for listener in self.listeners:
+            listener.outcome(outcome)

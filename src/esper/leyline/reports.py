@@ -25,7 +25,7 @@ class SeedStateReport:
 
 @dataclass(frozen=True)
 class EpisodeOutcome:
-    """One row of outcomes.jsonl: how one host training ended. Same seed, same bytes.
+    """One row of outcomes.jsonl: how one host training ended. Same key, same bytes.
 
     The network that is kept is the one of `best_step`; scores and sizes are its own.
     `params` and `macs` count the whole network, `seeds` its fossils and what else was kept.
@@ -34,7 +34,7 @@ class EpisodeOutcome:
     """
 
     env: int
-    seed: int
+    key: int
     task: str
     controller: str
     steps: int

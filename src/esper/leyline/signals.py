@@ -10,7 +10,7 @@ class TrainingSignals:
     """State of E host trainings. Scores are on a 0-100 scale; NaN means not measured.
 
     All arrays are [E] but the histories, which are [E, 5], oldest first, NaN before the start.
-    `loss_delta` and `accuracy_delta` are positive when things got better.
+    `loss_delta` and `score_delta` are positive when things got better.
     """
 
     epoch: np.ndarray
@@ -18,12 +18,12 @@ class TrainingSignals:
     train_loss: np.ndarray
     val_loss: np.ndarray
     loss_delta: np.ndarray
-    train_accuracy: np.ndarray
-    val_accuracy: np.ndarray
-    accuracy_delta: np.ndarray
+    train_score: np.ndarray
+    val_score: np.ndarray
+    score_delta: np.ndarray
     plateau_epochs: np.ndarray
     host_stabilized: np.ndarray
-    best_val_accuracy: np.ndarray
+    best_val_score: np.ndarray
     best_val_loss: np.ndarray
     loss_history: np.ndarray
-    accuracy_history: np.ndarray
+    score_history: np.ndarray

@@ -50,7 +50,7 @@ def write_evaluation(folder: Path, report: Report) -> list[Path]:
 
 
 def arms_table(report: Report) -> Table:
-    """One line per arm: means over the seeds. Fits into 80 columns.
+    """One line per arm: means over the keys. Fits into 80 columns.
 
     "train" is multiply-adds of the whole training, "seeds" how many were germinated, "rate" the
     learning rate.
@@ -121,7 +121,7 @@ def _p(value: float | None) -> str:
 
 
 def draw_evaluation(path: Path, report: Report) -> Path:
-    """Scores of every arm and seed above, paired differences with their intervals below."""
+    """Scores of every arm and key above, paired differences with their intervals below."""
     arms, comparisons = report["arms"], report["comparisons"]
     heights = [0.36 * len(arms) + 0.9, 0.36 * len(comparisons) + 0.9]
     figure = new_figure(9, sum(heights) + 0.4)
@@ -154,9 +154,9 @@ def _draw_scores(axes: Any, report: Report) -> None:
     )  # fmt: skip
     axes.set_yticks(list(lines), [_name(arm) for arm in arms], fontsize=9)
     axes.set_ylim(-0.6, len(arms) - 0.4)
-    n = len(report["seeds"])
+    n = len(report["keys"])
     axes.set_title(
-        f"{report['task']}: test {report['score']}, {n} seed{'s' if n > 1 else ''} "
+        f"{report['task']}: test {report['score']}, {n} key{'s' if n > 1 else ''} "
         "(dots), mean (line)",
         loc="left",
         fontsize=10.5,

@@ -4,7 +4,7 @@ config.toml      the settings of the run
 events.jsonl     what happened, one typed event per line
 metrics.jsonl    one flat row per environment step and one per round
 outcomes.jsonl   one row per episode
-timings.jsonl    seconds per round: all that differs between runs of the same seed
+timings.jsonl    seconds per round: all that differs between runs of the same key
 checkpoints/     written by the training itself
 .lock            locked, not merely there, while a process writes to the run
 """

@@ -138,19 +138,19 @@ class AnalyticGrowth:
     """E copies of the problem, in Gymnasium's order: action, consequences, observation.
 
     Every episode has HORIZON steps and then terminates. What is random in an episode is a function
-    of (seed, episode, environment) only.
+    of (key, round, environment) only.
     """
 
-    def __init__(self, num_envs: int, seed: int = 0) -> None:
+    def __init__(self, num_envs: int, key: int = 0) -> None:
         self.num_envs = num_envs
-        self.seed = seed
+        self.key = key
 
-    def reset(self, episode: int = 0) -> tuple[np.ndarray, ActionMasks]:
+    def reset(self, round_: int = 0) -> tuple[np.ndarray, ActionMasks]:
         self.time = 0
         self.states = np.full((self.num_envs, NUM_SLOTS), _DORMANT)
         self._luck = np.stack(
             [
-                generator(self.seed, "analytic", episode, env).random((HORIZON, NUM_SLOTS))
+                generator(self.key, "analytic", round_, env).random((HORIZON, NUM_SLOTS))
                 for env in range(self.num_envs)
             ]
         )

@@ -12,7 +12,7 @@ from esper.leyline import ActionMasks, SlotConfig, TrainingSignals
 class Situation:
     """E environments after step `step` of `max_steps`; a controller must not change any of it.
 
-    seeds         int[E], the seed of each environment's episode
+    keys         int[E], the key of each environment's episode
     running       bool[E], False once an environment's episode is over
     total_params  int[E], host and seeds together
     max_seeds     how many seeds an environment may hold, None for no limit
@@ -20,7 +20,7 @@ class Situation:
 
     step: int
     max_steps: int
-    seeds: np.ndarray
+    keys: np.ndarray
     running: np.ndarray
     signals: TrainingSignals
     table: SlotTable
@@ -33,4 +33,4 @@ class Situation:
 
     @property
     def n_envs(self) -> int:
-        return len(self.seeds)
+        return len(self.keys)

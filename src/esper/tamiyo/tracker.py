@@ -36,49 +36,49 @@ class SignalTracker:
         self.plateau_base = np.full(shape, np.nan)
         self.stable = np.zeros(shape, dtype=np.int64)
         self.stabilized = np.full(shape, self.stabilization_epochs == 0)
-        self.best_accuracy = np.full(shape, np.nan)
+        self.best_score = np.full(shape, np.nan)
         window = (self.n_envs, c.SIGNAL_HISTORY_WINDOW)
         self.losses = np.full(window, np.nan)
-        self.accuracies = np.full(window, np.nan)
+        self.scores = np.full(window, np.nan)
 
     def update(
         self,
         epoch: int,
         global_step: int,
         train_loss: np.ndarray,
-        train_accuracy: np.ndarray,
+        train_score: np.ndarray,
         val_loss: np.ndarray,
-        val_accuracy: np.ndarray,
+        val_score: np.ndarray,
     ) -> TrainingSignals:
         previous_loss = self.losses[:, -1]
         loss_delta = previous_loss - val_loss
-        accuracy_delta = val_accuracy - self.accuracies[:, -1]
-        self._watch_plateau(val_accuracy)
+        score_delta = val_score - self.scores[:, -1]
+        self._watch_plateau(val_score)
         self._watch_stability(loss_delta, previous_loss, val_loss)
-        self.best_accuracy = np.fmax(self.best_accuracy, val_accuracy)
+        self.best_score = np.fmax(self.best_score, val_score)
         self.losses = np.concatenate([self.losses[:, 1:], val_loss[:, None]], axis=1)
-        self.accuracies = np.concatenate([self.accuracies[:, 1:], val_accuracy[:, None]], axis=1)
+        self.scores = np.concatenate([self.scores[:, 1:], val_score[:, None]], axis=1)
         return TrainingSignals(
             epoch=np.full(self.n_envs, epoch),
             global_step=np.full(self.n_envs, global_step),
             train_loss=train_loss,
             val_loss=val_loss,
             loss_delta=loss_delta,
-            train_accuracy=train_accuracy,
-            val_accuracy=val_accuracy,
-            accuracy_delta=accuracy_delta,
+            train_score=train_score,
+            val_score=val_score,
+            score_delta=score_delta,
             plateau_epochs=self.plateau,
             host_stabilized=self.stabilized,
-            best_val_accuracy=self.best_accuracy,
+            best_val_score=self.best_score,
             best_val_loss=np.fmin.reduce(self.losses, axis=1),
             loss_history=self.losses[:, -HISTORY:],
-            accuracy_history=self.accuracies[:, -HISTORY:],
+            score_history=self.scores[:, -HISTORY:],
         )
 
-    def _watch_plateau(self, accuracy: np.ndarray) -> None:
+    def _watch_plateau(self, score: np.ndarray) -> None:
         # Against the best so far, not the last epoch: noise alone would look like progress.
-        rose = ~(accuracy < self.plateau_base + self.plateau_threshold)
-        self.plateau_base = np.where(rose, accuracy, self.plateau_base)
+        rose = ~(score < self.plateau_base + self.plateau_threshold)
+        self.plateau_base = np.where(rose, score, self.plateau_base)
         self.plateau = np.where(rose, 0, self.plateau + 1)
 
     def _watch_stability(

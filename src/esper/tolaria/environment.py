@@ -58,7 +58,7 @@ class GrowthEnv:
         self.population, self.rules = population, rules
         self.on_panic, self.keep_best = on_panic, keep_best
         self.recorder: Recorder = recorder or NullRecorder()
-        self.n_envs = len(population.seeds)
+        self.n_envs = len(population.keys)
         self.garden = Garden(
             population, rules, budget or Budget(), max_seeds, self.recorder, counterfactuals
         )
@@ -191,9 +191,9 @@ class GrowthEnv:
             epoch=self.step_count,
             global_step=self.batches_done,
             train_loss=train.loss,
-            train_accuracy=train.score,
+            train_score=train.score,
             val_loss=_first(evaluations, "loss"),
-            val_accuracy=_first(evaluations, "score"),
+            val_score=_first(evaluations, "score"),
         )
         for env in np.flatnonzero(signals.host_stabilized & ~was_stable).tolist():
             self.recorder.event(HostStabilized(env, self.step_count, signals.val_loss[env].item()))
@@ -204,7 +204,7 @@ class GrowthEnv:
         return Situation(
             step=self.step_count,
             max_steps=self.rules.max_steps,
-            seeds=self.population.seeds,
+            keys=self.population.keys,
             running=self.running,
             signals=signals,
             table=garden.table.copy(),

@@ -41,7 +41,7 @@ def settle_outcome(
     held = np.flatnonzero(env.table.holds_seed[index]).tolist()
     outcome = EpisodeOutcome(
         env=index,
-        seed=int(env.population.seeds[index]),
+        key=int(env.population.keys[index]),
         task=task,
         controller=controller,
         steps=env.step_count,

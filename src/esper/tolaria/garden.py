@@ -17,12 +17,12 @@ from esper.growth import (
     count_params,
     cull,
     fossilize,
-    gate_params,
     germinate,
     move,
     one_slot,
     seed_costs,
     tick,
+    valve_params,
 )
 from esper.leyline import (
     IS_ACTIVE,
@@ -84,23 +84,23 @@ class Garden:
         template = population.template
         self.narrator = Narrator(template)
         self.host_params, self.host_macs = count_params(template.host), template.host_macs
-        self.gate_params = gate_params(template.sites)
+        self.valve_params = valve_params(template.sites)
         self.limits = self._limits(budget, max_seeds)
-        self.table = SlotTable.empty(len(population.seeds), len(template.sites))
+        self.table = SlotTable.empty(len(population.keys), len(template.sites))
         self.counts = {
-            name: np.zeros(len(population.seeds), dtype=np.int64)
+            name: np.zeros(len(population.keys), dtype=np.int64)
             for name in ("germinated", "fossilized", "culled", "rollbacks")
         }
-        self.train_macs = np.zeros(len(population.seeds), dtype=np.int64)
-        self.host_train_macs = np.zeros(len(population.seeds), dtype=np.int64)
+        self.train_macs = np.zeros(len(population.keys), dtype=np.int64)
+        self.host_train_macs = np.zeros(len(population.keys), dtype=np.int64)
 
     def _limits(self, budget: Budget, max_seeds: int | None) -> GrowthLimits:
         template = self.population.template
         fits, params, macs = seed_costs(template.catalogue, template.sites, template.output)
         return GrowthLimits(
             fits=usable_blueprints(template.catalogue, fits),
-            # Any blend might be gated: its gate has to fit the budget while it lasts.
-            params=params + self.gate_params[:, None],
+            # Any blend might be gated: its valve has to fit the budget while it lasts.
+            params=params + self.valve_params[:, None],
             macs=macs,
             max_params=_cap(budget.params, self.host_params),
             max_macs=_cap(budget.macs, self.host_macs),
@@ -144,16 +144,16 @@ class Garden:
     def _germinate(
         self, env: int, slot: int, blueprint: int, blend: int, step: int, score: float
     ) -> StageChange:
-        key = draw_key(int(self.population.seeds[env]), "seed", step, slot)
+        key = draw_key(int(self.population.keys[env]), "seed", step, slot)
         self.population.germinate(env, slot, blueprint, blend, key)
-        gate = 0 if blend == GATED else self.gate_params[slot]
+        valve = 0 if blend == GATED else self.valve_params[slot]
         return germinate(
             self.table,
             env,
             slot,
             blueprint=blueprint,
             blend=blend,
-            params=self.limits.params[slot, blueprint] - gate,
+            params=self.limits.params[slot, blueprint] - valve,
             macs=self.limits.macs[slot, blueprint],
             score=score,
         )
@@ -232,7 +232,7 @@ class Garden:
                 self._remove(change.where)
             if change.target == SeedStage.HOLDING:
                 gated = change.where & (self.table.blend == GATED)
-                self.table.params[gated] -= np.broadcast_to(self.gate_params, gated.shape)[gated]
+                self.table.params[gated] -= np.broadcast_to(self.valve_params, gated.shape)[gated]
         for env, slot in np.argwhere(self.table.holds_seed & envs[:, None]).tolist():
             self._show_blend(env, slot)
         self._tell(before, changes, step)

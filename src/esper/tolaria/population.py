@@ -18,9 +18,9 @@ from esper.growth import (
     call_model,
     evaluating,
     export,
+    keyed,
     map_tensors,
     restore_snapshot,
-    seeded,
     sync_slot_group,
     take_snapshot,
 )
@@ -32,7 +32,7 @@ from esper.tolaria.objectives import Objective
 
 @dataclass(frozen=True)
 class HostRecipe:
-    """How to make one host and train it. `build` runs with torch seeded for the environment."""
+    """How to make one host and train it. `build` runs with torch keyed for the environment."""
 
     build: Callable[[], nn.Module]
     slots: SlotChoice
@@ -85,7 +85,7 @@ class Evaluation:
 class Population(Protocol):
     """E hosts that are trained side by side. Slots and environments are addressed by index."""
 
-    seeds: np.ndarray
+    keys: np.ndarray
 
     @property
     def template(self) -> GrownModule:
@@ -112,21 +112,21 @@ class Population(Protocol):
 class LoopedPopulation:
     """E ordinary modules, trained one after another; works with any nn.Module.
 
-    What a host does depends on its own seed and on nothing that happens to the others.
+    What a host does depends on its own key and on nothing that happens to the others.
     """
 
     def __init__(
-        self, recipe: HostRecipe, seeds: Iterable[int], device: str | torch.device = "cpu"
+        self, recipe: HostRecipe, keys: Iterable[int], device: str | torch.device = "cpu"
     ) -> None:
         self.recipe = recipe
-        self.seeds = np.array(list(seeds), dtype=np.int64)
+        self.keys = np.array(list(keys), dtype=np.int64)
         self.device = torch.device(device)
-        self.networks = [self._make_network(int(seed)) for seed in self.seeds]
+        self.networks = [self._make_network(int(key)) for key in self.keys]
         self.optimizers = [self._make_optimizer(network) for network in self.networks]
 
-    def _make_network(self, seed: int) -> GrownModule:
+    def _make_network(self, key: int) -> GrownModule:
         recipe = self.recipe
-        with seeded(draw_key(seed, "host")):
+        with keyed(draw_key(key, "host")):
             host = recipe.build().to(self.device)
         if not any(p.requires_grad for p in host.parameters()):
             raise ConfigError(f"{type(host).__name__} has no trainable parameters")
@@ -152,9 +152,9 @@ class LoopedPopulation:
 
     def set_blend(self, env: int, slot: int, stage: SeedStage, alpha: float) -> None:
         network = self.networks[env]
-        gated = network.slot(slot).gate is not None
+        had_valve = network.slot(slot).valve is not None
         network.set_blend(slot, stage, alpha)
-        if gated and network.slot(slot).gate is None:
+        if had_valve and network.slot(slot).valve is None:
             self._sync(env, slot)
 
     def _sync(self, env: int, slot: int) -> None:
@@ -163,7 +163,7 @@ class LoopedPopulation:
         sync_slot_group(self.optimizers[env], slot_id, network.seed_parameters(slot))
 
     def train_epoch(self, running: np.ndarray, step: int) -> TrainReadings:
-        n_envs, n_slots = len(self.seeds), len(self.template.sites)
+        n_envs, n_slots = len(self.keys), len(self.template.sites)
         loss, score = np.full(n_envs, np.nan), np.full(n_envs, np.nan)
         gradients = np.full((3, n_envs, n_slots), np.nan)
         seed_finite = np.ones((n_envs, n_slots), dtype=bool)
@@ -181,12 +181,12 @@ class LoopedPopulation:
 
     def _train_one(self, env: int, step: int, meter: GradientMeter) -> tuple[float, float, int]:
         recipe, network, optimizer = self.recipe, self.networks[env], self.optimizers[env]
-        seed = int(self.seeds[env])
+        key = int(self.keys[env])
         network.train()
         readings, sizes = [], []
-        with seeded(draw_key(seed, "noise", step)):
+        with keyed(draw_key(key, "noise", step)):
             for inputs, target in self._batches(
-                recipe.data.train_batches(draw_key(seed, "shuffle", step))
+                recipe.data.train_batches(draw_key(key, "shuffle", step))
             ):
                 optimizer.zero_grad(set_to_none=True)
                 output = call_model(network.host, inputs)

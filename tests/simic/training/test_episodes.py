@@ -52,10 +52,10 @@ def test_rewards_without_costs_add_up_to_the_gain_in_score() -> None:
     assert np.ptp(found.scores) > 1
 
 
-def test_recording_is_a_function_of_the_seed() -> None:
+def test_recording_is_a_function_of_the_key() -> None:
     again = record(make_controller("random"), episodes=2)
     once = record(make_controller("random"), episodes=2)
-    other = record(make_controller("random"), episodes=2, seed=1)
+    other = record(make_controller("random"), episodes=2, key=1)
     assert (once.observations == again.observations).all()
     assert not (once.observations == other.observations).all()
 
@@ -75,7 +75,7 @@ def test_saved_and_loaded_are_equal(tmp_path: Path) -> None:
 
 
 def test_joining_pads_and_keeps_every_step() -> None:
-    long = play_analytic(random_player(0), 3, seed=0)
+    long = play_analytic(random_player(0), 3, key=0)
     short = replace(
         long.rows(np.array([1])),
         **{
@@ -98,7 +98,7 @@ def test_joining_pads_and_keeps_every_step() -> None:
 
 def test_episodes_of_other_problems_are_not_joined() -> None:
     with pytest.raises(ConfigError, match="different kinds"):
-        join([episodes(), play_analytic(random_player(0), 1, seed=0)])
+        join([episodes(), play_analytic(random_player(0), 1, key=0)])
     with pytest.raises(ConfigError, match="no episodes"):
         join([])
 

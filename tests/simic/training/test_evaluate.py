@@ -1,4 +1,4 @@
-"""Evaluation: paired seeds, honest controls, and a test part that nobody sees until the end."""
+"""Evaluation: paired keys, honest controls, and a test part that nobody sees until the end."""
 
 import json
 from dataclasses import replace
@@ -30,9 +30,9 @@ STEPS = 16
 
 
 @pytest.fixture(autouse=True)
-def few_tuning_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+def few_tuning_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two show the same as eight, sooner."""
-    monkeypatch.setattr(module, "TUNING_SEEDS", 2)
+    monkeypatch.setattr(module, "TUNING_KEYS", 2)
 
 
 SCRIPT = "1 GERMINATE r0c0 branch linear\nauto FOSSILIZE\n"
@@ -42,7 +42,7 @@ def make_arm(name: str) -> Controller:
     return ScriptedController(SCRIPT, "grow") if name == "grow" else make_controller(name)
 
 
-SETTINGS = EvaluationSettings(("static", "random", "grow"), seeds=2, steps=STEPS)
+SETTINGS = EvaluationSettings(("static", "random", "grow"), keys=2, steps=STEPS)
 
 
 def narrow_digits() -> tuple[Any, Any]:
@@ -66,9 +66,9 @@ class Rows:
 
 
 @cache
-def grown(seed: int = 0) -> Trained:
+def grown(key: int = 0) -> Trained:
     task, data = narrow_digits()
-    return train(Plan(task, make_arm("grow"), STEPS), data, seed)
+    return train(Plan(task, make_arm("grow"), STEPS), data, key)
 
 
 @cache
@@ -87,7 +87,7 @@ def trials(found: EvaluationReport, name: str) -> list[Any]:
 # --- pairs ---------------------------------------------------------------------------------------
 
 
-def test_arms_of_one_seed_share_host_and_shuffles() -> None:
+def test_arms_of_one_key_share_host_and_shuffles() -> None:
     task, data = narrow_digits()
     first_epochs, last_scores = [], []
     for name in ("static", "random", "heuristic", "grow"):
@@ -99,25 +99,25 @@ def test_arms_of_one_seed_share_host_and_shuffles() -> None:
     assert len(set(last_scores)) > 1, "the arms never parted; the test shows nothing"
 
 
-def test_other_seeds_are_other_hosts() -> None:
+def test_other_keys_are_other_hosts() -> None:
     task, data = narrow_digits()
     losses = set()
-    for seed in (0, 1):
+    for key in (0, 1):
         watcher = Rows()
-        train(Plan(task, make_arm("static"), 1), data, seed, watcher)
+        train(Plan(task, make_arm("static"), 1), data, key, watcher)
         losses.add(watcher.rows[0]["val_loss"])
     assert len(losses) == 2
 
 
-def test_every_arm_has_every_seed() -> None:
+def test_every_arm_has_every_key() -> None:
     found = report()
-    assert found.seeds == (0, 1)
+    assert found.keys == (0, 1)
     for row in found.arms:
-        assert [trial.seed for trial in trials(found, row["arm"])] == [0, 1]
+        assert [trial.key for trial in trials(found, row["arm"])] == [0, 1]
 
 
 def test_the_same_evaluation_gives_the_same_numbers() -> None:
-    settings = EvaluationSettings(("static", "grow"), seeds=1, steps=4, controls=False)
+    settings = EvaluationSettings(("static", "grow"), keys=1, steps=4, controls=False)
     one, two = (evaluate(*narrow_digits(), settings, make_arm) for _ in range(2))
     for a, b in zip(one.trials, two.trials, strict=True):
         assert replace(a, cpu_seconds=0.0) == replace(b, cpu_seconds=0.0)
@@ -153,7 +153,7 @@ def test_the_test_part_is_read_after_all_training_and_once_per_network(
 
     monkeypatch.setattr(module, "train", noted_train)
     monkeypatch.setattr(module, "score_on", noted_score)
-    settings = EvaluationSettings(("static", "random"), seeds=2, steps=2, controls=False)
+    settings = EvaluationSettings(("static", "random"), keys=2, steps=2, controls=False)
     evaluate(*narrow_digits(), settings, make_arm)
     assert story == ["train"] * 4 + ["test"] * 4
 
@@ -192,7 +192,7 @@ def test_affordable_steps_use_the_budget_up() -> None:
 
 
 def test_growing_costs_more_than_the_network_it_ends_with() -> None:
-    """Rejected seeds and counterfactual passes are in the bill of the arm that made them."""
+    """Rejected keys and counterfactual passes are in the bill of the arm that made them."""
     task, data = narrow_digits()
     rejected = ScriptedController("1 GERMINATE r0c0 branch linear\n3 CULL r0c0\n", "cull")
     outcome = train(Plan(task, rejected, 6), data, 0).outcome
@@ -240,7 +240,7 @@ def test_widths_up_to_takes_the_nearest_in_proportion() -> None:
 def test_a_task_without_a_family_has_no_best_static() -> None:
     task, data = narrow_digits()
     task = replace(task, host_of_width=None, widths=())
-    settings = EvaluationSettings(("static", "grow"), seeds=1, steps=STEPS)
+    settings = EvaluationSettings(("static", "grow"), keys=1, steps=STEPS)
     found = evaluate(task, data, settings, make_arm)
     assert [row["arm"] for row in found.arms] == [
         "static",
@@ -251,7 +251,7 @@ def test_a_task_without_a_family_has_no_best_static() -> None:
 
 
 def test_controls_are_made_for_the_arm_that_is_asked_for() -> None:
-    settings = EvaluationSettings(("static", "grow", "random"), seeds=1, control_for="grow")
+    settings = EvaluationSettings(("static", "grow", "random"), keys=1, control_for="grow")
     assert settings.reference == "grow"
     assert replace(settings, control_for=None).reference == "random"
     assert replace(settings, controls=False).reference is None
@@ -261,23 +261,23 @@ def test_controls_are_made_for_the_arm_that_is_asked_for() -> None:
 # --- tuning --------------------------------------------------------------------------------------
 
 
-def test_every_arm_tunes_on_the_same_grid_and_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_arm_tunes_on_the_same_grid_and_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     from esper.simic.training import choices
 
     tried: dict[str, list[tuple[float, int]]] = {}
     real = choices.train
 
-    def noted(plan: Plan, data: Any, seed: int) -> Trained:
-        key = f"{plan.controller.name} {bool(plan.topology)}"
-        tried.setdefault(key, []).append((plan.task.learning_rate, seed))
-        return real(plan, data, seed)
+    def noted(plan: Plan, data: Any, key: int) -> Trained:
+        arm = f"{plan.controller.name} {bool(plan.topology)}"
+        tried.setdefault(arm, []).append((plan.task.learning_rate, key))
+        return real(plan, data, key)
 
     monkeypatch.setattr(choices, "train", noted)
-    settings = EvaluationSettings(("static", "grow"), seeds=1, steps=2, tune=True, controls=False)
+    settings = EvaluationSettings(("static", "grow"), keys=1, steps=2, tune=True, controls=False)
     found = evaluate(*narrow_digits(), settings, make_arm)
     assert tried["static False"] == tried["scripted:grow False"]
-    assert {seed for _, seed in tried["static False"]} == set(found.tuning_seeds)
-    assert not set(found.tuning_seeds) & set(found.seeds)
+    assert {key for _, key in tried["static False"]} == set(found.tuning_keys)
+    assert not set(found.tuning_keys) & set(found.keys)
     assert {rate for rate, _ in tried["static False"]} == set(found.learning_rates)
     assert len(found.learning_rates) == 3
 
@@ -286,7 +286,7 @@ def test_tuning_takes_the_rate_that_is_best_on_validation() -> None:
     """In so few steps the largest rate of this grid, which is its last, gets furthest."""
     task, data = narrow_digits()
     task = replace(task, learning_rate=1e-3)
-    settings = EvaluationSettings(("static",), seeds=1, steps=8, tune=True)
+    settings = EvaluationSettings(("static",), keys=1, steps=8, tune=True)
     found = evaluate(task, data, settings, make_arm)
     assert arm(found, "static")["learning_rate"] == max(found.learning_rates)
 
@@ -323,8 +323,8 @@ def test_the_report_is_plain_json() -> None:
     assert json.loads(json.dumps(report().as_dict(), allow_nan=False))["task"] == "digits"
 
 
-def test_one_seed_gives_no_intervals_and_no_nan() -> None:
-    settings = EvaluationSettings(("static", "random"), seeds=1, steps=2, controls=False)
+def test_one_key_gives_no_intervals_and_no_nan() -> None:
+    settings = EvaluationSettings(("static", "random"), keys=1, steps=2, controls=False)
     found = evaluate(*narrow_digits(), settings, make_arm)
     (only,) = found.comparisons
     assert (only.low, only.high, only.p, only.p_holm) == (None, None, None, None)
@@ -339,7 +339,7 @@ def test_one_seed_gives_no_intervals_and_no_nan() -> None:
     [
         ({"arms": ()}, "at least one arm"),
         ({"arms": ("static", "static")}, "more than once"),
-        ({"arms": ("static",), "seeds": 0}, "seeds must"),
+        ({"arms": ("static",), "keys": 0}, "keys must"),
         ({"arms": ("static",), "steps": 0}, "steps must"),
         ({"arms": ("static",), "control_for": "random"}, "not among the arms"),
     ],
@@ -360,7 +360,7 @@ class Misfit:
 
 def test_a_policy_that_does_not_fit_is_found_before_any_trial() -> None:
     phases: list[str] = []
-    settings = EvaluationSettings(("static", "misfit"), seeds=1, steps=2)
+    settings = EvaluationSettings(("static", "misfit"), keys=1, steps=2)
     with pytest.raises(ConfigError, match="five slots"):
         evaluate(
             *narrow_digits(),
@@ -388,20 +388,20 @@ class Interrupting:
         return np.zeros((1, 4), dtype=np.int64)
 
 
-def test_ctrl_c_reports_the_seeds_that_are_complete() -> None:
-    settings = EvaluationSettings(("static", "late"), seeds=5, steps=2, controls=False)
-    controller = Interrupting(at=1 + 2 * 2 + 1)  # the rehearsal, two seeds of two steps, then
+def test_ctrl_c_reports_the_keys_that_are_complete() -> None:
+    settings = EvaluationSettings(("static", "late"), keys=5, steps=2, controls=False)
+    controller = Interrupting(at=1 + 2 * 2 + 1)  # the rehearsal, two keys of two steps, then
     found = evaluate(
         *narrow_digits(),
         settings,
         lambda name: controller if name == "late" else make_arm(name),
     )
-    assert found.seeds == (0, 1)
-    assert found.seeds_wanted == 5
+    assert found.keys == (0, 1)
+    assert found.keys_wanted == 5
     assert len(found.trials) == 4
 
 
-def test_ctrl_c_in_the_first_seed_leaves_nothing_to_report() -> None:
-    settings = EvaluationSettings(("late",), seeds=2, steps=2, controls=False)
+def test_ctrl_c_in_the_first_key_leaves_nothing_to_report() -> None:
+    settings = EvaluationSettings(("late",), keys=2, steps=2, controls=False)
     with pytest.raises(KeyboardInterrupt):
         evaluate(*narrow_digits(), settings, lambda name: Interrupting(at=2))

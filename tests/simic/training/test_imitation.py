@@ -32,7 +32,7 @@ def new_scale() -> RunningMeanStd:
 @cache
 def taught() -> tuple[FactoredRecurrentActorCritic, RunningMeanStd, CloningReport]:
     network, scale = small_network(), new_scale()
-    episodes = play_analytic(best_player(), 160, seed=0)
+    episodes = play_analytic(best_player(), 160, key=0)
     return network, scale, clone(network, scale, episodes, QUICK)
 
 
@@ -42,14 +42,14 @@ def test_a_clone_of_the_best_agrees_and_earns_as_much() -> None:
     assert report.held_out.acting is not None
     assert report.held_out.acting > 0.95
     assert report.held_out.always_wait < 0.9, "waiting would do; the test shows nothing"
-    teacher = play_analytic(best_player(), 200, seed=7).returns.mean()
-    pupil = play_analytic(learner(network, scale), 200, seed=7).returns.mean()
+    teacher = play_analytic(best_player(), 200, key=7).returns.mean()
+    pupil = play_analytic(learner(network, scale), 200, key=7).returns.mean()
     assert pupil > 0.95 * teacher > 2.0
 
 
 def test_what_is_reported_is_what_is_kept() -> None:
     network, scale, report = taught()
-    _, held_out = split(play_analytic(best_player(), 160, seed=0), QUICK.held_out, 0)
+    _, held_out = split(play_analytic(best_player(), 160, key=0), QUICK.held_out, 0)
     exam = Lesson.of(held_out, scale)
     assert report.loss < 0.2 * report.first_loss
     assert weighted_nll(network, exam).item() == pytest.approx(report.loss, rel=1e-5)
@@ -58,7 +58,7 @@ def test_what_is_reported_is_what_is_kept() -> None:
 
 def test_noise_cannot_be_imitated_and_the_report_says_so() -> None:
     network = small_network()
-    episodes = play_analytic(random_player(0), 40, seed=0)
+    episodes = play_analytic(random_player(0), 40, key=0)
     report = clone(network, new_scale(), episodes, CloningConfig(epochs=5))
     assert report.held_out.overall < 0.6
 
@@ -68,7 +68,7 @@ def test_the_loss_is_the_cross_entropy_of_relevant_heads() -> None:
     network, scale = small_network(), new_scale()
     for head in HEAD_NAMES:
         torch.nn.init.zeros_(network.head(head)[2].weight)
-    episodes = play_analytic(random_player(1), 6, seed=0)
+    episodes = play_analytic(random_player(1), 6, key=0)
     total = 0.0
     for n, t in np.argwhere(episodes.valid).tolist():
         slot, _, _, op = episodes.actions[n, t].tolist()
@@ -90,7 +90,7 @@ def _shortened(episodes: Episodes, length: int) -> Episodes:
 
 def test_padding_does_not_count() -> None:
     network, scale = small_network(), new_scale()
-    full = play_analytic(random_player(1), 5, seed=0)
+    full = play_analytic(random_player(1), 5, key=0)
     cut = _shortened(full, 4)
     changed = _shortened(full, 4)
     changed.actions[:, 4:] = 0
@@ -102,7 +102,7 @@ def test_padding_does_not_count() -> None:
 
 def test_weights_choose_what_is_learnt() -> None:
     """Of two teachers in one recording, only the one with weight is imitated."""
-    episodes = play_analytic(random_player(2), 40, seed=0)
+    episodes = play_analytic(random_player(2), 40, key=0)
     weights = (episodes.actions[..., OP] == LifecycleOp.WAIT).astype(np.float32)
     network, scale = small_network(), new_scale()
     from esper.simic.training.imitation import fit
@@ -115,18 +115,18 @@ def test_weights_choose_what_is_learnt() -> None:
     assert (chosen[..., OP] == LifecycleOp.WAIT).float().mean() > 0.99
 
 
-def test_cloning_is_a_function_of_its_seed() -> None:
-    episodes = play_analytic(random_player(0), 8, seed=0)
+def test_cloning_is_a_function_of_its_key() -> None:
+    episodes = play_analytic(random_player(0), 8, key=0)
     found = [
-        clone(small_network(), new_scale(), episodes, CloningConfig(epochs=2), seed)
-        for seed in (0, 0, 1)
+        clone(small_network(), new_scale(), episodes, CloningConfig(epochs=2), key)
+        for key in (0, 0, 1)
     ]
     assert found[0] == found[1] != found[2]
 
 
 def test_held_out_episodes_are_never_learnt_from() -> None:
-    episodes = play_analytic(random_player(0), 9, seed=0)
-    learn, held_out = split(episodes, 0.25, seed=3)
+    episodes = play_analytic(random_player(0), 9, key=0)
+    learn, held_out = split(episodes, 0.25, key=3)
     assert (len(learn), len(held_out)) == (7, 2)
     shared = {row.tobytes() for row in learn.actions} & {row.tobytes() for row in held_out.actions}
     assert not shared
@@ -142,4 +142,4 @@ def test_bad_settings_are_refused(settings: dict[str, Any]) -> None:
 
 def test_one_episode_is_not_enough() -> None:
     with pytest.raises(ConfigError, match="at least 2"):
-        clone(small_network(), new_scale(), play_analytic(random_player(0), 1, seed=0))
+        clone(small_network(), new_scale(), play_analytic(random_player(0), 1, key=0))

@@ -22,10 +22,10 @@ def run(tmp_path_factory):
     return folder
 
 
-def actions_of(controller, seeds) -> np.ndarray:
+def actions_of(controller, keys) -> np.ndarray:
     task, taken = tiny_task(), []
     env = GrowthEnv(
-        LoopedPopulation(task.recipe(task.load(None), default_catalogue()), seeds),
+        LoopedPopulation(task.recipe(task.load(None), default_catalogue()), keys),
         LifecycleRules(max_steps=task.steps),
     )
     run_episode(env, controller, on_step=lambda transition: taken.append(transition.actions))
@@ -38,7 +38,7 @@ def test_it_repeats_itself_and_does_not_mind_its_neighbours(run):
     assert np.array_equal(together[1:], actions_of(esper.load_policy(run), [2]))
 
 
-def test_it_can_draw_as_a_function_of_the_seed(run):
+def test_it_can_draw_as_a_function_of_the_key(run):
     drawn = esper.load_policy(run, deterministic=False)
     first = actions_of(drawn, [1, 2])
     assert np.array_equal(first, actions_of(drawn, [1, 2]))

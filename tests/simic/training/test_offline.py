@@ -28,13 +28,13 @@ def new_scale() -> RunningMeanStd:
 
 def test_it_improves_on_random_behaviour() -> None:
     network, scale = small_network(), new_scale()
-    recorded = play_analytic(random_player(0), 300, seed=0)
+    recorded = play_analytic(random_player(0), 300, key=0)
     config = OfflineConfig(
         steps=1500, policy=CloningConfig(epochs=15, minibatch=32, learning_rate=2e-3)
     )
     report = learn_offline(network, scale, recorded, config)
-    behaviour = play_analytic(random_player(5), 300, seed=9).returns.mean()
-    learnt = play_analytic(learner(network, scale), 300, seed=9).returns.mean()
+    behaviour = play_analytic(random_player(5), 300, key=9).returns.mean()
+    learnt = play_analytic(learner(network, scale), 300, key=9).returns.mean()
     assert report.mean_return == pytest.approx(recorded.returns.mean())
     assert behaviour < -0.5
     # Never doing anything earns 0: what is learnt has to be worth more than to stop acting.
@@ -66,7 +66,7 @@ def test_values_of_a_two_step_problem_in_closed_form() -> None:
         ends=torch.tensor([False, True]).repeat(n),
     )
     config = OfflineConfig(gamma=0.5, steps=600, batch=64, width=16, learning_rate=5e-3)
-    values, *_ = fit_values(steps, config, seed=0)
+    values, *_ = fit_values(steps, config, key=0)
     with torch.no_grad():
         found = values.value(torch.stack([s0, s1])).tolist()
     assert found == pytest.approx([2.0, 2.0], abs=0.1)
@@ -87,7 +87,7 @@ def test_a_high_expectile_values_the_best_action_and_a_low_one_the_mean() -> Non
         config = OfflineConfig(
             expectile=expectile, steps=500, batch=64, width=16, learning_rate=5e-3
         )
-        values, *_ = fit_values(steps, config, seed=0)
+        values, *_ = fit_values(steps, config, key=0)
         found.append(values.value(torch.ones(1, 1)).item())
     assert found == pytest.approx([0.5, 0.95], abs=0.06)
 
@@ -102,7 +102,7 @@ def test_actions_are_encoded_without_what_does_not_matter() -> None:
 
 
 def test_steps_follow_each_other_and_end_with_their_episode() -> None:
-    episodes = play_analytic(random_player(0), 3, seed=0)
+    episodes = play_analytic(random_player(0), 3, key=0)
     episodes = replace(episodes, lengths=np.array([2, 16, 5]))
     steps = flatten(episodes, new_scale())
     assert steps.ends.nonzero().flatten().tolist() == [1, 17, 22]
@@ -110,8 +110,8 @@ def test_steps_follow_each_other_and_end_with_their_episode() -> None:
     assert torch.equal(steps.following[2], steps.observations[3])
 
 
-def test_learning_is_a_function_of_its_seed() -> None:
-    recorded = play_analytic(random_player(0), 6, seed=0)
+def test_learning_is_a_function_of_its_key() -> None:
+    recorded = play_analytic(random_player(0), 6, key=0)
     config = OfflineConfig(steps=20, policy=CloningConfig(epochs=1))
     found = [learn_offline(small_network(), new_scale(), recorded, config, s) for s in (0, 0, 1)]
     assert found[0] == found[1] != found[2]

@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from esper.api import History
 from esper.api.training import train_ppo
 from esper.growth import LifecycleRules, default_catalogue
+from esper.leyline import History
 from esper.observatory.training_directory import episode_script
 from esper.simic.telemetry import lstm_health, resident_mb
 from esper.simic.training.clock import PHASES
@@ -75,7 +75,7 @@ def test_a_script_of_the_recorded_actions_gives_the_same_scores(run, env):
     outcome = next(o for o in rows(run / "outcomes.jsonl") if (o["round"], o["env"]) == (2, env))
     task, history = tiny_task(), History()
     again = GrowthEnv(
-        LoopedPopulation(task.recipe(task.load(None), default_catalogue()), [outcome["seed"]]),
+        LoopedPopulation(task.recipe(task.load(None), default_catalogue()), [outcome["key"]]),
         LifecycleRules(max_steps=task.steps),
         recorder=history,
     )

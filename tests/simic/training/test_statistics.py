@@ -20,9 +20,9 @@ def exact_sign_flip_p(differences: list[float]) -> float:
     return sum(mean >= observed - 1e-12 for mean in means) / len(means)
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_p_is_the_share_of_sign_flips(seed: int) -> None:
-    rng = np.random.default_rng(seed)
+@pytest.mark.parametrize("key", range(4))
+def test_p_is_the_share_of_sign_flips(key: int) -> None:
+    rng = np.random.default_rng(key)
     first, second = rng.normal(0.4, 1, 8), rng.normal(0, 1, 8)
     found = paired_difference(first.tolist(), second.tolist())
     assert found.p == pytest.approx(exact_sign_flip_p((first - second).tolist()), abs=1e-12)
@@ -49,7 +49,7 @@ def test_many_pairs_agree_with_the_t_test() -> None:
 
 def test_interval_is_scipys_bca_and_not_the_percentile_one() -> None:
     skewed = np.random.default_rng(1).exponential(1.0, 15)
-    found = paired_difference(skewed.tolist(), [0.0] * 15, seed=3)
+    found = paired_difference(skewed.tolist(), [0.0] * 15, key=3)
     for method, same in (("BCa", True), ("percentile", False)):
         expected = stats.bootstrap(
             (skewed,), np.mean, n_resamples=9999, method=method, rng=np.random.default_rng(3)
@@ -68,7 +68,7 @@ def test_bca_covers_the_truth_about_as_often_as_it_says() -> None:
     assert hits >= 50  # of 60; 57 expected
 
 
-def test_the_same_seed_gives_the_same_answer() -> None:
+def test_the_same_key_gives_the_same_answer() -> None:
     first, second = list(np.random.default_rng(0).normal(size=(2, 16)))
     assert paired_difference(list(first), list(second)) == paired_difference(
         list(first), list(second)

@@ -26,12 +26,12 @@ from training_support import rows, same_run, tiny_config, tiny_run, tiny_task
 ANALYTIC = Space(analytic.OBSERVATION_DIM, analytic.NUM_SLOTS, ("small", "medium", "large"))
 
 
-def analytic_config(seed: int) -> TrainingConfig:
+def analytic_config(key: int) -> TrainingConfig:
     return TrainingConfig(
         task="analytic",
         rounds=160,
         envs=32,
-        seed=seed,
+        key=key,
         network=NetworkSizes(feature_dim=32, lstm_hidden_dim=32),
         ppo=replace(
             DEFAULT_PPO,
@@ -48,7 +48,7 @@ def analytic_config(seed: int) -> TrainingConfig:
 def score_of(state: TrainState, envs: int = 1024) -> float:
     """Mean return of the most probable actions in episodes that were not trained on."""
     scaled = ScaledEnv(
-        analytic.AnalyticGrowth(envs, seed=10_000),
+        analytic.AnalyticGrowth(envs, key=10_000),
         _frozen(state.observations),
         {"objective": RewardNormalizer()},
         lambda env: "objective",
@@ -66,9 +66,9 @@ def _frozen(statistics: RunningMeanStd) -> RunningMeanStd:
     return copy
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.soak)])
-def test_the_analytic_problem_is_solved_to_95_percent_by_the_same_loop(seed):
-    config = analytic_config(seed)
+@pytest.mark.parametrize("key", [0, pytest.param(1, marks=pytest.mark.soak)])
+def test_the_analytic_problem_is_solved_to_95_percent_by_the_same_loop(key):
+    config = analytic_config(key)
     optimum, scores = analytic.solve().optimum, []
 
     def look(number: int, row: dict, timing: dict) -> None:
@@ -79,7 +79,7 @@ def test_the_analytic_problem_is_solved_to_95_percent_by_the_same_loop(seed):
     run_training(
         config,
         state,
-        analytic.AnalyticGrowth(config.envs, seed),
+        analytic.AnalyticGrowth(config.envs, key),
         analytic.HORIZON,
         Tally(NullRecorder()),
         hooks=Hooks(on_round=look, stop=lambda: bool(scores) and scores[-1] >= 0.95 * optimum),
@@ -154,9 +154,9 @@ def test_two_reward_modes_share_a_run(tmp_path):
     assert [row["return.objective"], row["return.shaped"]] == pytest.approx(both)
 
 
-def test_the_same_seed_gives_the_same_bytes_and_another_does_not(tmp_path):
-    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
-        tiny_run(tmp_path / name, rounds=1, seed=seed)
+def test_the_same_key_gives_the_same_bytes_and_another_does_not(tmp_path):
+    for name, key in (("a", 1), ("b", 1), ("c", 2)):
+        tiny_run(tmp_path / name, rounds=1, key=key)
     same_run(tmp_path / "a", tmp_path / "b")
     with pytest.raises(AssertionError):
         same_run(tmp_path / "a", tmp_path / "c")

@@ -69,14 +69,14 @@ class FactoredRecurrentActorCritic(nn.Module):
     The first LayerNorm keeps the LSTM's inputs at one scale whatever the observation, the second
     keeps its output from drifting over an episode, so that heads see one scale at any step.
 
-    Initial parameters are a function of `seed`; no global random state is read or changed.
+    Initial parameters are a function of `key`; no global random state is read or changed.
     """
 
-    def __init__(self, config: NetworkConfig, seed: int = 0) -> None:
+    def __init__(self, config: NetworkConfig, key: int = 0) -> None:
         super().__init__()
         self.config = config
         with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(seed)
+            torch.default_generator.manual_seed(key)
             self._build(config)
             self._initialize()
 

@@ -15,7 +15,7 @@ class VectorEnv(Protocol):
 
     num_envs: int
 
-    def reset(self, episode: int) -> tuple[np.ndarray, ActionMasks]: ...
+    def reset(self, round_: int) -> tuple[np.ndarray, ActionMasks]: ...
 
     def step(
         self, actions: np.ndarray
@@ -23,11 +23,11 @@ class VectorEnv(Protocol):
         """Observations, masks, rewards, terminated, truncated."""
 
 
-def action_draws(run_seed: int, episode: int, num_envs: int, steps: int) -> np.ndarray:
-    """Uniform numbers [E, steps, heads]: a function of (seed, episode, environment) only."""
+def action_draws(run_key: int, round_: int, num_envs: int, steps: int) -> np.ndarray:
+    """Uniform numbers [E, steps, heads]: a function of (key, round, environment) only."""
     shape = (steps, len(HEAD_NAMES))
     return np.stack(
-        [generator(run_seed, "action", episode, env).random(shape) for env in range(num_envs)]
+        [generator(run_key, "action", round_, env).random(shape) for env in range(num_envs)]
     )
 
 
@@ -35,7 +35,7 @@ def play_round(
     agent: PPOAgent,
     env: VectorEnv,
     buffer: TamiyoRolloutBuffer,
-    episode: int,
+    round_: int,
     draws: np.ndarray | None,
 ) -> np.ndarray:
     """Fill `buffer` with one episode per environment; returns their sums of rewards [E].
@@ -43,7 +43,7 @@ def play_round(
     An episode that reaches the buffer's last step is truncated there. Without `draws` the most
     probable actions are taken.
     """
-    observations, masks = env.reset(episode)
+    observations, masks = env.reset(round_)
     hidden = agent.initial_hidden(env.num_envs)
     buffer.start(hidden)
     running = np.ones(env.num_envs, dtype=bool)

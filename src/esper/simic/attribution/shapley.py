@@ -112,7 +112,7 @@ def attribute_seeds(env: GrowthEnv, index: int) -> tuple[Attribution, ShapleyCom
     if not IS_BLENDED[env.table.stage[index]].any():
         return None
     game, slots = seed_game(env.population, env.table, index)
-    found = attribute(game, key=int(env.population.seeds[index]))
+    found = attribute(game, key=int(env.population.keys[index]))
     error = found.standard_error
     event = ShapleyComputed(
         env=index,

@@ -60,7 +60,7 @@ def shaped(t: Transition, config: ContributionRewardConfig, gamma: float) -> Par
         "terminal_fossils": config.fossil_terminal_bonus * at_end(t, contributing_fossils, config),
     }
     parts = {name: config.shaping_scale * part for name, part in hints.items()}
-    score = np.where(t.truncated, t.after.signals.val_accuracy, 0.0)
+    score = np.where(t.truncated, t.after.signals.val_score, 0.0)
     parts["terminal_score"] = config.terminal_score_weight * score
     parts["rollback"] = -config.rollback_penalty * t.rolled_back
     return parts
@@ -68,7 +68,7 @@ def shaped(t: Transition, config: ContributionRewardConfig, gamma: float) -> Par
 
 def simplified(t: Transition, config: ContributionRewardConfig, gamma: float) -> Parts:
     shaping = table_pbrs(t, gamma, config.epoch_progress_bonus, config.max_progress_bonus)
-    score = np.where(t.truncated, t.after.signals.val_accuracy, 0.0)
+    score = np.where(t.truncated, t.after.signals.val_score, 0.0)
     acts = t.actions[:, OP] != LifecycleOp.WAIT
     return {
         "pbrs": config.pbrs_weight * shaping,
@@ -83,7 +83,7 @@ def simplified(t: Transition, config: ContributionRewardConfig, gamma: float) ->
 def sparse(t: Transition, config: ContributionRewardConfig, gamma: float) -> Parts:
     """Only the end pays. A rollback is the worst end there is: minus the scale."""
     added = t.after.total_params - t.after.host_params
-    score = np.where(t.truncated, t.after.signals.best_val_accuracy, 0.0)
+    score = np.where(t.truncated, t.after.signals.best_val_score, 0.0)
     return {
         "terminal_score": np.where(t.truncated, terms.sparse_reward(score, added, config), 0.0),
         "rollback": -config.sparse_reward_scale * t.rolled_back,

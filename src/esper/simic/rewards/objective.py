@@ -13,7 +13,7 @@ def objective(t: Transition, config: ObjectiveRewardConfig) -> dict[str, np.ndar
     network relative to its host, 'compute' to the share of compute that growth added.
     """
     before, after = t.before, t.after
-    gained = (after.signals.val_accuracy - before.signals.val_accuracy) / 100.0
+    gained = (after.signals.val_score - before.signals.val_score) / 100.0
     grown = (after.total_params - before.total_params) / after.host_params
     extra = (t.train_macs - t.host_macs) / np.maximum(t.host_macs, 1) / after.max_steps
     return {

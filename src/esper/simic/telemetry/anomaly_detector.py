@@ -93,11 +93,11 @@ def check_ratios(
     return found
 
 
-def value_threshold(current_episode: int, total_episodes: int, limits: AnomalyThresholds) -> float:
+def value_threshold(current_round: int, total_rounds: int, limits: AnomalyThresholds) -> float:
     """A critic has to explain more the longer the run has lasted."""
-    if current_episode <= 0 or total_episodes <= 0:
-        raise ValueError(f"episodes are counted from 1, got {current_episode} of {total_episodes}")
-    progress = current_episode / total_episodes
+    if current_round <= 0 or total_rounds <= 0:
+        raise ValueError(f"rounds are counted from 1, got {current_round} of {total_rounds}")
+    progress = current_round / total_rounds
     for until, threshold in limits.value_phases:
         if progress < until:
             return threshold
@@ -106,11 +106,11 @@ def value_threshold(current_episode: int, total_episodes: int, limits: AnomalyTh
 
 def check_value(
     explained_variance: float | None,
-    current_episode: int,
-    total_episodes: int,
+    current_round: int,
+    total_rounds: int,
     limits: AnomalyThresholds,
 ) -> Findings:
-    least = value_threshold(current_episode, total_episodes, limits)
+    least = value_threshold(current_round, total_rounds, limits)
     if explained_variance is None:
         return {}
     bad = explained_variance < least
@@ -182,8 +182,8 @@ class AnomalyDetector:
     def check_all(
         self,
         *,
-        current_episode: int,
-        total_episodes: int,
+        current_round: int,
+        total_rounds: int,
         ratio_max: float | None = None,
         ratio_min: float | None = None,
         explained_variance: float | None = None,
@@ -198,7 +198,7 @@ class AnomalyDetector:
         limits = self.thresholds
         return self._remember(
             check_ratios(ratio_max, ratio_min, limits)
-            | check_value(explained_variance, current_episode, total_episodes, limits)
+            | check_value(explained_variance, current_round, total_rounds, limits)
             | check_entropy(entropy or {}, limits)
             | check_kl(kl, limits)
             | check_drift(norm_drift, health_drift, limits)
@@ -210,8 +210,8 @@ class AnomalyDetector:
         self,
         row: Mapping[str, Any],
         *,
-        current_episode: int,
-        total_episodes: int,
+        current_round: int,
+        total_rounds: int,
         norm_drift: float | None = None,
         health_drift: float | None = None,
     ) -> AnomalyReport:
@@ -223,8 +223,8 @@ class AnomalyDetector:
         if row.get("skipped") is not None and row.get("steps", 0) > 0:
             numbers[f"update skipped: {row['skipped']}"] = math.nan
         return self.check_all(
-            current_episode=current_episode,
-            total_episodes=total_episodes,
+            current_round=current_round,
+            total_rounds=total_rounds,
             ratio_max=row.get("ratio_max"),
             ratio_min=row.get("ratio_min"),
             explained_variance=row.get("explained_variance"),

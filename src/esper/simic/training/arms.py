@@ -1,4 +1,4 @@
-"""One arm on one seed: train a network under a controller and keep what it reached and cost."""
+"""One arm on one key: train a network under a controller and keep what it reached and cost."""
 
 import time
 from dataclasses import dataclass, replace
@@ -45,8 +45,8 @@ class Trained:
     cpu_seconds: float
 
 
-def make_env(plan: Plan, data: DataSplits, seed: int, recorder: Recorder | None) -> GrowthEnv:
-    population = LoopedPopulation(plan.task.recipe(data, default_catalogue()), [seed])
+def make_env(plan: Plan, data: DataSplits, key: int, recorder: Recorder | None) -> GrowthEnv:
+    population = LoopedPopulation(plan.task.recipe(data, default_catalogue()), [key])
     return GrowthEnv(
         population,
         LifecycleRules(plan.steps),
@@ -58,14 +58,14 @@ def make_env(plan: Plan, data: DataSplits, seed: int, recorder: Recorder | None)
     )
 
 
-def train(plan: Plan, data: DataSplits, seed: int, recorder: Recorder | None = None) -> Trained:
+def train(plan: Plan, data: DataSplits, key: int, recorder: Recorder | None = None) -> Trained:
     """Follow the plan on the training and validation parts of `data`.
 
-    The host at birth and the order of its batches are functions of `seed` alone, so that arms that
-    share a seed are a pair. Ctrl-C raises KeyboardInterrupt: half an episode is no result.
+    The host at birth and the order of its batches are functions of `key` alone, so that arms that
+    share a key are a pair. Ctrl-C raises KeyboardInterrupt: half an episode is no result.
     """
     started = time.process_time()
-    env = make_env(plan, data, seed, recorder)
+    env = make_env(plan, data, key, recorder)
     ended = run_episode(env, plan.controller, topology=plan.topology)
     if ended == "interrupted":
         raise KeyboardInterrupt
@@ -83,7 +83,7 @@ def train(plan: Plan, data: DataSplits, seed: int, recorder: Recorder | None = N
 
 
 def first_situation(task: Task, data: DataSplits) -> Situation:
-    """What every controller of an evaluation gets to see first, for some seed."""
+    """What every controller of an evaluation gets to see first, for some key."""
     return make_env(Plan(task, StaticController(), task.steps), data, 0, None).reset()
 
 

@@ -1,6 +1,6 @@
-"""What the arms of an evaluation choose for themselves, on validation data of tuning seeds.
+"""What the arms of an evaluation choose for themselves, on validation data of tuning keys.
 
-Every arm has the same budget: the same grid of learning rates, the same tuning seeds. The controls
+Every arm has the same budget: the same grid of learning rates, the same tuning keys. The controls
 choose theirs like all others, and the best static network also its width.
 """
 
@@ -29,7 +29,7 @@ STATIC_FINAL_EQUAL_COMPUTE = "static-final-equal-compute"
 BEST_STATIC_EQUAL_PARAMS = "best-static-equal-params"
 BEST_STATIC_EQUAL_COMPUTE = "best-static-equal-compute"
 
-# How an arm is trained on a seed, given what the arms before it reached on the same seed.
+# How an arm is trained on a key, given what the arms before it reached on the same key.
 PlanFor = Callable[[Mapping[str, Trained]], Plan]
 
 
@@ -51,18 +51,18 @@ class Bench:
     task: Task
     data: DataSplits
     steps: int
-    tuning_seeds: tuple[int, ...]
+    tuning_keys: tuple[int, ...]
     rates: tuple[float, ...]
     progress: Callable[[str, int, int], None]
     tuned_anything: bool = field(default=False, init=False)
 
     def runs(self, phase: str, plans: Sequence[Plan]) -> list[Trained]:
-        """One plan for each tuning seed, trained."""
+        """One plan for each tuning key, trained."""
         self.tuned_anything = True
         results = []
-        for i, (plan, seed) in enumerate(zip(plans, self.tuning_seeds, strict=True)):
+        for i, (plan, key) in enumerate(zip(plans, self.tuning_keys, strict=True)):
             self.progress(phase, i, len(plans))
-            results.append(train(plan, self.data, seed))
+            results.append(train(plan, self.data, key))
         return results
 
 
@@ -89,7 +89,7 @@ def choose_arms(
             rate: bench.runs(
                 f"tuning {name}",
                 [Plan(with_rate(bench.task, rate), controller, bench.steps)]
-                * len(bench.tuning_seeds),
+                * len(bench.tuning_keys),
             )
             for rate in bench.rates
         }
@@ -108,7 +108,7 @@ def _own_arm(bench: Bench, name: str, controller: Controller, rate: float) -> Ar
 
 
 def choose_controls(bench: Bench, reference: str, found: Sequence[Trained]) -> list[Arm]:
-    """`found` is what the reference arm reached on the tuning seeds."""
+    """`found` is what the reference arm reached on the tuning keys."""
     arms = [
         _choose_final(bench, name, reference, found, steps_of)
         for name, steps_of in (
@@ -136,7 +136,7 @@ def _choose_final(
     found: Sequence[Trained],
     steps_of: Callable[[Trained], int],
 ) -> Arm:
-    """The topology that the reference arm finds on a seed, from scratch on the same seed."""
+    """The topology that the reference arm finds on a key, from scratch on the same key."""
 
     def plan(run: Trained, rate: float) -> Plan:
         return static_plan(with_rate(bench.task, rate), steps_of(run), run.topology)
@@ -178,7 +178,7 @@ def _choose_equal_compute(
     found: Sequence[Trained],
     sizes: Mapping[int, tuple[int, int]],
 ) -> Arm:
-    """Best width for the compute that the reference arm spends on the same seed."""
+    """Best width for the compute that the reference arm spends on the same key."""
 
     def plan(width: int, rate: float, run: Trained) -> Plan:
         task = with_rate(of_width(bench.task, width), rate)

@@ -65,8 +65,8 @@ class TrainingConfig:
     envs: int = 16
     # Decisions per episode, one per epoch of the host; None: as many as the task says.
     steps: int | None = None
-    # Same seed, same run, bit for bit.
-    seed: int = 0
+    # Same key, same run, bit for bit.
+    key: int = 0
     # What is rewarded; and, for comparison, what the second half of the environments gets instead.
     reward_mode: str = "objective"
     ab_reward_mode: str | None = None
@@ -88,8 +88,8 @@ class TrainingConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1, got {value}")
-        if self.seed < 0:
-            raise ConfigError(f"seed must be at least 0, got {self.seed}")
+        if self.key < 0:
+            raise ConfigError(f"key must be at least 0, got {self.key}")
         if self.incubation not in ("isolated", "joint"):
             raise ConfigError(f"incubation must be isolated or joint, got {self.incubation!r}")
         if self.ab_reward_mode is not None:

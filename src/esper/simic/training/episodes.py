@@ -140,7 +140,7 @@ def record_episodes(
     *,
     episodes: int,
     steps: int | None = None,
-    seed: int = 0,
+    key: int = 0,
     reward: RewardConfig,
     gamma: float,
     recorder: Recorder | None = None,
@@ -154,7 +154,7 @@ def record_episodes(
         env = GrowthEnv(
             LoopedPopulation(
                 task.recipe(data, default_catalogue()),
-                [draw_key(seed, "recorded", number) for number in numbers],
+                [draw_key(key, "recorded", number) for number in numbers],
             ),
             LifecycleRules(steps or task.steps),
             on_panic="terminate",
@@ -186,7 +186,7 @@ def from_transitions(
         f"{name}_masks": over_steps([getattr(t.before.masks, name) for t in history])
         for name in ("op", "slot", "blueprint", "blend")
     }
-    scores = over_steps([s.signals.val_accuracy for s in situations])
+    scores = over_steps([s.signals.val_score for s in situations])
     all_of_them = Episodes(
         space,
         observations=over_steps(

@@ -1,7 +1,7 @@
-"""Evaluation: all arms on paired seeds, with controls that make the comparison fair.
+"""Evaluation: all arms on paired keys, with controls that make the comparison fair.
 
 What an arm may choose (its learning rate, the width of the best static network) it chooses on
-validation data of tuning seeds. Then every arm is trained on every evaluation seed. Only then is
+validation data of tuning keys. Then every arm is trained on every evaluation key. Only then is
 the test part read, once for each network.
 """
 
@@ -18,10 +18,10 @@ from esper.tolaria.data.splits import DataSplits
 from esper.tolaria.scoring import score_on
 from esper.tolaria.tasks import Task
 
-# With 3 seeds the choice follows noise: on digits they prefer a third of the host's learning rate,
+# With 3 keys the choice follows noise: on digits they prefer a third of the host's learning rate,
 # with 5 and with 8 they do not, on validation alone.
-TUNING_SEEDS = 8
-FIRST_TUNING_SEED = 1_000_000  # so that they never meet evaluation seeds, which count from 0
+TUNING_KEYS = 8
+FIRST_TUNING_KEY = 1_000_000  # so that they never meet evaluation keys, which count from 0
 RATE_FACTORS = (1.0, 1 / 3, 3.0)
 STATIC = "static"
 
@@ -33,15 +33,15 @@ class EvaluationSettings:
     """What is compared.
 
     arms         static, random, heuristic, scripted:NAME or a run directory of a learned policy
-    seeds        how many evaluation seeds, from 0
+    keys        how many evaluation keys, from 0
     steps        epochs of every arm; None: the task's
-    tune         every arm chooses its learning rate from the same grid, on tuning seeds
+    tune         every arm chooses its learning rate from the same grid, on tuning keys
     controls     add the control arms, made for the arm `control_for`
     control_for  None: the last of the arms that is not `static`
     """
 
     arms: tuple[str, ...]
-    seeds: int = 20
+    keys: int = 20
     steps: int | None = None
     tune: bool = False
     controls: bool = True
@@ -53,9 +53,9 @@ class EvaluationSettings:
         twice = [arm for arm in self.arms if self.arms.count(arm) > 1]
         if twice:
             raise ConfigError(f"arm {twice[0]!r} is listed more than once")
-        if not 1 <= self.seeds < FIRST_TUNING_SEED:
+        if not 1 <= self.keys < FIRST_TUNING_KEY:
             raise ConfigError(
-                f"seeds must lie between 1 and {FIRST_TUNING_SEED - 1}, got {self.seeds}"
+                f"keys must lie between 1 and {FIRST_TUNING_KEY - 1}, got {self.keys}"
             )
         if self.steps is not None and self.steps < 1:
             raise ConfigError(f"steps must be at least 1, got {self.steps}")
@@ -76,13 +76,13 @@ class EvaluationSettings:
 
 @dataclass(frozen=True)
 class Trial:
-    """One arm on one seed. Scores in the task's unit; costs are multiply-adds.
+    """One arm on one key. Scores in the task's unit; costs are multiply-adds.
 
     `train_macs` is the whole training: rejected seeds, validation and counterfactuals included.
     """
 
     arm: str
-    seed: int
+    key: int
     test_score: float
     val_score: float | None
     params: int
@@ -118,9 +118,9 @@ class EvaluationReport:
     task: str
     score: str
     steps: int
-    seeds: tuple[int, ...]
-    seeds_wanted: int
-    tuning_seeds: tuple[int, ...]
+    keys: tuple[int, ...]
+    keys_wanted: int
+    tuning_keys: tuple[int, ...]
     learning_rates: tuple[float, ...]
     reference: str | None
     arms: tuple[dict[str, Any], ...]
@@ -140,7 +140,7 @@ def evaluate(
 ) -> EvaluationReport:
     """Run the arms and compare them. `make_arm` turns the name of an arm into its controller.
 
-    Bad input raises EsperError before anything is trained beyond one epoch. After Ctrl-C the seeds
+    Bad input raises EsperError before anything is trained beyond one epoch. After Ctrl-C the keys
     that are complete are reported; KeyboardInterrupt is raised if there is none.
     """
     require_scipy()
@@ -151,20 +151,20 @@ def evaluate(
         task,
         data,
         steps,
-        tuning_seeds=tuple(range(FIRST_TUNING_SEED, FIRST_TUNING_SEED + TUNING_SEEDS)),
+        tuning_keys=tuple(range(FIRST_TUNING_KEY, FIRST_TUNING_KEY + TUNING_KEYS)),
         rates=tuple(f * task.learning_rate for f in RATE_FACTORS[: None if settings.tune else 1]),
         progress=progress,
     )
     arms = choose_arms(bench, controllers, settings.reference)
-    trained = list(_train_all(bench, arms, settings.seeds))
+    trained = list(_train_all(bench, arms, settings.keys))
     trials = [_trial(task, data, arm, run) for runs in trained for arm, run in runs.items()]
     return EvaluationReport(
         task=task.name,
         score=task.score.__name__,
         steps=steps,
-        seeds=tuple(range(len(trained))),
-        seeds_wanted=settings.seeds,
-        tuning_seeds=bench.tuning_seeds if bench.tuned_anything else (),
+        keys=tuple(range(len(trained))),
+        keys_wanted=settings.keys,
+        tuning_keys=bench.tuning_keys if bench.tuned_anything else (),
         learning_rates=bench.rates,
         reference=settings.reference,
         arms=tuple(_summary(arm, trials) for arm in arms),
@@ -181,17 +181,17 @@ def _rehearse(task: Task, data: DataSplits, controllers: dict[str, Controller]) 
         controller.act(situation)
 
 
-def _train_all(bench: Bench, arms: Sequence[Arm], seeds: int) -> Iterator[dict[str, Trained]]:
-    """For each seed its trained arms; seeds are the outer loop, so that every result is a pair."""
-    total = seeds * len(arms)
-    for seed in range(seeds):
+def _train_all(bench: Bench, arms: Sequence[Arm], keys: int) -> Iterator[dict[str, Trained]]:
+    """For each key its trained arms; keys are the outer loop, so that every result is a pair."""
+    total = keys * len(arms)
+    for key in range(keys):
         runs: dict[str, Trained] = {}
         try:
             for i, arm in enumerate(arms):
-                bench.progress(arm.name, seed * len(arms) + i, total)
-                runs[arm.name] = train(arm.plan(runs), bench.data, seed)
+                bench.progress(arm.name, key * len(arms) + i, total)
+                runs[arm.name] = train(arm.plan(runs), bench.data, key)
         except KeyboardInterrupt:
-            if seed == 0:
+            if key == 0:
                 raise
             return
         yield runs
@@ -202,7 +202,7 @@ def _trial(task: Task, data: DataSplits, arm: str, run: Trained) -> Trial:
     outcome = run.outcome
     return Trial(
         arm=arm,
-        seed=outcome.seed,
+        key=outcome.key,
         test_score=score_on(run.model, task, data.test_x, data.test_y),
         val_score=outcome.val_score,
         params=outcome.params,
@@ -225,7 +225,7 @@ AVERAGED = (
 
 
 def _summary(arm: Arm, trials: Sequence[Trial]) -> dict[str, Any]:
-    """Means over seeds, and what the arm chose."""
+    """Means over keys, and what the arm chose."""
     own = [trial for trial in trials if trial.arm == arm.name]
     means = {}
     for name in AVERAGED:

@@ -39,8 +39,8 @@ class GrowthRounds:
         self.shards = [kind(spec) for spec in specs]
         self.cuts = np.cumsum([len(part) for part in parts])[:-1]
 
-    def reset(self, episode: int) -> tuple[np.ndarray, ActionMasks]:
-        results = self._all("reset", [episode] * len(self.shards))
+    def reset(self, round_: int) -> tuple[np.ndarray, ActionMasks]:
+        results = self._all("reset", [round_] * len(self.shards))
         return _joined(results, "observations"), _join_masks(results)
 
     def step(

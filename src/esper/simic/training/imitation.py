@@ -112,15 +112,15 @@ def fit(
     network: FactoredRecurrentActorCritic,
     lesson: Lesson,
     config: CloningConfig,
-    seed: int,
+    key: int,
     after_epoch: Callable[[int], None],
 ) -> None:
-    """Raise the weighted likelihood of the lesson's actions; the order is a function of `seed`."""
+    """Raise the weighted likelihood of the lesson's actions; the order is a function of `key`."""
     optimizer = torch.optim.Adam(
         network.parameters(), config.learning_rate, eps=constants.ADAM_EPSILON
     )
     for epoch in range(1, config.epochs + 1):
-        order = generator(seed, "cloning", epoch).permutation(len(lesson.actions))
+        order = generator(key, "cloning", epoch).permutation(len(lesson.actions))
         for rows in torch.from_numpy(order).split(config.minibatch):
             optimizer.zero_grad(set_to_none=True)
             weighted_nll(network, lesson.rows(rows)).backward()
@@ -134,7 +134,7 @@ def clone(
     scale: RunningMeanStd,
     episodes: Episodes,
     config: CloningConfig | None = None,
-    seed: int = 0,
+    key: int = 0,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> CloningReport:
     """Train `network` in place to do what was done in `episodes`; `scale` learns their scales.
@@ -143,7 +143,7 @@ def clone(
     one of them has to be held out.
     """
     config = config or CloningConfig()
-    learn, held_out = split(episodes, config.held_out, seed)
+    learn, held_out = split(episodes, config.held_out, key)
     scale.update(decided_on(learn))
     lesson, exam = Lesson.of(learn, scale), Lesson.of(held_out, scale)
     first = best = float(_loss(network, exam))
@@ -156,16 +156,16 @@ def clone(
             best, kept, best_epoch = loss, copy.deepcopy(network.state_dict()), epoch
         progress(epoch, config.epochs)
 
-    fit(network, lesson, config, seed, after_epoch)
+    fit(network, lesson, config, key, after_epoch)
     network.load_state_dict(kept)
     return CloningReport(config.epochs, best_epoch, first, best, agreement(network, exam))
 
 
-def split(episodes: Episodes, share: float, seed: int) -> tuple[Episodes, Episodes]:
+def split(episodes: Episodes, share: float, key: int) -> tuple[Episodes, Episodes]:
     """(to learn from, held out), at least one episode each."""
     if len(episodes) < 2:
         raise ConfigError("imitation needs at least 2 episodes, one of them to be held out")
-    order = generator(seed, "held-out").permutation(len(episodes))
+    order = generator(key, "held-out").permutation(len(episodes))
     held = min(max(1, round(share * len(episodes))), len(episodes) - 1)
     return episodes.rows(np.sort(order[held:])), episodes.rows(np.sort(order[:held]))
 

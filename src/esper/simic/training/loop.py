@@ -3,7 +3,7 @@
     play an episode in every environment -> update the policy -> look for anomalies
     -> one row of metrics -> checkpoint
 
-Everything random in it is a function of (seed, purpose, round, environment, step), so the state
+Everything random in it is a function of (key, purpose, round, environment, step), so the state
 before a round and the config decide all that follows.
 """
 
@@ -104,12 +104,12 @@ def run_training(
             env, state.observations, state.rewards, config.mode_of, clock, hooks.on_step
         )
         with clock.phase("policy"):
-            draws = action_draws(config.seed, state.round, env.num_envs, max_steps)
+            draws = action_draws(config.key, state.round, env.num_envs, max_steps)
             play_round(state.agent, scaled, buffer, state.round, draws)
         # Rewards are computed where the hosts are, possibly in other processes.
         clock.move(getattr(env, "reward_seconds", 0.0) - reward_seconds, "hosts", "reward")
         with clock.phase("update"):
-            shuffle = torch.Generator().manual_seed(draw_key(config.seed, "shuffle", state.round))
+            shuffle = torch.Generator().manual_seed(draw_key(config.key, "shuffle", state.round))
             metrics = state.agent.update(buffer, shuffle)
         with clock.phase("telemetry"):
             row = round_row(config, state, buffer, scaled.returns, tally.outcomes, metrics)
@@ -172,8 +172,8 @@ def diagnose(
     hidden = {} if health is None else health.flat()
     report = state.detector.check_update(
         metrics.flat() | hidden,
-        current_episode=state.round + 1,
-        total_episodes=config.rounds,
+        current_round=state.round + 1,
+        total_rounds=config.rounds,
         norm_drift=drift.norm,
     )
     for event in report.events(state.round):

@@ -121,10 +121,10 @@ def expectile_loss(errors: Tensor, expectile: float) -> Tensor:
 class Values(nn.Module):
     """Two Q networks, of which the lower counts, and V."""
 
-    def __init__(self, observation_dim: int, action_dim: int, width: int, seed: int) -> None:
+    def __init__(self, observation_dim: int, action_dim: int, width: int, key: int) -> None:
         super().__init__()
         with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(seed)
+            torch.default_generator.manual_seed(key)
             self.q1 = _mlp(observation_dim + action_dim, width)
             self.q2 = _mlp(observation_dim + action_dim, width)
             self.v = _mlp(observation_dim, width)
@@ -146,16 +146,16 @@ def _mlp(inputs: int, width: int) -> nn.Sequential:
 def fit_values(
     steps: Steps,
     config: OfflineConfig,
-    seed: int,
+    key: int,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[Values, Values, float, float]:
     """(Q and V, their slow copy, last losses of V and Q); a function of its arguments."""
     values = Values(
-        steps.observations.shape[1], steps.actions.shape[1], config.width, draw_key(seed, "values")
+        steps.observations.shape[1], steps.actions.shape[1], config.width, draw_key(key, "values")
     )
     slow = copy.deepcopy(values).requires_grad_(False)
     optimizer = torch.optim.Adam(values.parameters(), config.learning_rate)
-    shuffle = torch.Generator().manual_seed(draw_key(seed, "offline"))
+    shuffle = torch.Generator().manual_seed(draw_key(key, "offline"))
     v_loss = q_loss = torch.zeros(())
     for step in range(config.steps):
         rows = torch.randint(len(steps.rewards), (config.batch,), generator=shuffle)
@@ -183,7 +183,7 @@ def learn_offline(
     scale: RunningMeanStd,
     episodes: Episodes,
     config: OfflineConfig | None = None,
-    seed: int = 0,
+    key: int = 0,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> OfflineReport:
     """Train `network` in place on recorded episodes; `scale` learns their scales.
@@ -196,7 +196,7 @@ def learn_offline(
         raise ConfigError("there are no episodes to learn from")
     scale.update(decided_on(episodes))
     steps = flatten(episodes, scale)
-    values, slow, v_loss, q_loss = fit_values(steps, config, seed, progress)
+    values, slow, v_loss, q_loss = fit_values(steps, config, key, progress)
     with torch.no_grad():
         advantages = torch.min(*slow.q(steps.observations, steps.actions))
         advantages = advantages - values.value(steps.observations)
@@ -205,7 +205,7 @@ def learn_offline(
     weights = (config.beta * advantages).exp().clamp(max=config.max_weight)
     padded = np.zeros(episodes.valid.shape, dtype=np.float32)
     padded[episodes.valid] = weights.numpy()
-    fit(network, Lesson.of(episodes, scale, padded), config.policy, seed, lambda epoch: None)
+    fit(network, Lesson.of(episodes, scale, padded), config.policy, key, lambda epoch: None)
     share = weights.sum().square() / weights.square().sum() / len(weights)
     return OfflineReport(
         episodes=len(episodes),

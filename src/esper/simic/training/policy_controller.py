@@ -14,7 +14,7 @@ from esper.tamiyo import FeatureExtractionContext, Situation, signals_to_feature
 
 class LearnedController:
     """Takes the most probable action of a trained policy; with `deterministic=False` it draws,
-    as a function of the episode's seed and the step.
+    as a function of the episode's key and the step.
 
     The policy decides for hosts with as many slots, and for the blueprints, that it was trained
     with; others are refused with ConfigError.
@@ -60,7 +60,7 @@ class LearnedController:
 def _draws(situation: Situation) -> np.ndarray:
     return np.stack(
         [
-            generator(int(seed), "policy", situation.step).random(len(HEAD_NAMES))
-            for seed in situation.seeds
+            generator(int(key), "policy", situation.step).random(len(HEAD_NAMES))
+            for key in situation.keys
         ]
     )

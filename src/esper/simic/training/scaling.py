@@ -36,9 +36,9 @@ class ScaledEnv:
         self.returns = np.zeros(self.num_envs)
         self.steps = 0
 
-    def reset(self, episode: int) -> tuple[np.ndarray, ActionMasks]:
+    def reset(self, round_: int) -> tuple[np.ndarray, ActionMasks]:
         with self.clock.phase("hosts"):
-            observations, masks = self.env.reset(episode)
+            observations, masks = self.env.reset(round_)
         return self._observe(observations), masks
 
     def step(

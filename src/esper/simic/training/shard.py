@@ -1,6 +1,6 @@
 """Some of a run's growth environments, in one process.
 
-What an environment does depends on the run's seed, the round and its own number: how environments
+What an environment does depends on the run's key, the round and its own number: how environments
 are divided into shards changes nothing.
 """
 
@@ -67,9 +67,9 @@ def space_of(task: Task) -> Space:
     return Space(feature_size(slots, len(names)), slots, tuple(names))
 
 
-def episode_seed(run_seed: int, round_: int, env: int) -> int:
-    """The seed of one episode; `esper grow` with it makes the same host."""
-    return draw_key(run_seed, "episode", round_, env)
+def episode_key(run_key: int, round_: int, env: int) -> int:
+    """The key of one episode; `esper grow` with it makes the same host."""
+    return draw_key(run_key, "episode", round_, env)
 
 
 class Shard:
@@ -91,7 +91,7 @@ class Shard:
         self.env = GrowthEnv(
             LoopedPopulation(
                 self.recipe,
-                [episode_seed(config.seed, round_, env) for env in self.envs],
+                [episode_key(config.key, round_, env) for env in self.envs],
                 self.device,
             ),
             self.rules,

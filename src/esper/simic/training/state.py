@@ -52,7 +52,7 @@ def new_state(config: TrainingConfig, space: Space, warm: TrainState | None = No
         lstm_layers=config.network.lstm_layers,
         head_width=config.network.head_width,
     )
-    network = FactoredRecurrentActorCritic(sizes, seed=draw_key(config.seed, "weights"))
+    network = FactoredRecurrentActorCritic(sizes, key=draw_key(config.key, "weights"))
     with torch.no_grad():
         for name, logit in config.network.op_bias.items():
             network.head("op").get_parameter("2.bias")[LifecycleOp[name]] = logit

@@ -1,4 +1,4 @@
-"""Is one arm better than another? Paired differences over seeds, and how sure we may be of them."""
+"""Is one arm better than another? Paired differences over keys, and how sure we may be of them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,12 +27,12 @@ class PairedDifference:
 
 
 def paired_difference(
-    first: Sequence[float], second: Sequence[float], seed: int = 0
+    first: Sequence[float], second: Sequence[float], key: int = 0
 ) -> PairedDifference:
     """first - second, pair by pair: BCa bootstrap interval (Efron, 1987), sign-flip permutation p.
 
     The p-value is exact for up to 13 pairs, from RESAMPLES random sign flips for more; it is None
-    for a single pair. Resampling is a function of `seed`. Needs SciPy.
+    for a single pair. Resampling is a function of `key`. Needs SciPy.
     """
     if len(first) != len(second) or not first:
         raise ValueError(f"pairs need two series of one length, got {len(first)} and {len(second)}")
@@ -40,11 +40,11 @@ def paired_difference(
     mean = float(differences.mean())
     if len(differences) < 2:
         return PairedDifference(len(differences), mean, None, None, None)
-    low, high = _interval(differences, seed)
-    return PairedDifference(len(differences), mean, low, high, _sign_flip_p(differences, seed))
+    low, high = _interval(differences, key)
+    return PairedDifference(len(differences), mean, low, high, _sign_flip_p(differences, key))
 
 
-def _interval(differences: np.ndarray, seed: int) -> tuple[float | None, float | None]:
+def _interval(differences: np.ndarray, key: int) -> tuple[float | None, float | None]:
     stats = require_scipy()
     if np.ptp(differences) <= 1e-12 * max(1.0, float(np.abs(differences).max())):
         return None, None
@@ -54,13 +54,13 @@ def _interval(differences: np.ndarray, seed: int) -> tuple[float | None, float |
         n_resamples=RESAMPLES,
         confidence_level=CONFIDENCE,
         method="BCa",
-        rng=np.random.default_rng(seed),
+        rng=np.random.default_rng(key),
     )
     low, high = map(float, result.confidence_interval)
     return (low, high) if np.isfinite([low, high]).all() else (None, None)
 
 
-def _sign_flip_p(differences: np.ndarray, seed: int) -> float:
+def _sign_flip_p(differences: np.ndarray, key: int) -> float:
     result = require_scipy().permutation_test(
         (differences,),
         np.mean,
@@ -68,7 +68,7 @@ def _sign_flip_p(differences: np.ndarray, seed: int) -> float:
         vectorized=True,
         n_resamples=RESAMPLES,
         alternative="two-sided",
-        rng=np.random.default_rng(seed),
+        rng=np.random.default_rng(key),
     )
     return float(result.pvalue)
 

@@ -34,7 +34,7 @@ class HeuristicConfig:
     plateau_epochs_to_germinate: int = c.PLATEAU_EPOCHS_TO_GERMINATE
     min_epochs_before_germinate: int = c.MIN_EPOCHS_BEFORE_GERMINATE
     cull_after_epochs_without_improvement: int = c.CULL_AFTER_EPOCHS_WITHOUT_IMPROVEMENT
-    cull_if_accuracy_drops_by: float = c.CULL_IF_ACCURACY_DROPS_BY
+    cull_if_score_drops_by: float = c.CULL_IF_SCORE_DROPS_BY
     embargo_epochs_after_cull: int = c.EMBARGO_EPOCHS_AFTER_CULL
     min_improvement_to_fossilize: float = c.MIN_IMPROVEMENT_TO_FOSSILIZE
     penalty_on_cull: float = c.BLUEPRINT_PENALTY_ON_CULL
@@ -151,7 +151,7 @@ class HeuristicController:
 
         growing = np.isin(stage, (SeedStage.TRAINING, SeedStage.BLENDING))
         tried = table.epochs_in_stage[envs, slot] >= config.cull_after_epochs_without_improvement
-        hurts = growing & tried & (drop < -config.cull_if_accuracy_drops_by)
+        hurts = growing & tried & (drop < -config.cull_if_score_drops_by)
 
         holding = stage == SeedStage.HOLDING
         # A seed the network depends on although it made the network worse holds it to ransom.

@@ -10,7 +10,7 @@ from esper.tamiyo.situation import Situation
 class RandomController:
     """Uniform over the legal ops, then over the op's legal slots, then blueprints and blends.
 
-    This is what an untrained policy does. Draws depend on the episode's seed and the step only.
+    This is what an untrained policy does. Draws depend on the episode's key and the step only.
     """
 
     name = "random"
@@ -21,7 +21,7 @@ class RandomController:
     def act(self, situation: Situation) -> np.ndarray:
         masks = situation.masks
         draws = np.stack(
-            [generator(seed, "random", situation.step).random(4) for seed in situation.seeds]
+            [generator(key, "random", situation.step).random(4) for key in situation.keys]
         )
         envs = np.arange(situation.n_envs)
         op = _pick(masks.op, draws[:, OP])
