@@ -20,10 +20,10 @@ from esper.tamiyo import Controller, make_controller
 from esper.tamiyo.controllers.scripted import ScriptedController
 from esper.tolaria.data.catalogue import data_root
 from esper.tolaria.environment import GrowthEnv
-from esper.tolaria.episode import run_episode
 from esper.tolaria.population import HostRecipe, LoopedPopulation
 from esper.tolaria.tasks import find_task
 from esper.tolaria.transition import Transition
+from esper.tolaria.trial import run_episode
 
 TASK = find_task("digits")
 FIRST_SEED = 2_000_000  # hosts that no evaluation and no tuning uses

@@ -33,12 +33,12 @@ from esper.api.training import resume_ppo, train_ppo
 from esper.cli.evaluate_commands import make_arm
 from esper.cli.learn_runs import Recording, run_imitate
 from esper.observatory.evaluation import arms_table, comparisons_table
+from esper.proof.evaluation import EvaluationSettings, evaluate
+from esper.proof.statistics import paired_difference
+from esper.simic.lessons.imitation import CloningConfig
 from esper.simic.training.checkpoint import is_run
 from esper.simic.training.config import load_config
-from esper.simic.training.evaluate import EvaluationSettings, evaluate
-from esper.simic.training.imitation import CloningConfig
 from esper.simic.training.loop import Hooks
-from esper.simic.training.statistics import paired_difference
 from esper.tolaria.data.catalogue import data_root
 from esper.tolaria.tasks import find_task
 

@@ -10,7 +10,7 @@ from esper.simic import analytic
 from esper.simic.agent import FactoredRecurrentActorCritic, NetworkConfig
 from esper.simic.agent.types import MaskTensors
 from esper.simic.control.normalization import RunningMeanStd
-from esper.simic.training.episodes import Episodes
+from esper.simic.lessons.episodes import Episodes
 from esper.simic.training.state import Space
 
 SPACE = Space(analytic.OBSERVATION_DIM, analytic.NUM_SLOTS, ("small", "middle", "large"))

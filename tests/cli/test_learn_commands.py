@@ -10,11 +10,11 @@ import torch
 
 import esper
 from command_support import esper_here
+from esper.simic.lessons.episodes import load_episodes
+from esper.simic.lessons.imitation import CloningConfig
+from esper.simic.lessons.offline import OfflineConfig
 from esper.simic.training.checkpoint import load_state
 from esper.simic.training.config import load_config
-from esper.simic.training.episodes import load_episodes
-from esper.simic.training.imitation import CloningConfig
-from esper.simic.training.offline import OfflineConfig
 from esper.simic.training.state import new_state
 
 SHORT = ("--episodes", "3", "--steps", "2")

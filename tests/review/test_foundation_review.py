@@ -15,8 +15,8 @@ from esper.leyline import HEAD_NAMES, HEAD_RELEVANCE, RELEVANT_HEADS, LifecycleO
 from esper.leyline.events import GovernorPanic, GovernorRollback, GovernorSnapshot
 from esper.tamiyo import FeatureExtractionContext, SignalTracker, make_controller
 from esper.tamiyo.policy.features import signals_to_features
-from esper.tolaria.episode import run_episode
 from esper.tolaria.governor import Governor
+from esper.tolaria.trial import run_episode
 from helpers import digits_env
 from reward_support import Keeper, break_host
 

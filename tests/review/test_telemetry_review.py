@@ -11,7 +11,6 @@ from torch import nn
 
 from esper.leyline import BLUEPRINT, HEAD_NAMES, OP, LifecycleOp, SeedStage
 from esper.leyline import constants as c
-from esper.simic.attribution import CoalitionGame, attribute, attribute_seeds
 from esper.simic.telemetry import (
     AnomalyDetector,
     AnomalyThresholds,
@@ -31,6 +30,7 @@ from esper.simic.telemetry import (
     training_profiler,
 )
 from esper.tamiyo import FeatureExtractionContext, signals_to_features, wait
+from esper.tolaria.attribution import CoalitionGame, attribute, attribute_seeds
 from reward_support import one_seed, situation, small_env
 
 

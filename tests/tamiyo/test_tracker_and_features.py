@@ -15,7 +15,7 @@ from esper.tamiyo import (
     make_controller,
     signals_to_features,
 )
-from esper.tolaria.episode import run_episode
+from esper.tolaria.trial import run_episode
 from helpers import digits_env
 
 

@@ -17,10 +17,10 @@ from esper.leyline.events import SeedCulled, SeedFossilized, SeedGerminated, See
 from esper.tamiyo import RandomController, make_controller, wait
 from esper.tamiyo.controllers.scripted import ScriptedController
 from esper.tolaria.environment import GrowthEnv
-from esper.tolaria.episode import run_episode, settle_outcome
 from esper.tolaria.garden import Budget
 from esper.tolaria.population import LoopedPopulation
 from esper.tolaria.transition import Transition
+from esper.tolaria.trial import run_episode, settle_outcome
 from helpers import digits_env, small_digits
 
 EARLY = "1 GERMINATE r0c0 branch linear\nauto FOSSILIZE"

@@ -22,8 +22,8 @@ from esper.leyline.events import (
 from esper.tamiyo import RandomController, Situation, StaticController
 from esper.tamiyo.controllers.scripted import ScriptedController
 from esper.tolaria.environment import GrowthEnv
-from esper.tolaria.episode import run_episode, settle_outcome
 from esper.tolaria.population import LoopedPopulation
+from esper.tolaria.trial import run_episode, settle_outcome
 from helpers import Exploding, Nan, digits_env, everywhere, small_digits
 
 

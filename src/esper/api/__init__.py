@@ -1,8 +1,11 @@
-"""The front door for Python: grow a model of your own, or let a loop of your own grow it."""
+"""The front door for Python: grow a model of your own, or let a loop of your own grow it; train a
+policy, record and learn from episodes."""
 
 from esper.api.body import Body, attach
+from esper.api.controllers import find_controller, load_policy
 from esper.api.growing import Grown, grow
-from esper.api.training import find_controller, load_policy, resume_ppo, train_ppo
+from esper.api.lessons import imitate, learn_offline, record
+from esper.api.training import resume_ppo, train_ppo
 
 __all__ = [
     "Body",
@@ -10,7 +13,10 @@ __all__ = [
     "attach",
     "find_controller",
     "grow",
+    "imitate",
+    "learn_offline",
     "load_policy",
+    "record",
     "resume_ppo",
     "train_ppo",
 ]

@@ -8,14 +8,14 @@ for epoch in range(30):
 body.finish()
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
 from torch import nn
 from torch.optim import Optimizer
 
-from esper.api.training import check_fit, find_controller
+from esper.api.controllers import find_controller
 from esper.growth import (
     BlueprintCatalogue,
     GrownModule,
@@ -38,18 +38,18 @@ from esper.leyline import (
     SeedStage,
 )
 from esper.tamiyo import Controller
-from esper.tolaria.environment import GrowthEnv
-from esper.tolaria.episode import settle_outcome
+from esper.tolaria.environment import GrowthCycle
 from esper.tolaria.garden import Budget
 from esper.tolaria.gradients import GradientMeter
 from esper.tolaria.population import Evaluation, TrainReadings
+from esper.tolaria.trial import settle
 
 # Some loops evaluate several times per epoch; none evaluates this often and means to grow.
 MOST_EVALUATIONS_BETWEEN_STEPS = 20
 
 
 class AttachedHost:
-    """A population of one whose epochs somebody else trains."""
+    """One host whose epochs somebody else trains."""
 
     def __init__(
         self, network: GrownModule, evaluate: Callable[[], float], example: Any, key: int
@@ -87,30 +87,28 @@ class AttachedHost:
         params = self.network.seed_parameters(slot)
         sync_slot_group(self.managed(), self.network.sites[slot].slot_id, params)
 
-    def train_epoch(self, running: np.ndarray, step: int) -> TrainReadings:
-        raise NotImplementedError("the epochs of an attached host are trained by its user")
-
-    def evaluate(self, env: int, coalitions: np.ndarray) -> Evaluation:
+    def evaluate(self, envs: np.ndarray, present: np.ndarray) -> Evaluation:
         """The user's evaluation of every coalition; what was just reported is not asked again."""
-        loss, score = np.full((2, len(coalitions)), np.nan)
-        gated = any(slot.valve is not None for _, slot in self.network.each_slot())
+        loss, score = np.full((2, len(present)), np.nan)
+        complete = np.array([coalition.all() for coalition in present])
+        has_valve = any(slot.valve is not None for _, slot in self.network.each_slot())
         with evaluating(self.network):
-            for k, present in enumerate(coalitions):
+            for k, coalition in enumerate(present):
                 # The alpha that valves apply shows only in a pass over the whole network.
-                if k > 0 or gated or self.reported is None:
-                    with self.network.coalition(present.tolist()):
+                if not complete[k] or has_valve or self.reported is None:
+                    with self.network.coalition(coalition.tolist()):
                         score[k] = self.user_evaluate()
         if self.reported is not None:
-            loss[0], score[0] = self.reported
+            loss[complete], score[complete] = self.reported
             self.reported = None
         alpha = np.array([slot.applied_alpha() for _, slot in self.network.each_slot()])
-        return Evaluation(loss, score, alpha, samples=0)
+        return Evaluation(loss, score, np.tile(alpha, (len(present), 1)), samples=0)
 
-    def snapshot(self, env: int) -> HostSnapshot:
-        return take_snapshot(self.network, self.managed())
+    def snapshot(self, envs: np.ndarray) -> list[HostSnapshot]:
+        return [take_snapshot(self.network, self.managed())]
 
-    def restore(self, env: int, snapshot: HostSnapshot) -> None:
-        restore_snapshot(self.network, self.managed(), snapshot)
+    def restore(self, envs: np.ndarray, snapshots: Sequence[HostSnapshot]) -> None:
+        restore_snapshot(self.network, self.managed(), snapshots[0])
 
     def export(self, env: int) -> nn.Module:
         return export(self.network, self.example)
@@ -123,7 +121,7 @@ class Body:
     """
 
     def __init__(
-        self, host: AttachedHost, env: GrowthEnv, controller: Controller, history: History
+        self, host: AttachedHost, env: GrowthCycle, controller: Controller, history: History
     ) -> None:
         self.host, self.env, self.controller = host, env, controller
         self.recorder = history
@@ -183,12 +181,11 @@ class Body:
         """Bring the model back to its best epoch, drop seeds that do not help, sum up."""
         if self.env.situation is None:
             raise ForgottenCallError("nothing grew: body.step(score) was never called")
-        self.outcome = settle_outcome(
+        (self.outcome,) = settle(
             self.env,
-            0,
+            np.ones(1, dtype=bool),
             task=type(self.model.host).__name__,
             controller=self.controller.name,
-            ended="finished",
         )
         return self.outcome
 
@@ -199,17 +196,13 @@ class Body:
         return self.host.export(0)
 
     def _readings(self) -> TrainReadings:
-        readings = self.meter.result()
         return TrainReadings(
             loss=np.array([np.nan]),
             score=np.array([np.nan]),
             finite=np.array([True]),
             batches=self.optimizer_steps,
             samples=0,
-            gradient_ratio=readings.ratio[None],
-            gradient_norm=readings.norm[None],
-            gradient_health=readings.health[None],
-            seed_finite=readings.finite[None],
+            seeds={name: column[None] for name, column in self.meter.result().items()},
         )
 
     def _watch_optimizer(self, *args: Any) -> None:
@@ -233,11 +226,11 @@ class Body:
                 "the managed optimiser has not stepped since the last body.step(); "
                 "is another optimiser in use?"
             )
-        readings = self.meter.result()
+        norms = self.meter.result()["gradient_norm"]
         for index, slot in self.model.each_slot():
-            if IS_ACTIVE[slot.stage] and readings.norm[index] == 0.0:
+            if IS_ACTIVE[slot.stage] and norms[index] == 0.0:
                 raise ForgottenCallError(
-                    f"the seed in slot {slot.site.slot_id} got no gradient in this epoch; "
+                    f"the seed at {slot.site.module} got no gradient in this epoch; "
                     "was the loss computed from another copy of the model?"
                 )
 
@@ -263,11 +256,10 @@ def attach(
     arguments are those of `grow`. Raises ConfigError for arguments that cannot work.
     """
     network = GrownModule.wrap(model, slots, example, blueprints)
-    chosen = find_controller(controller) if isinstance(controller, str) else controller
-    check_fit(chosen, len(network.sites), network.catalogue)
+    chosen = find_controller(controller, len(network.sites), network.catalogue)
     host = AttachedHost(network, evaluate, example, key)
     history = History()
-    env = GrowthEnv(
+    env = GrowthCycle(
         host,
         LifecycleRules(max_steps=steps, incubation=incubation),
         budget=budget,

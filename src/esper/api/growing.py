@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
-from esper.api.training import check_fit, find_controller
+from esper.api.controllers import find_controller
 from esper.growth import (
     BlueprintCatalogue,
     GrownModule,
-    LifecycleRules,
     SlotChoice,
     call_model,
     default_catalogue,
@@ -27,17 +27,15 @@ from esper.leyline.events import Event
 from esper.observatory import RunDirectory
 from esper.tamiyo import Controller
 from esper.tolaria.batches import LoaderSource
-from esper.tolaria.environment import GrowthEnv
-from esper.tolaria.episode import run_episode, settle_outcome
 from esper.tolaria.garden import Budget
 from esper.tolaria.objectives import (
     LOSSES,
     SCORES,
     Objective,
     find_objective,
-    random_guess_loss,
 )
-from esper.tolaria.population import HostRecipe, LoopedPopulation
+from esper.tolaria.population import HostRecipe
+from esper.tolaria.trial import TrialRules, make_env, play, settle
 
 log = logging.getLogger("esper")
 
@@ -109,33 +107,27 @@ def grow(
         catalogue=blueprints or default_catalogue(),
         max_grad_norm=max_grad_norm,
     )
-    rules = LifecycleRules(max_steps=steps, incubation=incubation)
-    chosen = find_controller(controller) if isinstance(controller, str) else controller
+    rules = TrialRules(steps, incubation, budget=budget, max_seeds=max_seeds)
     _check_objectives(model, recipe, next(iter(val_loader)))
-    population = LoopedPopulation(recipe, [key], device=_device(model))
-    check_fit(chosen, len(population.template.sites), recipe.catalogue)
-    listeners = _listeners(out, model, chosen, steps, key)
-    history = History(listeners)
-    output = population.template.output
-    env = GrowthEnv(
-        population,
-        rules,
-        budget=budget,
-        max_seeds=max_seeds,
-        on_panic="continue",
-        random_guess_loss=random_guess_loss(recipe.loss, output.outputs if output else None),
-        recorder=history,
-        keep_best=True,
-    )
+    history = History()
+    env = make_env(recipe, [key], rules, history, _device(model))
+    network = env.population.template
+    chosen = find_controller(controller, len(network.sites), recipe.catalogue)
+    # The folder comes last: a run that cannot begin leaves nothing behind.
+    history.listeners = listeners = _listeners(out, model, chosen, steps, key)
     try:
-        ended = run_episode(env, chosen)
-        outcome = settle_outcome(
-            env, 0, task=type(model).__name__, controller=chosen.name, ended=ended
+        interrupted = not play(env, chosen)
+        (outcome,) = settle(
+            env,
+            np.ones(1, dtype=bool),
+            task=type(model).__name__,
+            controller=chosen.name,
+            interrupted=interrupted,
         )
     finally:
         for listener in listeners:
             listener.close()
-    return Grown(population.networks[0], history.rows, history.events, outcome, data.example())
+    return Grown(network, history.rows, history.events, outcome, data.example())
 
 
 def _optimizer_maker(

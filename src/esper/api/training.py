@@ -1,11 +1,11 @@
 """Train a policy from Python: the loop, its environments and the record of the run, wired up."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
-from esper.growth import BlueprintCatalogue
 from esper.leyline import ConfigError
 from esper.observatory.run_directory import CONFIG
 from esper.observatory.training_directory import TrainingDirectory
@@ -13,11 +13,9 @@ from esper.simic.training.checkpoint import is_run, load_checkpoint, load_state,
 from esper.simic.training.config import TrainingConfig, load_config
 from esper.simic.training.growth_rounds import GrowthRounds
 from esper.simic.training.loop import Hooks, Tally, run_training
-from esper.simic.training.policy_controller import LearnedController
 from esper.simic.training.shard import space_of
 from esper.simic.training.state import TrainState, new_state
 from esper.simic.training.workers import worker_devices
-from esper.tamiyo import Controller, make_controller
 from esper.tolaria.data.catalogue import data_root
 from esper.tolaria.tasks import Task, find_task
 
@@ -38,7 +36,7 @@ def train_ppo(
     many as `workers` on the CPU, or by one for each of `devices`, such as "cuda:0". With several,
     call it below `if __name__ == "__main__":`.
     """
-    _use_one_thread()
+    torch.set_num_threads(1)
     places = worker_devices(workers, devices)
     chosen = task or find_task(config.task)
     state = _first_state(config, chosen)
@@ -60,7 +58,7 @@ def resume_ppo(
 
     However often a run is killed and resumed, it ends with the same parameters and history.
     """
-    _use_one_thread()
+    torch.set_num_threads(1)
     places = worker_devices(workers, devices)
     run = Path(run)
     if not (run / CONFIG).is_file():
@@ -98,10 +96,16 @@ def _check_unchanged(run: Path, config: TrainingConfig, task: Task, state: Train
         raise ConfigError(f"{run} was trained with other slots or blueprints than there are now")
 
 
-def _use_one_thread() -> None:
+@contextmanager
+def one_thread() -> Iterator[None]:
     """Sums depend on how they are split over threads, from the first weights on; one thread gives
-    the same bits in every process."""
+    the same bits in every process. What was set before is set again afterwards."""
+    before = torch.get_num_threads()
     torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _run(
@@ -119,22 +123,3 @@ def _run(
 
     with GrowthRounds(config, task, tally, devices) as env:
         return run_training(config, state, env, env.max_steps, tally, save=save, hooks=hooks)
-
-
-def load_policy(path: str | Path, *, deterministic: bool = True) -> LearnedController:
-    """The policy of a training run (its newest checkpoint), as a controller for `grow`.
-
-    It takes the most probable actions; with `deterministic=False` it draws them.
-    """
-    return LearnedController.load(path, deterministic=deterministic)
-
-
-def find_controller(name: str) -> Controller:
-    """A controller by name, or a learned one by the folder of its training run."""
-    return load_policy(name) if is_run(name) else make_controller(name)
-
-
-def check_fit(controller: Controller, num_slots: int, catalogue: BlueprintCatalogue) -> None:
-    """Raises ConfigError if a learned controller was made for other slots or blueprints."""
-    if isinstance(controller, LearnedController):
-        controller.check_fit(num_slots, catalogue)

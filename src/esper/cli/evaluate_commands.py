@@ -6,8 +6,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from esper.api import load_policy
-from esper.leyline import ConfigError
+from esper.api import find_controller
 from esper.observatory.evaluation import (
     arms_table,
     comparisons_table,
@@ -16,8 +15,7 @@ from esper.observatory.evaluation import (
 )
 from esper.observatory.picture import require_matplotlib
 from esper.observatory.terminal import PhaseProgress
-from esper.simic.training.evaluate import EvaluationReport, EvaluationSettings, evaluate
-from esper.tamiyo import CONTROLLER_NAMES, Controller, make_controller
+from esper.proof.evaluation import EvaluationReport, EvaluationSettings, evaluate
 from esper.tolaria.data.catalogue import data_root
 from esper.tolaria.tasks import find_task
 
@@ -35,17 +33,6 @@ class EvaluateCommand:
     control_for: str | None
 
 
-def make_arm(name: str) -> Controller:
-    """A controller by its name, or the learned policy of a run directory."""
-    if Path(name).is_dir():
-        return load_policy(name)
-    if name in CONTROLLER_NAMES or name.startswith("scripted:"):
-        return make_controller(name)
-    raise ConfigError(
-        f"no arm {name!r}; an arm is one of {', '.join(CONTROLLER_NAMES)} or a run directory"
-    )
-
-
 def run_evaluate(command: EvaluateCommand) -> None:
     """Everything that can be wrong is found before the first trial; raises EsperError."""
     task = find_task(command.task)
@@ -59,13 +46,13 @@ def run_evaluate(command: EvaluateCommand) -> None:
     )
     require_matplotlib()
     for arm in settings.arms:
-        make_arm(arm)
+        find_controller(arm)
     data = task.load(data_root())
     prepare_folder(Path(command.out), overwrite=command.overwrite)
     torch.set_num_threads(1)
     console = Console()
     with PhaseProgress(console) as bar:
-        report = evaluate(task, data, settings, make_arm, bar.show)
+        report = evaluate(task, data, settings, find_controller, bar.show)
     show_report(console, report)
     for path in write_evaluation(Path(command.out), report.as_dict()):
         console.print(str(path), highlight=False, soft_wrap=True)

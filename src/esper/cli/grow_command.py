@@ -1,17 +1,15 @@
 """`esper grow`: run the arms, compare them on test data, draw the growth."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 import torch
 from rich.console import Console
 from torch import nn
 
 from esper.api import find_controller
-from esper.api.training import check_fit
-from esper.growth import LifecycleRules, default_catalogue
+from esper.growth import default_catalogue
 from esper.leyline import EpisodeOutcome, History
 from esper.observatory import (
     RunDirectory,
@@ -21,14 +19,18 @@ from esper.observatory import (
     write_summary,
 )
 from esper.tamiyo import Controller, StaticController
+from esper.tolaria import (
+    Budget,
+    DataSplits,
+    Task,
+    Topology,
+    Trained,
+    TrialRules,
+    find_task,
+    score_on,
+    train,
+)
 from esper.tolaria.data.catalogue import data_root
-from esper.tolaria.data.splits import DataSplits
-from esper.tolaria.environment import GrowthEnv
-from esper.tolaria.episode import run_episode, settle_outcome
-from esper.tolaria.garden import Budget
-from esper.tolaria.population import LoopedPopulation
-from esper.tolaria.scoring import score_on
-from esper.tolaria.tasks import Task, find_task
 
 MODEL = "model.pt2"
 
@@ -47,57 +49,36 @@ class GrowSettings:
     compare: bool
 
 
-@dataclass(frozen=True)
-class ArmResult:
-    """One trained network: its outcome, and its score on test data."""
-
-    outcome: EpisodeOutcome
-    model: nn.Module
-    test_score: float
-    topology: list[tuple[int, int]]
-
-
-class Watch:
-    """A recorder that moves a progress bar."""
-
-    def __init__(self, progress: StepProgress) -> None:
-        self.progress = progress
-
-    def event(self, event: object) -> None:
-        pass
-
-    def metrics(self, row: Mapping[str, Any]) -> None:
-        self.progress.show(row)
-
-    def outcome(self, outcome: EpisodeOutcome) -> None:
-        pass
-
-
 def run(settings: GrowSettings) -> None:
     """Everything that can be wrong is found before the first epoch; raises EsperError."""
     task = find_task(settings.task)
-    controller = find_controller(settings.controller)
-    check_fit(controller, len(task.slots), default_catalogue())
+    controller = find_controller(settings.controller, len(task.slots), default_catalogue())
     steps = settings.steps or task.steps
-    rules = LifecycleRules(
-        max_steps=steps,
-        incubation=cast(Literal["isolated", "joint"], settings.incubation),
+    rules = TrialRules(
+        steps,
+        cast(Literal["isolated", "joint"], settings.incubation),
+        budget=Budget(params=settings.max_params, macs=settings.max_macs),
     )
-    budget = Budget(params=settings.max_params, macs=settings.max_macs)
     data = task.load(data_root())
     torch.set_num_threads(1)
     console = Console()
     out = Path(settings.out)
     config = {**asdict(settings), "steps": steps}
 
-    def arm(label: str, folder: Path, who: Controller, topology: Sequence[tuple[int, int]]) -> Any:
+    def arm(label: str, folder: Path, who: Controller, topology: Topology) -> Trained:
         with (
             RunDirectory(folder, {**config, "arm": label}, overwrite=settings.overwrite) as record,
             StepProgress(console, f"{label:<14}", steps) as progress,
         ):
-            return _run_arm(
-                task, data, settings.key, rules, budget, who, topology, record, Watch(progress)
+            (trained,) = train(
+                task.recipe(data),
+                [settings.key],
+                replace(rules, topology=topology),
+                who,
+                task=task.name,
+                recorder=History((record, progress)),
             )
+            return trained
 
     grown = arm("grown", out, controller, ())
     arms = {"grown": grown}
@@ -110,54 +91,22 @@ def run(settings: GrowSettings) -> None:
             arms["from scratch"] = arm(
                 "from scratch", others["from scratch"], StaticController(), grown.topology
             )
-    _conclude(console, task, settings, data.val_x[:2], arms, others)
-
-
-def _run_arm(
-    task: Task,
-    data: DataSplits,
-    key: int,
-    rules: LifecycleRules,
-    budget: Budget,
-    controller: Controller,
-    topology: Sequence[tuple[int, int]],
-    *recorders: Any,
-) -> ArmResult:
-    population = LoopedPopulation(task.recipe(data, default_catalogue()), [key])
-    env = GrowthEnv(
-        population,
-        rules,
-        budget=budget,
-        on_panic="continue",
-        random_guess_loss=task.random_guess_loss,
-        recorder=History(recorders),
-        keep_best=True,
-    )
-    ended = run_episode(env, controller, topology=topology)
-    outcome = settle_outcome(env, 0, task=task.name, controller=controller.name, ended=ended)
-    held = env.table.holds_seed[0].nonzero()[0].tolist()
-    model = population.export(0)
-    return ArmResult(
-        outcome,
-        model,
-        test_score=score_on(model, task, data.test_x, data.test_y),
-        topology=[(slot, int(env.table.blueprint[0, slot])) for slot in held],
-    )
+    _conclude(console, task, settings, data, arms, others)
 
 
 def _conclude(
     console: Console,
     task: Task,
     settings: GrowSettings,
-    example: torch.Tensor,
-    arms: dict[str, ArmResult],
+    data: DataSplits,
+    arms: dict[str, Trained],
     others: dict[str, Path],
 ) -> None:
     out = Path(settings.out)
     rows = [
         {
             "arm": label,
-            "test_score": arms[label].test_score,
+            "test_score": score_on(arms[label].model, task, data.test_x, data.test_y),
             "val_score": arms[label].outcome.val_score,
             "params": arms[label].outcome.params,
             "macs": arms[label].outcome.macs,
@@ -174,13 +123,13 @@ def _conclude(
     if outcome.steps > 0 and outcome.best_step >= 0:
         title = f"{task.name}, {outcome.controller}, key {settings.key}"
         console.print(f"picture  {draw_growth(out, title, others)}", highlight=False)
-    saved = _save_model(arms["grown"].model, example, out / MODEL)
+    saved = _save_model(arms["grown"].model, data.val_x[:2], out / MODEL)
     console.print(f"model    {saved}", highlight=False)
     console.print(f"record   {out}", highlight=False, soft_wrap=True)
 
 
 def _in_words(outcome: EpisodeOutcome) -> str:
-    kept = ", ".join(f"{seed.blueprint} in {seed.slot_id}" for seed in outcome.seeds) or "no seed"
+    kept = ", ".join(f"{seed.blueprint} at {seed.module}" for seed in outcome.seeds) or "no seed"
     early = "Interrupted; " if outcome.ended == "interrupted" else ""
     return (
         f"{early}{outcome.germinated} seeds germinated, {outcome.culled} culled; "

@@ -12,9 +12,7 @@ from esper.api import find_controller
 from esper.leyline import ConfigError
 from esper.observatory.terminal import PhaseProgress
 from esper.observatory.training_directory import TrainingDirectory
-from esper.simic.training.checkpoint import save_checkpoint
-from esper.simic.training.config import load_config
-from esper.simic.training.episodes import (
+from esper.simic.lessons.episodes import (
     FILE,
     Episodes,
     join,
@@ -22,8 +20,10 @@ from esper.simic.training.episodes import (
     record_episodes,
     save_episodes,
 )
-from esper.simic.training.imitation import CloningConfig, CloningReport, clone
-from esper.simic.training.offline import OfflineConfig, learn_offline
+from esper.simic.lessons.imitation import CloningConfig, CloningReport, clone
+from esper.simic.lessons.offline import OfflineConfig, learn_offline
+from esper.simic.training.checkpoint import save_checkpoint
+from esper.simic.training.config import load_config
 from esper.simic.training.shard import space_of
 from esper.simic.training.state import TrainState, new_state
 from esper.tolaria.data.catalogue import data_root

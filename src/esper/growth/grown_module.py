@@ -80,9 +80,7 @@ class GrownModule(nn.Module):
 
     @property
     def slot_config(self) -> SlotConfig:
-        return SlotConfig(
-            tuple(site.slot_id for site in self.sites), tuple(site.channels for site in self.sites)
-        )
+        return SlotConfig.from_specs(self.sites)
 
     def slot(self, index: int) -> SeedSlot:
         slot = self.slots[self.sites[index].slot_id]
@@ -164,7 +162,7 @@ class GrownModule(nn.Module):
     def coalition(self, present: Sequence[bool]) -> Iterator[None]:
         """Inside, seeds whose entry (one per slot) is False are taken out of the network.
 
-        With every seed present, slots measure the alpha they apply and the size of their seed.
+        With every seed present, slots measure the alpha they apply.
         """
         complete = all(present)
         for (_, slot), stays in zip(self.each_slot(), present, strict=True):

@@ -6,7 +6,6 @@ BLENDING on the output is `h + alpha * delta(h)` and gradients pass through the 
 any layer.
 """
 
-import math
 from typing import Any
 
 import torch
@@ -66,8 +65,7 @@ class SeedSlot(nn.Module):
 
     alpha   blending progress; what is applied on average is `applied_alpha`
     muted   while True the seed is taken out (alpha forced to 0), for counterfactuals
-    measuring   while True the alphas of a gated blend are noted for `applied_alpha`, and the
-                sizes of what is blended for `activation_ratio`
+    measuring   while True the alphas of a gated blend are noted for `applied_alpha`
     """
 
     seed: nn.Module | None
@@ -79,7 +77,6 @@ class SeedSlot(nn.Module):
         self.muted = False
         self.measuring = False
         self._features: list[Tensor] = []
-        self._energy: Tensor | None = None
         self.clear()
 
     def plant(
@@ -107,7 +104,6 @@ class SeedSlot(nn.Module):
         self.stage = SeedStage.DORMANT
         self.alpha = 0.0
         self._applied_sum, self._applied_count = torch.zeros(()), 0
-        self._energy = None
         self._features.clear()
 
     def applied_alpha(self) -> float:
@@ -120,20 +116,6 @@ class SeedSlot(nn.Module):
         mean = float(self._applied_sum) / self._applied_count
         self._applied_sum, self._applied_count = torch.zeros(()), 0
         return mean
-
-    def activation_ratio(self) -> float:
-        """Size of what the seed says against what it is added to (root mean square), measured since
-        the last call; NaN without a measurement. Waits for the device like `applied_alpha`."""
-        if self._energy is None:
-            return math.nan
-        seed, host = self._energy.tolist()
-        self._energy = None
-        return math.sqrt(seed / host) if host > 0.0 else math.nan
-
-    def _measure(self, target: Tensor, delta: Tensor) -> None:
-        parts = [part.detach().float().square().sum() for part in (delta, target)]
-        energy = torch.stack(parts)
-        self._energy = energy if self._energy is None else self._energy + energy
 
     def on_slot_output(self, module: nn.Module, args: Any, output: Any) -> Any:
         """Blend into the output of the slot's module; of a tuple, into its first element."""
@@ -156,8 +138,6 @@ class SeedSlot(nn.Module):
         assert self.seed is not None
         isolated = self.stage == SeedStage.TRAINING
         delta = self.seed(h.detach() if isolated else h)
-        if self.measuring:
-            self._measure(target, delta)
         if isolated:
             return _Isolate.apply(target, delta)
         assert IS_BLENDED[self.stage]

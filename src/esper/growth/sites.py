@@ -172,10 +172,10 @@ def list_slots(model: nn.Module, example: Any) -> SlotListing:
 def choose_slots(model: nn.Module, slots: SlotChoice, found: SlotListing) -> list[InjectionSpec]:
     """The chosen slots in order of use, as r0c0, r0c1, ...
 
-    `slots` is a list of module names, one regular expression that names must match in full, or a
+    `slots` is a list of module names or of their last parts (`conv2` for every `....conv2`, unless
+    a module is called just that), one regular expression that names must match in full, or a
     predicate `(name, module) -> bool`. Raises ConfigError for a name that cannot be a slot.
     """
-    by_name = {slot.name: slot for slot in found}
     if isinstance(slots, str):
         try:
             pattern = re.compile(slots)
@@ -185,9 +185,8 @@ def choose_slots(model: nn.Module, slots: SlotChoice, found: SlotListing) -> lis
     elif callable(slots):
         chosen = [slot for slot in found if slots(slot.name, model.get_submodule(slot.name))]
     else:
-        for name in slots:
-            _check_name(model, name, by_name)
-        chosen = [slot for slot in found if slot.name in set(slots)]
+        names = {name for entry in slots for name in _matching(model, entry, found)}
+        chosen = [slot for slot in found if slot.name in names]
     if not chosen:
         raise ConfigError(
             f"slots={slots!r} chooses no slot; esper.list_slots(model, example) shows what is there"
@@ -207,15 +206,21 @@ def choose_slots(model: nn.Module, slots: SlotChoice, found: SlotListing) -> lis
     ]
 
 
-def _check_name(model: nn.Module, name: str, found: dict[str, SlotInfo]) -> None:
-    if name in found:
-        return
-    if name not in dict(model.named_modules()):
+def _matching(model: nn.Module, entry: str, found: SlotListing) -> list[str]:
+    """The slots that an entry of a list means: the module of that name, else all that end so."""
+    if not isinstance(entry, str):
+        raise ConfigError(f"slots lists names of modules, got {entry!r}")
+    modules = [name for name, _ in model.named_modules()]
+    meant = [entry] if entry in modules else [n for n in modules if n.endswith(f".{entry}")]
+    if not meant:
         raise ConfigError(
-            f"{type(model).__name__} has no module {name!r}; "
+            f"{type(model).__name__} has no module {entry!r}; "
             "esper.list_slots(model, example) shows where it can grow"
         )
-    raise ConfigError(
-        f"module {name!r} cannot be a slot: its output must be a float tensor of 2 to 4 "
-        "dimensions, batch first, of one shape at every call"
-    )
+    usable = {slot.name for slot in found}.intersection(meant)
+    if not usable:
+        raise ConfigError(
+            f"module {meant[0]!r} cannot be a slot: its output must be a float tensor of 2 to 4 "
+            "dimensions, batch first, of one shape at every call"
+        )
+    return sorted(usable)

@@ -1,11 +1,25 @@
-"""The state of all slots of all hosts, as one table of arrays [environment, slot]."""
+"""The state of all slots of all hosts, as one table of arrays [environment, slot].
 
-from dataclasses import dataclass, fields
+To add a measurement of seeds, add a column here and measure it where seeds are measured
+(`tolaria/gradients.py` for training); with `told=True` every step's row of metrics has it too.
+"""
+
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 import numpy as np
 
-from esper.leyline import HOLDS_SEED, IS_LIVE, SeedStage
-from esper.leyline.constants import NEWBORN_EPOCHS
+from esper.leyline import HOLDS_SEED, SeedStage
+
+
+def _of_slot(empty: int) -> dict[str, Any]:
+    """A column that outlives the seed."""
+    return {"empty": empty, "dtype": np.int64, "of_seed": False, "told": False}
+
+
+def _of_seed(empty: float, dtype: type = np.float64, *, told: bool = False) -> dict[str, Any]:
+    """A column about the seed: `empty` without one."""
+    return {"empty": empty, "dtype": dtype, "of_seed": True, "told": told}
 
 
 @dataclass(frozen=True)
@@ -19,56 +33,41 @@ class SlotTable:
     contribution    score minus the score with this seed taken out, in pp
     gradient_ratio  gradient of the seed against the host's, per parameter
     gradient_norm, gradient_health   of the seed in the last epoch
-    activation_ratio   size of the seed's output against what it is added to
     params, macs    cost of the seed (multiply-adds per example), the valve of its blend included
     """
 
-    stage: np.ndarray
-    previous_stage: np.ndarray
-    blueprint: np.ndarray
-    blend: np.ndarray
-    alpha: np.ndarray
-    alpha_step: np.ndarray
-    epochs_in_stage: np.ndarray
-    epochs_total: np.ndarray
-    score_at_birth: np.ndarray
-    score_at_stage_start: np.ndarray
-    score: np.ndarray
-    contribution: np.ndarray
-    gradient_ratio: np.ndarray
-    gradient_norm: np.ndarray
-    gradient_health: np.ndarray
-    activation_ratio: np.ndarray
-    healthy: np.ndarray
-    params: np.ndarray
-    macs: np.ndarray
+    stage: np.ndarray = field(metadata=_of_slot(SeedStage.DORMANT))
+    previous_stage: np.ndarray = field(metadata=_of_slot(SeedStage.DORMANT))
+    epochs_in_stage: np.ndarray = field(metadata=_of_slot(0))
+    epochs_total: np.ndarray = field(metadata=_of_slot(0))
+    blueprint: np.ndarray = field(metadata=_of_seed(-1, np.int64))
+    blend: np.ndarray = field(metadata=_of_seed(-1, np.int64))
+    alpha: np.ndarray = field(metadata=_of_seed(0.0, told=True))
+    alpha_step: np.ndarray = field(metadata=_of_seed(0, np.int64))
+    score_at_birth: np.ndarray = field(metadata=_of_seed(np.nan))
+    score_at_stage_start: np.ndarray = field(metadata=_of_seed(np.nan))
+    score: np.ndarray = field(metadata=_of_seed(np.nan))
+    contribution: np.ndarray = field(metadata=_of_seed(np.nan, told=True))
+    gradient_ratio: np.ndarray = field(metadata=_of_seed(np.nan, told=True))
+    gradient_norm: np.ndarray = field(metadata=_of_seed(np.nan))
+    gradient_health: np.ndarray = field(metadata=_of_seed(np.nan))
+    healthy: np.ndarray = field(metadata=_of_seed(True, np.bool_))
+    params: np.ndarray = field(metadata=_of_seed(0, np.int64))
+    macs: np.ndarray = field(metadata=_of_seed(0, np.int64))
 
     @staticmethod
     def empty(n_envs: int, n_slots: int) -> "SlotTable":
-        shape = (n_envs, n_slots)
-        table = SlotTable(
-            stage=np.empty(shape, dtype=np.int64),
-            previous_stage=np.empty(shape, dtype=np.int64),
-            blueprint=np.empty(shape, dtype=np.int64),
-            blend=np.empty(shape, dtype=np.int64),
-            alpha=np.empty(shape),
-            alpha_step=np.empty(shape, dtype=np.int64),
-            epochs_in_stage=np.empty(shape, dtype=np.int64),
-            epochs_total=np.empty(shape, dtype=np.int64),
-            score_at_birth=np.empty(shape),
-            score_at_stage_start=np.empty(shape),
-            score=np.empty(shape),
-            contribution=np.empty(shape),
-            gradient_ratio=np.empty(shape),
-            gradient_norm=np.empty(shape),
-            gradient_health=np.empty(shape),
-            activation_ratio=np.empty(shape),
-            healthy=np.empty(shape, dtype=bool),
-            params=np.empty(shape, dtype=np.int64),
-            macs=np.empty(shape, dtype=np.int64),
+        return SlotTable(
+            *(
+                np.full((n_envs, n_slots), column.metadata["empty"], column.metadata["dtype"])
+                for column in fields(SlotTable)
+            )
         )
-        table.clear(np.ones(shape, dtype=bool))
-        return table
+
+    @staticmethod
+    def told() -> tuple[str, ...]:
+        """The measurements that belong into the record of every step."""
+        return tuple(column.name for column in fields(SlotTable) if column.metadata["told"])
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -77,11 +76,6 @@ class SlotTable:
     @property
     def holds_seed(self) -> np.ndarray:
         return HOLDS_SEED[self.stage]
-
-    @property
-    def newborn(self) -> np.ndarray:
-        """bool[E, S]: live seeds in their first epochs."""
-        return IS_LIVE[self.stage] & (self.epochs_total <= NEWBORN_EPOCHS)
 
     @property
     def improvement_since_stage_start(self) -> np.ndarray:
@@ -93,35 +87,22 @@ class SlotTable:
 
     def clear(self, where: np.ndarray) -> None:
         """Make slots DORMANT and forget the seeds they held."""
-        self.stage[where] = self.previous_stage[where] = SeedStage.DORMANT
-        self.forget(where)
-        self.epochs_in_stage[where] = self.epochs_total[where] = 0
+        for column in fields(self):
+            getattr(self, column.name)[where] = column.metadata["empty"]
 
     def forget(self, where: np.ndarray) -> None:
         """Drop everything about the seeds of some slots but the slots' stage and age."""
-        self.blueprint[where] = self.blend[where] = -1
-        for array in (self.alpha, self.alpha_step, self.params, self.macs):
-            array[where] = 0
-        for array in (
-            self.score_at_birth,
-            self.score_at_stage_start,
-            self.score,
-            self.contribution,
-            self.gradient_ratio,
-            self.gradient_norm,
-            self.gradient_health,
-            self.activation_ratio,
-        ):
-            array[where] = np.nan
-        self.healthy[where] = True
+        for column in fields(self):
+            if column.metadata["of_seed"]:
+                getattr(self, column.name)[where] = column.metadata["empty"]
 
     def copy(self) -> "SlotTable":
-        return SlotTable(*(getattr(self, field.name).copy() for field in fields(self)))
+        return SlotTable(*(getattr(self, f.name).copy() for f in fields(self)))
 
     def row(self, env: int) -> "SlotTable":
         """A copy of one environment's slots, [1, S]."""
         return SlotTable(*(getattr(self, f.name)[env : env + 1].copy() for f in fields(self)))
 
     def set_row(self, env: int, row: "SlotTable") -> None:
-        for field in fields(self):
-            getattr(self, field.name)[env] = getattr(row, field.name)[0]
+        for column in fields(self):
+            getattr(self, column.name)[env] = getattr(row, column.name)[0]

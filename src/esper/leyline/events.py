@@ -18,6 +18,9 @@ class HostStabilized(Event):
 
 @dataclass(frozen=True)
 class SeedEvent(Event):
+    """`module` is the network's own name for the place that `slot_id` stands for."""
+
+    module: str
     slot_id: str
     blueprint: str
 
@@ -101,6 +104,7 @@ class GovernorRollback(Event):
     loss_threshold: float | None
     consecutive_panics: int
     restored_step: int
+    culprit_modules: tuple[str, ...]
     culprit_slots: tuple[str, ...]
 
 
@@ -150,10 +154,15 @@ ANOMALIES = (
 
 @dataclass(frozen=True)
 class ShapleyComputed(Event):
-    """Contributions of the seeds of one network, in pp; `standard_error` None if exact."""
+    """Contributions of the seeds of one network, in pp; `standard_error` None if exact.
 
+    `macs` is what the evaluations of other coalitions than those already known have cost.
+    """
+
+    modules: tuple[str, ...]
     slot_ids: tuple[str, ...]
     leave_one_out: tuple[float, ...]
     shapley: tuple[float, ...]
     standard_error: tuple[float, ...] | None
     evaluations: int
+    macs: int

@@ -5,8 +5,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class SeedStateReport:
-    """One seed as it stands now. `None` means not measured, never zero."""
+    """One seed as it stands now. `None` means not measured, never zero.
 
+    `shapley` is its share of what all seeds together are worth (in pp), exact if it has no error.
+    """
+
+    module: str
     slot_id: str
     blueprint: str
     blend: str
@@ -21,6 +25,8 @@ class SeedStateReport:
     gradient_norm_ratio: float | None
     params: int
     is_healthy: bool
+    shapley: float | None = None
+    shapley_error: float | None = None
 
 
 @dataclass(frozen=True)
@@ -30,7 +36,9 @@ class EpisodeOutcome:
     The network that is kept is the one of `best_step`; scores and sizes are its own.
     `params` and `macs` count the whole network, `seeds` its fossils and what else was kept.
     `train_macs` is the multiply-adds of all training and evaluation, rejected seeds included.
-    `total_reward` is the sum of raw rewards of `reward_mode`; None if nobody was rewarded.
+    `attribution_macs` is what it cost to find out, afterwards, what each seed is worth; nothing was
+    decided by it. `total_reward` is the sum of raw rewards of `reward_mode`; None if nobody was
+    rewarded.
     """
 
     env: int
@@ -52,5 +60,6 @@ class EpisodeOutcome:
     culled: int
     rollbacks: int
     seeds: tuple[SeedStateReport, ...]
+    attribution_macs: int = 0
     total_reward: float | None = None
     reward_mode: str | None = None

@@ -54,17 +54,23 @@ class InjectionSpec:
 
 @dataclass(frozen=True)
 class SlotConfig:
-    """The slots of a host in canonical order; the order is the meaning of the slot head."""
+    """The slots of a host in canonical order; the order is the meaning of the slot head.
+
+    `modules` are the names that a user knows the slots by: the host's own modules. Without them a
+    slot is known by its id.
+    """
 
     slot_ids: tuple[str, ...]
     channels: tuple[int, ...] = ()
+    modules: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         validate_slot_ids(self.slot_ids)
-        if self.channels and len(self.channels) != len(self.slot_ids):
-            raise ConfigError(
-                f"{len(self.slot_ids)} slots need as many channel counts, got {len(self.channels)}"
-            )
+        for what, given in (("channel counts", self.channels), ("modules", self.modules)):
+            if given and len(given) != len(self.slot_ids):
+                raise ConfigError(
+                    f"{len(self.slot_ids)} slots need as many {what}, got {len(given)}"
+                )
 
     @property
     def num_slots(self) -> int:
@@ -72,6 +78,23 @@ class SlotConfig:
 
     def slot_id_for_index(self, index: int) -> str:
         return self.slot_ids[index]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What records and pictures call the slots."""
+        return self.modules or self.slot_ids
+
+    def index_for_name(self, name: str) -> int:
+        """The slot at a module, or with a slot id; raises ConfigError if there is none."""
+        if name in self.modules:
+            return self.modules.index(name)
+        if name in self.slot_ids:
+            return self.slot_ids.index(name)
+        known = ", ".join(
+            f"{module} ({slot_id})" if self.modules else slot_id
+            for module, slot_id in zip(self.names, self.slot_ids, strict=True)
+        )
+        raise ConfigError(f"no slot {name!r}; there are {known}")
 
     def index_for_slot_id(self, slot_id: str) -> int:
         """Raises ConfigError if there is no such slot."""
@@ -96,7 +119,9 @@ class SlotConfig:
     def from_specs(specs: Iterable[InjectionSpec]) -> "SlotConfig":
         ordered = sorted(specs, key=lambda spec: spec.position)
         return SlotConfig(
-            tuple(spec.slot_id for spec in ordered), tuple(spec.channels for spec in ordered)
+            tuple(spec.slot_id for spec in ordered),
+            tuple(spec.channels for spec in ordered),
+            tuple(spec.module for spec in ordered),
         )
 
     @staticmethod

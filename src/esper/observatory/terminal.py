@@ -7,6 +7,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
+from esper.leyline import EpisodeOutcome
+from esper.leyline.events import Event
+
 _COLOURS = {
     "GERMINATED": "cyan",
     "TRAINING": "cyan",
@@ -16,7 +19,7 @@ _COLOURS = {
 
 
 class StepProgress:
-    """A progress bar over the steps of one run: feed it the run's metrics rows."""
+    """A recorder that shows the steps of one run as a progress bar."""
 
     def __init__(self, console: Console, label: str, steps: int) -> None:
         self.progress = Progress(
@@ -39,7 +42,13 @@ class StepProgress:
     def __exit__(self, *exception: object) -> None:
         self.progress.stop()
 
-    def show(self, row: Mapping[str, Any]) -> None:
+    def event(self, event: Event) -> None:
+        pass
+
+    def outcome(self, outcome: EpisodeOutcome) -> None:
+        pass
+
+    def metrics(self, row: Mapping[str, Any]) -> None:
         score = row["val_score"]
         self.progress.update(
             self.task,

@@ -4,13 +4,13 @@ Signals and observations, action masks, and the controllers: static, random, scr
 """
 
 from esper.tamiyo.controllers import (
-    CONTROLLER_NAMES,
     Controller,
     HeuristicConfig,
     HeuristicController,
     RandomController,
     ScriptedController,
     StaticController,
+    controller_names,
     make_controller,
     wait,
 )
@@ -29,7 +29,6 @@ from esper.tamiyo.situation import Situation
 from esper.tamiyo.tracker import SignalTracker
 
 __all__ = [
-    "CONTROLLER_NAMES",
     "Controller",
     "FeatureExtractionContext",
     "GrowthLimits",
@@ -42,6 +41,7 @@ __all__ = [
     "Situation",
     "StaticController",
     "compute_action_masks",
+    "controller_names",
     "feature_size",
     "make_controller",
     "signals_to_features",

@@ -1,35 +1,74 @@
 """tolaria: the one who trains.
 
-Tasks and data, populations of hosts, the vectorised growth environment, and the governor.
+Tasks and data, populations of hosts, trials (the one way to make and play them), the vectorised
+growth environment, attribution of what was grown, and the governor.
 """
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from esper.tolaria.attribution import Attribution, CoalitionGame, attribute, attribute_seeds
+    from esper.tolaria.batches import DataSource, LoaderSource, TensorSource
+    from esper.tolaria.data.splits import DataSplits
+    from esper.tolaria.environment import GrowthCycle, GrowthEnv
+    from esper.tolaria.garden import TRAINING_COST, Budget, Garden, Validation
+    from esper.tolaria.governor import Governor
+    from esper.tolaria.gradients import GradientMeter
+    from esper.tolaria.objectives import LOSSES, SCORES, Objective, find_objective
+    from esper.tolaria.population import (
+        Evaluation,
+        HostRecipe,
+        Hosts,
+        LoopedPopulation,
+        Population,
+        TrainReadings,
+    )
+    from esper.tolaria.scoring import score_on
+    from esper.tolaria.tasks import Task, all_tasks, find_task
+    from esper.tolaria.transition import Transition
+    from esper.tolaria.trial import Topology, Trained, TrialRules, make_env, play, settle, train
 
 # Loaded on first use: the data catalogue has to answer without waiting for torch.
 _HOMES = {
+    "Attribution": "attribution",
     "Budget": "garden",
+    "CoalitionGame": "attribution",
     "DataSource": "batches",
+    "DataSplits": "data.splits",
     "Evaluation": "population",
     "Garden": "garden",
     "Governor": "governor",
+    "GradientMeter": "gradients",
+    "GrowthCycle": "environment",
     "GrowthEnv": "environment",
     "HostRecipe": "population",
+    "Hosts": "population",
     "LOSSES": "objectives",
     "LoaderSource": "batches",
     "LoopedPopulation": "population",
+    "Objective": "objectives",
     "Population": "population",
     "SCORES": "objectives",
+    "TRAINING_COST": "garden",
     "Task": "tasks",
     "TensorSource": "batches",
+    "Topology": "trial",
     "TrainReadings": "population",
+    "Trained": "trial",
     "Transition": "transition",
+    "TrialRules": "trial",
+    "Validation": "garden",
     "all_tasks": "tasks",
+    "attribute": "attribution",
+    "attribute_seeds": "attribution",
     "find_objective": "objectives",
     "find_task": "tasks",
-    "random_guess_loss": "objectives",
-    "run_episode": "episode",
-    "settle_outcome": "episode",
+    "make_env": "trial",
+    "play": "trial",
+    "score_on": "scoring",
+    "settle": "trial",
+    "train": "trial",
 }
 
 __all__ = sorted(_HOMES)

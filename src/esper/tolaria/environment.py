@@ -22,18 +22,17 @@ from esper.leyline.events import (
     HostStabilized,
 )
 from esper.tamiyo import SignalTracker, Situation, compute_action_masks, wait
-from esper.tolaria.garden import Budget, Garden, SavedHost
+from esper.tolaria.garden import Budget, Garden, SavedHost, Validation
 from esper.tolaria.governor import Governor, Verdict
 from esper.tolaria.narrator import absent
-from esper.tolaria.population import Evaluation, Population, TrainReadings
+from esper.tolaria.population import Hosts, Population, TrainReadings
 from esper.tolaria.transition import Transition
 
-_ABSENT = np.full(1, np.nan)
-NOT_EVALUATED = Evaluation(loss=_ABSENT, score=_ABSENT, alpha=_ABSENT, samples=0)
 
+class GrowthCycle:
+    """E growing hosts, step by step around epochs that somebody else trains.
 
-class GrowthEnv:
-    """E environments. `reset` and `step` are all a controller's loop needs.
+    Call `start`, train an epoch, `finish`; then `begin` with actions, train, `finish`, and so on.
 
     on_panic         what a rollback means: the end of the episode ('terminate'), or that the run
                      goes on without the culprit ('continue')
@@ -44,7 +43,7 @@ class GrowthEnv:
 
     def __init__(
         self,
-        population: Population,
+        population: Hosts,
         rules: LifecycleRules,
         *,
         budget: Budget | None = None,
@@ -65,6 +64,7 @@ class GrowthEnv:
         self.tracker = SignalTracker(self.n_envs)
         self.governor = Governor(self.n_envs, random_guess_loss)
         self.running = np.ones(self.n_envs, dtype=bool)
+        self.broken = np.zeros(self.n_envs, dtype=bool)  # the governor has ended the episode
         self.step_count = 0
         self.batches_done = 0
         self.score = np.full(self.n_envs, np.nan)
@@ -79,26 +79,12 @@ class GrowthEnv:
     def table(self) -> SlotTable:
         return self.garden.table
 
-    def reset(self, topology: Sequence[tuple[int, int]] = ()) -> Situation:
-        """Warm up the hosts for an epoch; call it once. `topology` lists (slot, blueprint) pairs
-        that every host has from birth, as fossils."""
-        self.start(topology)
-        return self.finish(self.population.train_epoch(self.running, 0)).after
-
-    def step(self, actions: np.ndarray) -> Transition:
-        """`actions` is int [E, 4] in the order of HEAD_NAMES. An illegal one raises
-        InvalidStateMachineError and changes nothing."""
-        self.begin(actions)
-        return self.finish(self.population.train_epoch(self.running, self.step_count))
-
-    # --- the halves of reset and step, for a training loop of the user's own -------------------
-
     def start(self, topology: Sequence[tuple[int, int]] = ()) -> None:
         """Make the hosts ready for their first epoch."""
         for env in range(self.n_envs):
             for slot, blueprint in topology:
                 self.garden.plant_fossil(env, slot, blueprint)
-            self._save(env)
+        self._save(self.running)
 
     def begin(self, actions: np.ndarray) -> None:
         """Apply the actions; the epoch that shows their consequences comes next."""
@@ -114,9 +100,8 @@ class GrowthEnv:
         self.before, self.actions = self.situation, actions.copy()
         self.step_count += 1
         fossilized = self.garden.apply(actions, self.step_count, self.score)
-        for env in np.flatnonzero(fossilized).tolist():
-            # Fossils are for good: a rollback of this very epoch must not lose this one.
-            self._save(env)
+        # Fossils are for good: a rollback of this very epoch must not lose this one.
+        self._save(fossilized)
 
     def finish(self, train: TrainReadings) -> Transition:
         """Take in an epoch of training: evaluate, govern, tick."""
@@ -124,35 +109,32 @@ class GrowthEnv:
         spent_by_hosts = self.garden.host_train_macs.copy()
         self.batches_done += train.batches
         self.garden.charge_training(train.samples, acted)
-        evaluations = [
-            self.garden.evaluate(env) if acted[env] else NOT_EVALUATED for env in range(self.n_envs)
-        ]
+        validation = self.garden.evaluate(acted)
         verdict = self.governor.check(
-            _first(evaluations, "loss"),
-            _first(evaluations, "score"),
+            validation.loss,
+            validation.score,
             train.finite,
             acted,
             self._on_trial(),
-            max(evaluation.samples for evaluation in evaluations),
+            validation.samples,
         )
         age(self.table, acted)
-        for env in np.flatnonzero(acted).tolist():
-            if verdict.panic[env]:
-                self._announce_panic(env, verdict, evaluations[env])
-            if verdict.rollback[env]:
-                evaluations[env] = self._roll_back(env, verdict, evaluations[env])
-            else:
-                self._take_in(env, evaluations[env], train, healthy=not verdict.panic[env])
-        self.score = np.where(acted, _first(evaluations, "score"), self.score)
+        for env in np.flatnonzero(verdict.panic).tolist():
+            self._announce_panic(env, verdict, validation)
+        self._take_in(validation, train, acted & ~verdict.rollback, verdict.panic)
+        if verdict.rollback.any():
+            validation = self._roll_back(verdict, validation)
+        self.score = np.where(acted, validation.score, self.score)
         # Nothing moves on while a network is broken: what it shows is not the seeds' doing.
-        self.garden.tick(acted & ~verdict.panic, self.step_count)
-        for env in np.flatnonzero(acted & ~verdict.panic).tolist():
-            self._save(env)
+        healthy = acted & ~verdict.panic
+        self.garden.tick(healthy, self.step_count)
+        self._save(healthy)
 
         terminated = verdict.rollback & (self.on_panic == "terminate")
         truncated = acted & ~terminated & (self.step_count >= self.rules.max_steps)
         self.running = acted & ~terminated & ~truncated
-        signals = self._update_signals(train, evaluations)
+        self.broken = self.broken | terminated
+        signals = self._update_signals(train, validation)
         self.situation = self._look(signals)
         transition = Transition(
             before=self.before or self.situation,
@@ -172,28 +154,31 @@ class GrowthEnv:
     # --- parts of a step -----------------------------------------------------------------------
 
     def _take_in(
-        self, env: int, evaluation: Evaluation, train: TrainReadings, *, healthy: bool
+        self, validation: Validation, train: TrainReadings, envs: np.ndarray, broken: np.ndarray
     ) -> None:
-        self.garden.record(env, evaluation, train)
-        score = float(evaluation.score[0])
-        if not healthy:
-            # What is measured on a broken network says nothing about its seeds.
-            self.table.contribution[env] = np.nan
-        elif self.keep_best and score > self.best_score[env]:
-            self.best_score[env] = score
-            self.best[env] = self.garden.save(env, self.step_count)
+        """Note what was measured of hosts (bool[E]); which of them are `broken` (bool[E])."""
+        self.garden.record(validation, envs, train)
+        # What is measured on a broken network says nothing about its seeds.
+        self.table.contribution[envs & broken] = np.nan
+        if not self.keep_best:
+            return
+        better = np.flatnonzero(envs & ~broken & (validation.score > self.best_score))
+        self.best_score[better] = validation.score[better]
+        for env, saved in zip(better.tolist(), self._snapshots(better), strict=True):
+            self.best[env] = saved
 
-    def _update_signals(
-        self, train: TrainReadings, evaluations: list[Evaluation]
-    ) -> TrainingSignals:
+    def _snapshots(self, envs: np.ndarray) -> list[SavedHost]:
+        return self.garden.save(envs, self.step_count) if len(envs) else []
+
+    def _update_signals(self, train: TrainReadings, validation: Validation) -> TrainingSignals:
         was_stable = self.tracker.stabilized
         signals = self.tracker.update(
             epoch=self.step_count,
             global_step=self.batches_done,
             train_loss=train.loss,
             train_score=train.score,
-            val_loss=_first(evaluations, "loss"),
-            val_score=_first(evaluations, "score"),
+            val_loss=validation.loss,
+            val_score=validation.score,
         )
         for env in np.flatnonzero(signals.host_stabilized & ~was_stable).tolist():
             self.recorder.event(HostStabilized(env, self.step_count, signals.val_loss[env].item()))
@@ -227,65 +212,89 @@ class GrowthEnv:
         removed, self.culled_before = culled > self.culled_before, culled.copy()
         return np.any(self.garden.on_trial(), axis=1) & ~removed
 
-    def _save(self, env: int) -> None:
-        saved = self.garden.save(env, self.step_count)
-        self.governor.save(env, saved)
-        tensors = saved.host.all_tensors()
-        size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-        self.recorder.event(GovernorSnapshot(env, self.step_count, len(tensors), size))
+    def _save(self, envs: np.ndarray) -> None:
+        """Remember hosts (bool[E]) as healthy."""
+        which = np.flatnonzero(envs)
+        for env, saved in zip(which.tolist(), self._snapshots(which), strict=True):
+            self.governor.save(env, saved)
+            tensors = saved.host.all_tensors()
+            size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+            self.recorder.event(GovernorSnapshot(env, self.step_count, len(tensors), size))
 
-    def _announce_panic(self, env: int, verdict: Verdict, evaluation: Evaluation) -> None:
+    def _announce_panic(self, env: int, verdict: Verdict, validation: Validation) -> None:
         self.recorder.event(
             GovernorPanic(
                 env,
                 self.step_count,
                 reason=verdict.reasons[env],
-                loss=absent(evaluation.loss[0]),
+                loss=absent(validation.loss[env]),
                 threshold=absent(verdict.threshold[env]),
                 consecutive_panics=int(verdict.consecutive[env]),
             )
         )
 
-    def _roll_back(self, env: int, verdict: Verdict, broken: Evaluation) -> Evaluation:
-        """Restore the last healthy host and close the culprit's slot; evaluates what is left."""
-        culprits = self.garden.suspects(env, broken)
-        saved = self.governor.last_healthy(env)
-        self.garden.restore(env, saved)
-        self.garden.counts["rollbacks"][env] += 1
-        self.recorder.event(
-            GovernorRollback(
-                env,
-                self.step_count,
-                reason=verdict.reasons[env],
-                loss_at_panic=absent(broken.loss[0]),
-                loss_threshold=absent(verdict.threshold[env]),
-                consecutive_panics=int(verdict.consecutive[env]),
-                restored_step=saved.step,
-                culprit_slots=tuple(self.garden.narrator.slots.slot_ids[s] for s in culprits),
+    def _roll_back(self, verdict: Verdict, broken: Validation) -> Validation:
+        """Restore the last healthy hosts, close their culprits' slots, evaluate what is left."""
+        envs = np.flatnonzero(verdict.rollback)
+        culprits = {env: self.garden.suspects(env, broken) for env in envs.tolist()}
+        saved = {env: self.governor.last_healthy(env) for env in culprits}
+        self.garden.restore(envs, list(saved.values()))
+        self.garden.counts["rollbacks"][envs] += 1
+        slots = self.garden.narrator.slots
+        for env, blamed in culprits.items():
+            self.recorder.event(
+                GovernorRollback(
+                    env,
+                    self.step_count,
+                    reason=verdict.reasons[env],
+                    loss_at_panic=absent(broken.loss[env]),
+                    loss_threshold=absent(verdict.threshold[env]),
+                    consecutive_panics=int(verdict.consecutive[env]),
+                    restored_step=saved[env].step,
+                    culprit_modules=tuple(slots.names[slot] for slot in blamed),
+                    culprit_slots=tuple(slots.slot_ids[slot] for slot in blamed),
+                )
             )
-        )
-        for slot in culprits:
-            self.garden.embargo(env, slot, self.step_count)
-        evaluation = self.garden.evaluate(env)
-        self.garden.record(env, evaluation, None)
-        self.governor.forgive(env)
-        self._save(env)
-        return evaluation
+            for slot in blamed:
+                self.garden.embargo(env, slot, self.step_count)
+            self.governor.forgive(env)
+        mended = self.garden.evaluate(verdict.rollback)
+        self.garden.record(mended, verdict.rollback)
+        self._save(verdict.rollback)
+        return broken.updated(verdict.rollback, mended)
 
     # --- the end -------------------------------------------------------------------------------
 
-    def settle(self, env: int) -> tuple[Evaluation, int]:
-        """Bring a host back as it was at its best, or last healthy without `keep_best`, and drop
-        live seeds that do not help it. Gives its evaluation and the step it is from."""
-        saved = self.best[env] or self.governor.last_healthy(env)
-        self.garden.restore(env, saved)
-        self.garden.record(env, self.garden.evaluate(env), None)
-        self.garden.drop_unproven(env)
-        evaluation = self.garden.evaluate(env)
-        self.garden.record(env, evaluation, None)
-        return evaluation, saved.step
+    def settle(self, envs: np.ndarray) -> tuple[Validation, np.ndarray]:
+        """Bring hosts (bool[E]) back as they were at their best, or last healthy without
+        `keep_best`, and drop live seeds that do not help them. Gives what is measured of them then,
+        and the step that each is from (int[E], -1 elsewhere)."""
+        which = np.flatnonzero(envs)
+        saved = [self.best[env] or self.governor.last_healthy(env) for env in which.tolist()]
+        self.garden.restore(which, saved)
+        self.garden.record(self.garden.evaluate(envs), envs)
+        self.garden.drop_unproven(envs, self.step_count)
+        validation = self.garden.evaluate(envs)
+        self.garden.record(validation, envs)
+        steps = np.full(self.n_envs, -1)
+        steps[which] = [each.step for each in saved]
+        return validation, steps
 
 
-def _first(evaluations: list[Evaluation], name: str) -> np.ndarray:
-    """[E]: what was measured with all seeds present."""
-    return np.array([getattr(evaluation, name)[0] for evaluation in evaluations])
+class GrowthEnv(GrowthCycle):
+    """E environments that train their own hosts: `reset` and `step` are all a controller's loop
+    needs. The settings are those of `GrowthCycle`."""
+
+    population: Population
+
+    def reset(self, topology: Sequence[tuple[int, int]] = ()) -> Situation:
+        """Warm up the hosts for an epoch; call it once. `topology` lists (slot, blueprint) pairs
+        that every host has from birth, as fossils."""
+        self.start(topology)
+        return self.finish(self.population.train_epoch(self.running, 0)).after
+
+    def step(self, actions: np.ndarray) -> Transition:
+        """`actions` is int [E, 4] in the order of HEAD_NAMES. An illegal one raises
+        InvalidStateMachineError and changes nothing."""
+        self.begin(actions)
+        return self.finish(self.population.train_epoch(self.running, self.step_count))

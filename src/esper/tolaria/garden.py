@@ -4,6 +4,7 @@ Everything that changes a slot goes through here, so that modules, optimisers, t
 always tell the same story.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,7 +38,7 @@ from esper.leyline import (
 )
 from esper.tamiyo import GrowthLimits, usable_blueprints
 from esper.tolaria.narrator import Narrator
-from esper.tolaria.population import Evaluation, Population, TrainReadings
+from esper.tolaria.population import Hosts, TrainReadings
 
 # A backward pass costs about twice a forward pass.
 TRAINING_COST = 3
@@ -59,6 +60,38 @@ class Budget:
 
 
 @dataclass(frozen=True)
+class Validation:
+    """What was measured of E hosts; NaN where a host was not evaluated.
+
+    loss, score    [E], with all seeds present
+    without_loss, without_score   [E, S], with the seed of one slot taken out
+    alpha          [E, S], what each seed's blend applied
+    samples        examples behind each number; 0 if that is not known
+    """
+
+    loss: np.ndarray
+    score: np.ndarray
+    without_loss: np.ndarray
+    without_score: np.ndarray
+    alpha: np.ndarray
+    samples: int
+
+    @staticmethod
+    def nothing(n_envs: int, n_slots: int, samples: int) -> "Validation":
+        loss, score = np.full((2, n_envs), np.nan)
+        without_loss, without_score, alpha = np.full((3, n_envs, n_slots), np.nan)
+        return Validation(loss, score, without_loss, without_score, alpha, samples)
+
+    def updated(self, envs: np.ndarray, later: "Validation") -> "Validation":
+        """This one, with the hosts of `envs` (bool[E]) as `later` found them."""
+        mine, new = vars(self), vars(later)
+        arrays = {name: mine[name].copy() for name in mine if name != "samples"}
+        for name, array in arrays.items():
+            array[envs] = new[name][envs]
+        return Validation(**arrays, samples=later.samples)
+
+
+@dataclass(frozen=True)
 class SavedHost:
     """A host after `step`, with its row of the slot table."""
 
@@ -72,7 +105,7 @@ class Garden:
 
     def __init__(
         self,
-        population: Population,
+        population: Hosts,
         rules: LifecycleRules,
         budget: Budget,
         max_seeds: int | None,
@@ -86,13 +119,14 @@ class Garden:
         self.host_params, self.host_macs = count_params(template.host), template.host_macs
         self.valve_params = valve_params(template.sites)
         self.limits = self._limits(budget, max_seeds)
-        self.table = SlotTable.empty(len(population.keys), len(template.sites))
+        n_envs = len(population.keys)
+        self.table = SlotTable.empty(n_envs, len(template.sites))
         self.counts = {
-            name: np.zeros(len(population.keys), dtype=np.int64)
+            name: np.zeros(n_envs, dtype=np.int64)
             for name in ("germinated", "fossilized", "culled", "rollbacks")
         }
-        self.train_macs = np.zeros(len(population.keys), dtype=np.int64)
-        self.host_train_macs = np.zeros(len(population.keys), dtype=np.int64)
+        self.train_macs = np.zeros(n_envs, dtype=np.int64)
+        self.host_train_macs = np.zeros(n_envs, dtype=np.int64)
 
     def _limits(self, budget: Budget, max_seeds: int | None) -> GrowthLimits:
         template = self.population.template
@@ -177,32 +211,46 @@ class Garden:
 
     # --- measuring -----------------------------------------------------------------------------
 
-    def evaluate(self, env: int) -> Evaluation:
-        """The whole network, then, with counterfactuals, without each seed that acts on it."""
-        acting = np.flatnonzero(IS_BLENDED[self.table.stage[env]] & self.counterfactuals)
-        coalitions = np.ones((1 + len(acting), self.table.shape[1]), dtype=bool)
-        coalitions[np.arange(1, 1 + len(acting)), acting] = False
-        evaluation = self.population.evaluate(env, coalitions)
-        per_example = self.host_macs + (coalitions * self._active_macs()[env]).sum(axis=1)
-        self.train_macs[env] += int(per_example.sum()) * evaluation.samples
-        self.host_train_macs[env] += self.host_macs * evaluation.samples
-        return evaluation
+    def evaluate(self, envs: np.ndarray) -> Validation:
+        """The whole networks of `envs` (bool[E]) and, with counterfactuals, each of them without
+        each seed that acts on it."""
+        shape, chosen = self.table.shape, np.flatnonzero(envs)
+        acting = envs[:, None] & IS_BLENDED[self.table.stage] & self.counterfactuals
+        without = np.argwhere(acting)
+        rows = np.concatenate([chosen, without[:, 0]])
+        present = np.ones((len(rows), shape[1]), dtype=bool)
+        present[np.arange(len(chosen), len(rows)), without[:, 1]] = False
+        found = self.population.evaluate(rows, present)
+        np.add.at(self.train_macs, rows, self.coalition_macs(rows, present) * found.samples)
+        self.host_train_macs[chosen] += self.host_macs * found.samples
+        validation = Validation.nothing(*shape, found.samples)
+        whole = slice(0, len(chosen))
+        validation.loss[chosen], validation.score[chosen] = found.loss[whole], found.score[whole]
+        validation.alpha[chosen] = found.alpha[whole]
+        validation.without_loss[acting] = found.loss[len(chosen) :]
+        validation.without_score[acting] = found.score[len(chosen) :]
+        return validation
 
-    def record(self, env: int, evaluation: Evaluation, train: TrainReadings | None) -> None:
-        """Enter into the table what `evaluate`, and the epoch before it, showed of a host."""
-        table, acting = self.table, IS_BLENDED[self.table.stage[env]]
-        table.score[env, table.holds_seed[env]] = evaluation.score[0]
-        table.contribution[env] = np.nan
-        if self.counterfactuals:
-            table.contribution[env, acting] = evaluation.score[0] - evaluation.score[1:]
-        table.alpha[env, acting] = evaluation.alpha[acting]
-        sizes = evaluation.activation_ratio
-        table.activation_ratio[env] = np.nan if sizes is None else sizes
-        if train is not None:
-            table.gradient_ratio[env] = train.gradient_ratio[env]
-            table.gradient_norm[env] = train.gradient_norm[env]
-            table.gradient_health[env] = train.gradient_health[env]
-            table.healthy[env] &= train.seed_finite[env]
+    def coalition_macs(self, envs: np.ndarray, present: np.ndarray) -> np.ndarray:
+        """int[K]: multiply-adds per example of hosts `envs` (int[K]) with some of their seeds."""
+        return self.host_macs + (present * self._active_macs()[envs]).sum(axis=1)
+
+    def record(
+        self, validation: Validation, envs: np.ndarray, train: TrainReadings | None = None
+    ) -> None:
+        """Enter into the table what an evaluation, and the epoch before it, showed of hosts."""
+        table, held = self.table, envs[:, None] & self.table.holds_seed
+        acting = envs[:, None] & IS_BLENDED[table.stage]
+        scores = np.broadcast_to(validation.score[:, None], table.shape)
+        table.score[held] = scores[held]
+        # NaN where nothing was left out, which is what is known of it.
+        table.contribution[envs] = (scores - validation.without_score)[envs]
+        table.alpha[acting] = validation.alpha[acting]
+        for name, readings in (train.seeds if train is not None else {}).items():
+            if name == "healthy":
+                table.healthy[envs] &= readings[envs]
+            else:
+                getattr(table, name)[envs] = readings[envs]
 
     def charge_training(self, samples: int, running: np.ndarray) -> None:
         per_example = self.host_macs + self._active_macs().sum(axis=1)
@@ -241,25 +289,29 @@ class Garden:
 
     # --- going back ----------------------------------------------------------------------------
 
-    def save(self, env: int, step: int) -> SavedHost:
-        return SavedHost(step, self.population.snapshot(env), self.table.row(env))
+    def save(self, envs: np.ndarray, step: int) -> list[SavedHost]:
+        """The hosts `envs` (int[n]) as they are now."""
+        hosts = self.population.snapshot(envs)
+        return [
+            SavedHost(step, host, self.table.row(env))
+            for env, host in zip(envs.tolist(), hosts, strict=True)
+        ]
 
-    def restore(self, env: int, saved: SavedHost) -> None:
-        self.population.restore(env, saved.host)
-        self.table.set_row(env, saved.row)
+    def restore(self, envs: np.ndarray, saved: Sequence[SavedHost]) -> None:
+        self.population.restore(envs, [each.host for each in saved])
+        for env, each in zip(envs.tolist(), saved, strict=True):
+            self.table.set_row(env, each.row)
 
     def on_trial(self) -> np.ndarray:
         """bool[E, S]: seeds that act on the output and are not yet fossils."""
         return IS_LIVE[self.table.stage] & IS_BLENDED[self.table.stage]
 
-    def suspects(self, env: int, broken: Evaluation) -> list[int]:
+    def suspects(self, env: int, broken: Validation) -> list[int]:
         """The seed on trial without which the broken network does best; empty without any.
 
         Where even that does not give a finite loss, it is the youngest.
         """
-        acting = np.flatnonzero(IS_BLENDED[self.table.stage[env]])
-        without = np.full(self.table.shape[1], np.inf)
-        without[acting] = np.nan_to_num(broken.loss[1:], nan=np.inf)
+        without = np.nan_to_num(broken.without_loss[env], nan=np.inf)
         candidates = np.flatnonzero(self.on_trial()[env]).tolist()
         age = self.table.epochs_total[env]
         ranked = sorted(candidates, key=lambda slot: (without[slot], age[slot]))
@@ -273,12 +325,11 @@ class Garden:
         if IS_LIVE[self.table.stage[env, slot]]:
             self._tell(before, [self._cull(where, "governor_rollback")], step)
 
-    def drop_unproven(self, env: int) -> None:
-        """Remove live seeds that the last `record` did not show to help."""
-        live = IS_LIVE[self.table.stage[env]] & ~(self.table.contribution[env] > 0.0)
-        where = np.zeros(self.table.shape, dtype=bool)
-        where[env] = live
-        self._cull(where, "unproven")
+    def drop_unproven(self, envs: np.ndarray, step: int) -> None:
+        """Remove live seeds that the last `record` of hosts (bool[E]) did not show to help."""
+        before = self.table.copy()
+        live = envs[:, None] & IS_LIVE[self.table.stage] & ~(self.table.contribution > 0.0)
+        self._tell(before, [self._cull(live, "unproven")], step)
 
 
 def _cap(multiple: float | None, of_host: int) -> int | None:

@@ -1,7 +1,6 @@
 """How strongly a seed learns compared with its host, measured on some batches of an epoch."""
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -13,32 +12,23 @@ from esper.leyline import IS_ACTIVE
 from esper.leyline.constants import GRADIENT_RATIO_CAP
 
 STRIDE = 10
-
-
-@dataclass(frozen=True)
-class GradientReadings:
-    """One value per slot; NaN where there was no seed to measure.
-
-    ratio    (|g_seed| / |g_host|) * sqrt(n_host / n_seed), at most GRADIENT_RATIO_CAP
-    norm     |g_seed|
-    health   share of the seed's parameter tensors with a finite, non-zero gradient
-    finite   False if a parameter of the seed is not finite any more
-    """
-
-    ratio: np.ndarray
-    norm: np.ndarray
-    health: np.ndarray
-    finite: np.ndarray
+MEASURED = ("gradient_ratio", "gradient_norm", "gradient_health")
 
 
 class GradientMeter:
-    """Call `observe` after every backward pass; every STRIDE-th, from the first, is measured."""
+    """Call `observe` after every backward pass; every STRIDE-th, from the first, is measured.
+
+    gradient_ratio    (|g_seed| / |g_host|) * sqrt(n_host / n_seed), at most GRADIENT_RATIO_CAP
+    gradient_norm     |g_seed|
+    gradient_health   share of the seed's parameter tensors with a finite, non-zero gradient
+    healthy           False if a parameter of the seed is not finite any more
+    """
 
     def __init__(self, network: GrownModule) -> None:
         self.network = network
         self.slots = [i for i, slot in network.each_slot() if IS_ACTIVE[slot.stage]]
         self.batches = 0
-        self.readings: dict[int, list[tuple[float, float, float]]] = {i: [] for i in self.slots}
+        self.readings: dict[int, list[dict[str, float]]] = {i: [] for i in self.slots}
 
     def observe(self) -> None:
         if self.slots and self.batches % STRIDE == 0:
@@ -56,20 +46,26 @@ class GradientMeter:
             n_seed = sum(p.numel() for p in params)
             ratio = seed / host * math.sqrt(n_host / n_seed) if host >= 1e-8 and n_seed else 0.0
             self.readings[index].append(
-                (min(ratio, GRADIENT_RATIO_CAP) if ratio == ratio else ratio, seed, _health(params))
+                {
+                    "gradient_ratio": min(ratio, GRADIENT_RATIO_CAP) if ratio == ratio else ratio,
+                    "gradient_norm": seed,
+                    "gradient_health": _health(params),
+                }
             )
 
-    def result(self) -> GradientReadings:
+    def result(self) -> dict[str, np.ndarray]:
+        """Columns of the slot table, [S] each; what was not measured is NaN, or healthy."""
         n_slots = len(self.network.sites)
-        columns = np.full((n_slots, 3), np.nan)
-        finite = np.ones(n_slots, dtype=bool)
+        columns = {name: np.full(n_slots, np.nan) for name in MEASURED}
+        columns["healthy"] = np.ones(n_slots, dtype=bool)
         for index in self.slots:
-            if self.readings[index]:
-                columns[index] = np.mean(self.readings[index], axis=0)
-            finite[index] = all(
+            readings = self.readings[index]
+            for name in MEASURED if readings else ():
+                columns[name][index] = np.mean([reading[name] for reading in readings])
+            columns["healthy"][index] = all(
                 bool(torch.isfinite(p).all()) for p in self.network.seed_parameters(index)
             )
-        return GradientReadings(columns[:, 0], columns[:, 1], columns[:, 2], finite)
+        return columns
 
 
 def _norm(params: list[nn.Parameter]) -> float:

@@ -65,12 +65,7 @@ class Narrator:
         step: int,
     ) -> list[Event]:
         table = after if change.target == SeedStage.GERMINATED else before
-        names: dict[str, Any] = {
-            "env": env,
-            "step": step,
-            "slot_id": self.slots.slot_ids[slot],
-            "blueprint": self.blueprint_name(table.blueprint[env, slot]),
-        }
+        names = self._names(table, env, slot, step)
         source = SeedStage(change.source[env, slot]).name
         events: list[Event] = [
             SeedStageChanged(**names, from_stage=source, to_stage=change.target.name)
@@ -109,10 +104,7 @@ class Narrator:
                 result = gate_result(gate, table, rules, int(env), int(slot))
                 events.append(
                     SeedGateEvaluated(
-                        env=int(env),
-                        step=step,
-                        slot_id=self.slots.slot_ids[slot],
-                        blueprint=self.blueprint_name(table.blueprint[env, slot]),
+                        **self._names(table, int(env), int(slot), step),
                         gate=gate.name,
                         passed=result.passed,
                         target_stage=target.name,
@@ -121,12 +113,23 @@ class Narrator:
                 )
         return events
 
+    def _names(self, table: SlotTable, env: int, slot: int, step: int) -> dict[str, Any]:
+        """What every event about a seed begins with."""
+        return {
+            "env": env,
+            "step": step,
+            "module": self.slots.names[slot],
+            "slot_id": self.slots.slot_ids[slot],
+            "blueprint": self.blueprint_name(table.blueprint[env, slot]),
+        }
+
     def blueprint_name(self, index: int) -> str:
         return self.catalogue[index].name if index >= 0 else ""
 
     def report(self, table: SlotTable, env: int, slot: int) -> SeedStateReport:
         at = (env, slot)
         return SeedStateReport(
+            module=self.slots.names[slot],
             slot_id=self.slots.slot_ids[slot],
             blueprint=self.blueprint_name(table.blueprint[at]),
             blend=BLEND_NAMES[table.blend[at]],
@@ -160,7 +163,7 @@ class Narrator:
             "env": env,
             "step": after.step,
             "op": LifecycleOp(op).name,
-            "slot": None if op == LifecycleOp.WAIT else self.slots.slot_ids[slot],
+            "slot": None if op == LifecycleOp.WAIT else self.slots.names[slot],
             "blueprint": self.blueprint_name(blueprint) if germinates else None,
             "blend": BLEND_NAMES[blend] if germinates else None,
             "train_loss": absent(signals.train_loss[env]),
@@ -174,10 +177,9 @@ class Narrator:
             "macs": macs,
             "train_macs": int(transition.train_macs[env]),
         }
-        for s, slot_id in enumerate(self.slots.slot_ids):
-            row[f"{slot_id}.stage"] = SeedStage(table.stage[env, s]).name
-            row[f"{slot_id}.blueprint"] = self.blueprint_name(table.blueprint[env, s]) or None
-            row[f"{slot_id}.alpha"] = float(table.alpha[env, s])
-            row[f"{slot_id}.contribution"] = absent(table.contribution[env, s])
-            row[f"{slot_id}.gradient_ratio"] = absent(table.gradient_ratio[env, s])
+        for s, module in enumerate(self.slots.names):
+            row[f"{module}.stage"] = SeedStage(table.stage[env, s]).name
+            row[f"{module}.blueprint"] = self.blueprint_name(table.blueprint[env, s]) or None
+            for name in SlotTable.told():
+                row[f"{module}.{name}"] = absent(getattr(table, name)[env, s])
         return row

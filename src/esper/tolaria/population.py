@@ -1,6 +1,7 @@
-"""A population of hosts behind one small protocol, and its readable form: a loop over modules."""
+"""Populations of hosts behind one small protocol over arrays of environments, and its readable
+form: a loop over ordinary modules."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -32,7 +33,7 @@ from esper.tolaria.objectives import Objective
 
 @dataclass(frozen=True)
 class HostRecipe:
-    """How to make one host and train it. `build` runs with torch keyed for the environment."""
+    """How to make one host and train it. `build` runs with torch's generators at the host's key."""
 
     build: Callable[[], nn.Module]
     slots: SlotChoice
@@ -50,10 +51,11 @@ class HostRecipe:
 
 @dataclass(frozen=True)
 class TrainReadings:
-    """One epoch of training: [E] and [E, S] arrays, NaN where nothing was measured.
+    """One epoch of training: arrays [E], NaN where nothing was measured.
 
-    finite       bool[E], False if the training of a host went to NaN or infinity
-    seed_finite  bool[E, S], the same for the parameters of a seed
+    finite   bool[E], False if the training of a host went to NaN or infinity
+    samples  examples that each host was trained on
+    seeds    columns of the slot table that training measures, [E, S] each
     """
 
     loss: np.ndarray
@@ -61,29 +63,25 @@ class TrainReadings:
     finite: np.ndarray
     batches: int
     samples: int
-    gradient_ratio: np.ndarray
-    gradient_norm: np.ndarray
-    gradient_health: np.ndarray
-    seed_finite: np.ndarray
+    seeds: dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Validation of one host under K coalitions of its seeds: loss [K], score [K].
+    """Validation of K networks: loss [K] and score [K] over `samples` examples.
 
-    `alpha` [S] is what each seed's blend applied on average with all seeds present, and
-    `activation_ratio` [S] the size of its output against what it is added to, if measured.
+    `alpha` [K, S] is what each seed's blend applied on average in its complete network.
     """
 
     loss: np.ndarray
     score: np.ndarray
     alpha: np.ndarray
     samples: int
-    activation_ratio: np.ndarray | None = None
 
 
-class Population(Protocol):
-    """E hosts that are trained side by side. Slots and environments are addressed by index."""
+class Hosts(Protocol):
+    """E hosts that can grow, whoever trains them. Environments and slots are indices; `envs` is an
+    int array of environments."""
 
     keys: np.ndarray
 
@@ -97,16 +95,22 @@ class Population(Protocol):
 
     def set_blend(self, env: int, slot: int, stage: SeedStage, alpha: float) -> None: ...
 
-    def train_epoch(self, running: np.ndarray, step: int) -> TrainReadings: ...
+    def evaluate(self, envs: np.ndarray, present: np.ndarray) -> Evaluation:
+        """For each k host `envs[k]` with only the seeds of which `present[k]` (bool[K, S]) is True;
+        a host may be asked for several times."""
 
-    def evaluate(self, env: int, coalitions: np.ndarray) -> Evaluation:
-        """`coalitions` is bool [K, S]: which seeds are present in each."""
+    def snapshot(self, envs: np.ndarray) -> Sequence[HostSnapshot]: ...
 
-    def snapshot(self, env: int) -> HostSnapshot: ...
-
-    def restore(self, env: int, snapshot: HostSnapshot) -> None: ...
+    def restore(self, envs: np.ndarray, snapshots: Sequence[HostSnapshot]) -> None: ...
 
     def export(self, env: int) -> nn.Module: ...
+
+
+class Population(Hosts, Protocol):
+    """Hosts that are trained side by side."""
+
+    def train_epoch(self, running: np.ndarray, step: int) -> TrainReadings:
+        """One epoch of the hosts where `running` (bool[E])."""
 
 
 class LoopedPopulation:
@@ -163,21 +167,15 @@ class LoopedPopulation:
         sync_slot_group(self.optimizers[env], slot_id, network.seed_parameters(slot))
 
     def train_epoch(self, running: np.ndarray, step: int) -> TrainReadings:
-        n_envs, n_slots = len(self.keys), len(self.template.sites)
-        loss, score = np.full(n_envs, np.nan), np.full(n_envs, np.nan)
-        gradients = np.full((3, n_envs, n_slots), np.nan)
-        seed_finite = np.ones((n_envs, n_slots), dtype=bool)
-        batches = samples = 0
+        loss, score = np.full((2, len(self.keys)), np.nan)
+        meters = [GradientMeter(network) for network in self.networks]
+        samples = 0
         for env in np.flatnonzero(running).tolist():
-            meter = GradientMeter(self.networks[env])
-            loss[env], score[env], samples = self._train_one(env, step, meter)
-            readings, batches = meter.result(), meter.batches
-            gradients[:, env] = readings.ratio, readings.norm, readings.health
-            seed_finite[env] = readings.finite
-        ratio, norm, health = gradients
-        return TrainReadings(
-            loss, score, np.isfinite(loss), batches, samples, ratio, norm, health, seed_finite
-        )
+            loss[env], score[env], samples = self._train_one(env, step, meters[env])
+        columns = [meter.result() for meter in meters]
+        seeds = {name: np.stack([column[name] for column in columns]) for name in columns[0]}
+        batches = max(meter.batches for meter in meters)
+        return TrainReadings(loss, score, np.isfinite(loss), batches, samples, seeds)
 
     def _train_one(self, env: int, step: int, meter: GradientMeter) -> tuple[float, float, int]:
         recipe, network, optimizer = self.recipe, self.networks[env], self.optimizers[env]
@@ -213,30 +211,34 @@ class LoopedPopulation:
             if params:
                 nn.utils.clip_grad_norm_(params, max_norm)
 
-    def evaluate(self, env: int, coalitions: np.ndarray) -> Evaluation:
-        recipe, network = self.recipe, self.networks[env]
-        totals, samples = (
-            torch.zeros(len(coalitions), 2, dtype=torch.float64, device=self.device),
-            0,
-        )
+    def evaluate(self, envs: np.ndarray, present: np.ndarray) -> Evaluation:
+        means, alpha, samples = np.empty((len(envs), 2)), np.empty(present.shape), 0
+        for env in np.unique(envs).tolist():
+            rows = np.flatnonzero(envs == env)
+            means[rows], alpha[rows], samples = self._evaluate_one(env, present[rows])
+        return Evaluation(means[:, 0], means[:, 1], alpha, samples)
+
+    def _evaluate_one(self, env: int, present: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
+        """Mean loss and score [K, 2] of the coalitions, the alphas applied [S], and the samples."""
+        recipe, network, samples = self.recipe, self.networks[env], 0
+        totals = torch.zeros(len(present), 2, dtype=torch.float64, device=self.device)
         with evaluating(network):
             for inputs, target in self._batches(recipe.data.val_batches()):
-                for k, present in enumerate(coalitions):
-                    with network.coalition(present.tolist()):
+                for k, coalition in enumerate(present):
+                    with network.coalition(coalition.tolist()):
                         output = call_model(network, inputs)
                     readings = [recipe.loss(output, target), recipe.score(output, target)]
                     totals[k] += torch.stack(readings) * len(target)
                 samples += len(target)
-        means = (totals / samples).cpu().numpy()
         alpha = np.array([slot.applied_alpha() for _, slot in network.each_slot()])
-        parity = np.array([slot.activation_ratio() for _, slot in network.each_slot()])
-        return Evaluation(means[:, 0], means[:, 1], alpha, samples, parity)
+        return (totals / samples).cpu().numpy(), alpha, samples
 
-    def snapshot(self, env: int) -> HostSnapshot:
-        return take_snapshot(self.networks[env], self.optimizers[env])
+    def snapshot(self, envs: np.ndarray) -> list[HostSnapshot]:
+        return [take_snapshot(self.networks[env], self.optimizers[env]) for env in envs.tolist()]
 
-    def restore(self, env: int, snapshot: HostSnapshot) -> None:
-        restore_snapshot(self.networks[env], self.optimizers[env], snapshot)
+    def restore(self, envs: np.ndarray, snapshots: Sequence[HostSnapshot]) -> None:
+        for env, snapshot in zip(envs.tolist(), snapshots, strict=True):
+            restore_snapshot(self.networks[env], self.optimizers[env], snapshot)
 
     def export(self, env: int) -> nn.Module:
         return export(self.networks[env], self._to_device(self.recipe.data.example()))

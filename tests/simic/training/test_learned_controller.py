@@ -10,8 +10,8 @@ from esper.growth import LifecycleRules, default_catalogue
 from esper.leyline import ConfigError
 from esper.tamiyo import HeuristicController
 from esper.tolaria.environment import GrowthEnv
-from esper.tolaria.episode import run_episode
 from esper.tolaria.population import LoopedPopulation
+from esper.tolaria.trial import run_episode
 from training_support import tiny_run, tiny_task
 
 

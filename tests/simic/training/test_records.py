@@ -15,9 +15,9 @@ from esper.simic.telemetry import lstm_health, resident_mb
 from esper.simic.training.clock import PHASES
 from esper.tamiyo import ScriptedController
 from esper.tolaria.environment import GrowthEnv
-from esper.tolaria.episode import run_episode
 from esper.tolaria.governor import Governor
 from esper.tolaria.population import LoopedPopulation
+from esper.tolaria.trial import run_episode
 from training_support import rows, tiny_config, tiny_run, tiny_task
 
 

@@ -94,7 +94,8 @@ def minimal(t: Transition, config: ContributionRewardConfig, gamma: float) -> Pa
     table = t.before.table
     young = table.epochs_total < config.early_cull_epochs
     early = (acts_on(t, LifecycleOp.CULL) & young).any(axis=1)
-    return {**sparse(t, config, gamma), "early_cull": -config.early_cull_penalty * early}
+    penalty = np.where(early, -config.early_cull_penalty, 0.0)
+    return {**sparse(t, config, gamma), "early_cull": penalty}
 
 
 # --- parts of a transition -------------------------------------------------------------------

@@ -53,6 +53,7 @@ def _event(t: Transition, pattern: str, env: int, slot: int) -> RewardHackingSus
     return RewardHackingSuspected(
         env=env,
         step=t.after.step,
+        module=t.after.slot_config.names[slot],
         slot_id=t.after.slot_config.slot_ids[slot],
         blueprint=t.after.catalogue[table.blueprint[env, slot]].name,
         pattern=pattern,

@@ -24,7 +24,6 @@ from esper.simic.telemetry.gradient_collector import (
 from esper.simic.telemetry.gradient_ema import GradientDrift, GradientEMATracker
 from esper.simic.telemetry.lstm_health import LSTMHealth, compute_lstm_health
 from esper.simic.telemetry.memory import resident_mb
-from esper.simic.telemetry.newborn import newborn_rows
 from esper.simic.telemetry.profiler import DeviceTimer, training_profiler
 from esper.simic.telemetry.ratio_diagnostic import RatioExplosionDiagnostic
 
@@ -50,7 +49,6 @@ __all__ = [
     "collect_gradients",
     "collect_per_layer_gradients",
     "compute_lstm_health",
-    "newborn_rows",
     "resident_mb",
     "start_collecting",
     "summarize_layers",

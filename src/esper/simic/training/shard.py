@@ -11,7 +11,7 @@ from typing import Any, Literal, cast
 
 import numpy as np
 
-from esper.growth import LifecycleRules, default_catalogue
+from esper.growth import default_catalogue
 from esper.leyline import ActionMasks, EpisodeOutcome, draw_key
 from esper.leyline.events import Event
 from esper.simic.rewards import RewardComponents, compute_reward
@@ -19,12 +19,10 @@ from esper.simic.training.config import TrainingConfig
 from esper.simic.training.state import Space
 from esper.tamiyo import FeatureExtractionContext, Situation, feature_size, signals_to_features
 from esper.tolaria.data.catalogue import data_root
-from esper.tolaria.environment import GrowthEnv
-from esper.tolaria.episode import settle_outcome
 from esper.tolaria.garden import Budget
-from esper.tolaria.population import LoopedPopulation
 from esper.tolaria.tasks import Task
 from esper.tolaria.transition import Transition
+from esper.tolaria.trial import TrialRules, make_env, settle
 
 CONTROLLER = "ppo"
 
@@ -78,29 +76,22 @@ class Shard:
     def __init__(self, spec: ShardSpec) -> None:
         self.config, self.task = spec.config, spec.task
         self.envs, self.device = spec.envs, spec.device
-        self.recipe = self.task.recipe(self.task.load(data_root()), default_catalogue())
-        self.rules = LifecycleRules(
-            max_steps=self.config.steps or self.task.steps,
-            incubation=cast(Literal["isolated", "joint"], self.config.incubation),
+        self.recipe = self.task.recipe(self.task.load(data_root()))
+        self.rules = TrialRules(
+            self.config.steps or self.task.steps,
+            cast(Literal["isolated", "joint"], self.config.incubation),
+            budget=Budget(params=self.config.max_params, macs=self.config.max_macs),
+            max_seeds=self.config.max_seeds,
+            on_panic="terminate",
+            keep_best=False,
         )
         self.modes = [self.config.mode_of(env) for env in self.envs]
 
     def reset(self, round_: int) -> ShardStep:
         config = self.config
         self.log = _Log(self.envs)
-        self.env = GrowthEnv(
-            LoopedPopulation(
-                self.recipe,
-                [episode_key(config.key, round_, env) for env in self.envs],
-                self.device,
-            ),
-            self.rules,
-            budget=Budget(params=config.max_params, macs=config.max_macs),
-            max_seeds=config.max_seeds,
-            on_panic="terminate",
-            random_guess_loss=self.task.random_guess_loss,
-            recorder=self.log,
-        )
+        keys = [episode_key(config.key, round_, env) for env in self.envs]
+        self.env = make_env(self.recipe, keys, self.rules, self.log, self.device)
         self.returns = np.zeros(len(self.envs))
         situation = self.env.reset()
         # A host that breaks while it warms up: its episode ends with the first step.
@@ -143,7 +134,8 @@ class Shard:
         return total
 
     def _settle(self, env: int, ended: str) -> None:
-        settle_outcome(self.env, env, task=self.task.name, controller=CONTROLLER, ended=ended)
+        which = np.arange(len(self.envs)) == env
+        settle(self.env, which, task=self.task.name, controller=CONTROLLER)
         self.log.finish_outcome(env, float(self.returns[env]), self.modes[env])
 
     def _result(

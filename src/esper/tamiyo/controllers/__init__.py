@@ -1,4 +1,12 @@
-"""Controllers: static, random, scripted, heuristic. To add one, write a class with `act`."""
+"""Controllers: static, random, scripted, heuristic.
+
+To add one, write a class with `name`, `reset` and `act` (see `base.py`) and list it in BUILT_IN, or
+under its name in the entry point group `esper.controllers` of a package of your own.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from importlib.metadata import entry_points
 
 from esper.leyline import ConfigError
 from esper.tamiyo.controllers.base import Controller, wait
@@ -7,30 +15,48 @@ from esper.tamiyo.controllers.random import RandomController
 from esper.tamiyo.controllers.scripted import ScriptedController
 from esper.tamiyo.controllers.static import StaticController
 
-CONTROLLER_NAMES = ("heuristic", "random", "static", "scripted:FILE")
+ENTRY_POINT_GROUP = "esper.controllers"
+# What makes each; it is given what stands behind a colon, if there is one.
+BUILT_IN: dict[str, Callable[..., Controller]] = {
+    "heuristic": HeuristicController,
+    "random": RandomController,
+    "static": StaticController,
+    "scripted": ScriptedController.load,
+}
+_NEEDS_A_FILE = ("scripted",)
+
+
+@cache
+def _makers() -> dict[str, Callable[..., Controller]]:
+    """The built-in controllers, then those of installed packages, by name."""
+    found = sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda point: point.name)
+    return BUILT_IN | {point.name: point.load() for point in found}
+
+
+def controller_names() -> tuple[str, ...]:
+    return tuple(_makers())
 
 
 def make_controller(name: str) -> Controller:
-    """A controller by its name on the command line; raises ConfigError listing the names."""
-    if name == "static":
-        return StaticController()
-    if name == "random":
-        return RandomController()
-    if name == "heuristic":
-        return HeuristicController()
-    if name.startswith("scripted:"):
-        return ScriptedController.load(name.removeprefix("scripted:"))
-    raise ConfigError(f"no controller {name!r}; there are {', '.join(CONTROLLER_NAMES)}")
+    """A controller by its name on the command line, such as `random` or `scripted:FILE`.
+
+    Raises ConfigError listing the names.
+    """
+    kind, colon, argument = name.partition(":")
+    if kind not in _makers() or (kind in _NEEDS_A_FILE) != bool(colon):
+        known = [f"{n}:FILE" if n in _NEEDS_A_FILE else n for n in controller_names()]
+        raise ConfigError(f"no controller {name!r}; there are {', '.join(known)}")
+    return _makers()[kind](*([argument] if colon else []))
 
 
 __all__ = [
-    "CONTROLLER_NAMES",
     "Controller",
     "HeuristicConfig",
     "HeuristicController",
     "RandomController",
     "ScriptedController",
     "StaticController",
+    "controller_names",
     "make_controller",
     "wait",
 ]

@@ -5,8 +5,9 @@
     16      FOSSILIZE  r0c0
     auto    FOSSILIZE
 
-Steps count from 1. `auto FOSSILIZE` keeps every seed as soon as that is legal, at steps with no
-line of their own. At all other steps the controller waits.
+A slot is named by its module in the network, or by its id. Steps count from 1. `auto FOSSILIZE`
+keeps every seed as soon as that is legal, at steps with no line of their own. At all other steps
+the controller waits.
 """
 
 from dataclasses import dataclass
@@ -87,7 +88,7 @@ def _to_indices(
     line: ScriptLine, slots: SlotConfig, catalogue: BlueprintCatalogue, name: str
 ) -> list[int]:
     try:
-        slot = slots.index_for_slot_id(line.slot) if line.slot else 0
+        slot = slots.index_for_name(line.slot) if line.slot else 0
         blueprint = catalogue.index(line.blueprint) if line.blueprint else 0
     except ConfigError as error:
         raise ConfigError(f"line {line.number} of {name}: {error}") from error

@@ -5,8 +5,6 @@ Layout for S slots and B blueprints (`feature_size` computes the width):
   0-22            the training: epoch, step, losses, scores, their last five values, size, use
   23 + (4 + B)*i  slot i: holds a seed, stage, alpha, contribution, blueprint one-hot
   then 10*i       slot i: telemetry of its seed; all zero for an empty slot
-  then 3*i        slot i, if asked for: is its seed newborn and measured, its gradient and its
-                  activations against the host's (log scale); all zero otherwise
 
 Every entry is scaled to stay within about [-2, 2] by construction. What was not measured is 0 in a
 row of numbers that is centred on it; flags beside it say whether there is a seed at all.
@@ -23,24 +21,19 @@ from esper.tamiyo.situation import Situation
 BASE_FEATURES = 23
 SLOT_FEATURES = 4
 TELEMETRY_FEATURES = 10
-NEWBORN_FEATURES = 3
 LIMIT = 2.0
 
 
 @dataclass(frozen=True)
 class FeatureExtractionContext:
-    """The situation, and whether the blocks of telemetry and of newborn seeds are wanted."""
+    """The situation, and whether the block of telemetry is wanted."""
 
     situation: Situation
     use_telemetry: bool = True
-    use_newborn: bool = False
 
 
-def feature_size(
-    n_slots: int, n_blueprints: int, *, use_telemetry: bool = True, use_newborn: bool = False
-) -> int:
-    per_slot = SLOT_FEATURES + n_blueprints
-    per_slot += TELEMETRY_FEATURES * use_telemetry + NEWBORN_FEATURES * use_newborn
+def feature_size(n_slots: int, n_blueprints: int, *, use_telemetry: bool = True) -> int:
+    per_slot = SLOT_FEATURES + n_blueprints + TELEMETRY_FEATURES * use_telemetry
     return BASE_FEATURES + n_slots * per_slot
 
 
@@ -59,8 +52,6 @@ def signals_to_features(context: FeatureExtractionContext) -> np.ndarray:
     blocks = [_base(context.situation), _slots(context.situation)]
     if context.use_telemetry:
         blocks.append(_telemetry(context.situation))
-    if context.use_newborn:
-        blocks.append(_newborn(context.situation))
     return np.concatenate(blocks, axis=1).astype(np.float32)
 
 
@@ -131,14 +122,4 @@ def _telemetry(s: Situation) -> np.ndarray:
         np.broadcast_to(s.signals.epoch[:, None] / s.max_steps, table.shape),
     ]
     block = np.stack(columns, axis=2) * table.holds_seed[:, :, None]
-    return _bounded(block.reshape(s.n_envs, -1))
-
-
-def _newborn(s: Situation) -> np.ndarray:
-    table = s.table
-    parity = np.stack([table.gradient_ratio, table.activation_ratio], axis=2)
-    known = table.newborn[:, :, None] & (parity >= 0.0)
-    # A factor of 10 is 0.5, and everything beyond a factor of 10^4 looks the same.
-    logs = np.log10(np.clip(np.where(known, parity, 1.0), 1e-4, 1e4)) / 2
-    block = np.concatenate([known.any(axis=2, keepdims=True), logs], axis=2)
     return _bounded(block.reshape(s.n_envs, -1))

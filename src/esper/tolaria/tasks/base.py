@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
-from esper.growth import BlueprintCatalogue
+from esper.growth import BlueprintCatalogue, default_catalogue
 from esper.leyline import ConfigError
 from esper.tolaria.batches import VAL_BATCH, TensorSource
 from esper.tolaria.data.splits import DataSplits
-from esper.tolaria.objectives import Objective, accuracy, cross_entropy, random_guess_loss
+from esper.tolaria.objectives import Objective, accuracy, cross_entropy
 from esper.tolaria.population import HostRecipe
 
 
@@ -23,7 +23,6 @@ class Task:
     data_set name of the data in the catalogue (`esper data list`), or of the task's own
     load     reads the data set from a folder; raises DataMissingError if it is not there
     build    makes the host; `slots` are the names of its modules where it can grow
-    outputs  classes or symbols to tell apart
     steps    epochs of a run unless the user says otherwise; an epoch is a pass over the training
              data, or `batches_per_epoch` batches of it
     batch, val_batch  examples per training step, and at a time when a network is evaluated
@@ -37,7 +36,6 @@ class Task:
     load: Callable[[Path], DataSplits]
     build: Callable[[], nn.Module]
     slots: tuple[str, ...]
-    outputs: int
     steps: int
     batch: int
     learning_rate: float
@@ -61,12 +59,9 @@ class Task:
         # One kernel for all parameters: a fifth of a small host's training time less.
         return AdamW(params, lr=self.learning_rate, weight_decay=self.weight_decay, fused=True)
 
-    @property
-    def random_guess_loss(self) -> float | None:
-        return random_guess_loss(self.loss, self.outputs)
-
-    def recipe(self, data: DataSplits, catalogue: BlueprintCatalogue) -> HostRecipe:
-        """How to make and train a host on the training and validation parts of `data`."""
+    def recipe(self, data: DataSplits, catalogue: BlueprintCatalogue | None = None) -> HostRecipe:
+        """How to make and train a host on the training and validation parts of `data`; without a
+        catalogue, with all blueprints that are installed."""
         return HostRecipe(
             build=self.build,
             slots=self.slots,
@@ -81,7 +76,7 @@ class Task:
             loss=self.loss,
             score=self.score,
             optimizer=self.optimizer,
-            catalogue=catalogue,
+            catalogue=catalogue or default_catalogue(),
             max_grad_norm=self.max_grad_norm,
         )
 

@@ -14,7 +14,6 @@ CIFAR10 = Task(
     load=cifar10.load,
     build=partial(CNNHost, base_channels=8, n_blocks=3),
     slots=block_slots(3),
-    outputs=10,
     steps=25,
     batch=128,
     learning_rate=1e-2,

@@ -20,7 +20,6 @@ TASK = Task(
     load=digits.load,
     build=partial(host, 2),
     slots=block_slots(3),
-    outputs=10,
     steps=30,
     batch=64,
     learning_rate=1e-2,

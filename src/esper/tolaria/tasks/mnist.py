@@ -21,7 +21,6 @@ MNIST = Task(
     load=idx.load_mnist,
     build=partial(host, 4),
     slots=block_slots(3),
-    outputs=10,
     steps=12,
     batch=128,
     learning_rate=1e-2,

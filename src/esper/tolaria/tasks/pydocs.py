@@ -23,7 +23,6 @@ TASK = Task(
         dropout=0.0,
     ),
     slots=block_slots(3),
-    outputs=256,
     steps=30,
     batch=64,
     batches_per_epoch=24,

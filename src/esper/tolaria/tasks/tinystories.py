@@ -13,7 +13,6 @@ TASK = Task(
     load=tinystories.load,
     build=partial(TransformerHost, vocab=256, block_size=tinystories.BLOCK_SIZE),
     slots=block_slots(3, stride=2),
-    outputs=256,
     steps=50,
     batch=32,
     learning_rate=1e-3,

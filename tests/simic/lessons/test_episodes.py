@@ -10,8 +10,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from esper.leyline import OP, ConfigError, LifecycleOp
-from esper.simic.rewards import ObjectiveRewardConfig
-from esper.simic.training.episodes import (
+from esper.simic.lessons.episodes import (
     FILE,
     Episodes,
     decided_on,
@@ -20,6 +19,7 @@ from esper.simic.training.episodes import (
     record_episodes,
     save_episodes,
 )
+from esper.simic.rewards import ObjectiveRewardConfig
 from esper.tamiyo import ScriptedController, make_controller
 from helpers import small_digits
 from recorded import play_analytic, random_player

@@ -10,9 +10,8 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from statistics import fmean, median
 
-from esper.simic.training.arms import (
+from esper.proof.arms import (
     Plan,
-    Trained,
     affordable_steps,
     host_size,
     of_width,
@@ -21,8 +20,8 @@ from esper.simic.training.arms import (
     training_macs,
 )
 from esper.tamiyo import Controller
-from esper.tolaria.data.splits import DataSplits
-from esper.tolaria.tasks import Task
+from esper.tolaria import DataSplits, Task
+from esper.tolaria.trial import Trained, TrialRules
 
 STATIC_FINAL = "static-final"
 STATIC_FINAL_EQUAL_COMPUTE = "static-final-equal-compute"
@@ -88,7 +87,7 @@ def choose_arms(
         tried = {
             rate: bench.runs(
                 f"tuning {name}",
-                [Plan(with_rate(bench.task, rate), controller, bench.steps)]
+                [Plan(with_rate(bench.task, rate), controller, TrialRules(bench.steps))]
                 * len(bench.tuning_keys),
             )
             for rate in bench.rates
@@ -103,7 +102,7 @@ def choose_arms(
 
 
 def _own_arm(bench: Bench, name: str, controller: Controller, rate: float) -> Arm:
-    plan = Plan(with_rate(bench.task, rate), controller, bench.steps)
+    plan = Plan(with_rate(bench.task, rate), controller, TrialRules(bench.steps))
     return Arm(name, lambda _: plan, rate)
 
 

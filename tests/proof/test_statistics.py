@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from esper.simic.training.statistics import holm, paired_difference
+from esper.proof.statistics import holm, paired_difference
 
 
 def exact_sign_flip_p(differences: list[float]) -> float:

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from esper.leyline import ConfigError, EpisodeOutcome
-from esper.simic.training import evaluate as module
-from esper.simic.training.arms import (
+from esper.proof.arms import (
     Plan,
     Trained,
     affordable_steps,
@@ -21,8 +20,9 @@ from esper.simic.training.arms import (
     train,
     training_macs,
 )
-from esper.simic.training.choices import widths_up_to
-from esper.simic.training.evaluate import EvaluationReport, EvaluationSettings, evaluate
+from esper.proof.choices import widths_up_to
+from esper.proof.evaluation import EvaluationReport, EvaluationSettings, evaluate
+from esper.simic.training import evaluate as module
 from esper.tamiyo import Controller, ScriptedController, Situation, make_controller
 from helpers import small_digits
 
@@ -262,7 +262,7 @@ def test_controls_are_made_for_the_arm_that_is_asked_for() -> None:
 
 
 def test_every_arm_tunes_on_the_same_grid_and_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    from esper.simic.training import choices
+    from esper.proof import choices
 
     tried: dict[str, list[tuple[float, int]]] = {}
     real = choices.train

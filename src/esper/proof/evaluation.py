@@ -7,16 +7,16 @@ the test part read, once for each network.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from statistics import fmean
 from typing import Any
 
 from esper.leyline import ConfigError
-from esper.simic.training.arms import Trained, first_situation, train
-from esper.simic.training.choices import Arm, Bench, choose_arms
-from esper.simic.training.statistics import holm, paired_difference, require_scipy
+from esper.proof.arms import first_situation, train
+from esper.proof.choices import Arm, Bench, choose_arms
+from esper.proof.statistics import holm, paired_difference, require_scipy
 from esper.tamiyo import Controller
-from esper.tolaria.data.splits import DataSplits
-from esper.tolaria.scoring import score_on
-from esper.tolaria.tasks import Task
+from esper.tolaria import DataSplits, Task, score_on
+from esper.tolaria.trial import Trained
 
 # With 3 keys the choice follows noise: on digits they prefer a third of the host's learning rate,
 # with 5 and with 8 they do not, on validation alone.
@@ -79,6 +79,9 @@ class Trial:
     """One arm on one key. Scores in the task's unit; costs are multiply-adds.
 
     `train_macs` is the whole training: rejected seeds, validation and counterfactuals included.
+    `kept` names the seeds of the network that was tested, `shapley` says what each is worth (in the
+    unit of the validation score; None if that was not asked), `attribution_macs` what it cost to
+    find out.
     """
 
     arm: str
@@ -94,7 +97,9 @@ class Trial:
     fossilized: int
     culled: int
     rollbacks: int
+    attribution_macs: int
     kept: str
+    shapley: tuple[float | None, ...]
 
 
 @dataclass(frozen=True)
@@ -189,7 +194,9 @@ def _train_all(bench: Bench, arms: Sequence[Arm], keys: int) -> Iterator[dict[st
         try:
             for i, arm in enumerate(arms):
                 bench.progress(arm.name, key * len(arms) + i, total)
-                runs[arm.name] = train(arm.plan(runs), bench.data, key)
+                plan = arm.plan(runs)
+                grows = plan.rules.counterfactuals
+                runs[arm.name] = train(plan, bench.data, key, attribute=grows)
         except KeyboardInterrupt:
             if key == 0:
                 raise
@@ -214,13 +221,15 @@ def _trial(task: Task, data: DataSplits, arm: str, run: Trained) -> Trial:
         fossilized=outcome.fossilized,
         culled=outcome.culled,
         rollbacks=outcome.rollbacks,
-        kept=" ".join(f"{seed.blueprint}@{seed.slot_id}" for seed in outcome.seeds),
+        attribution_macs=outcome.attribution_macs,
+        kept=" ".join(f"{seed.blueprint}@{seed.module}" for seed in outcome.seeds),
+        shapley=tuple(seed.shapley for seed in outcome.seeds),
     )
 
 
 AVERAGED = (
     "test_score", "val_score", "params", "macs", "train_macs", "cpu_seconds", "steps",
-    "germinated", "fossilized", "culled", "rollbacks",
+    "germinated", "fossilized", "culled", "rollbacks", "attribution_macs",
 )  # fmt: skip
 
 
@@ -237,7 +246,18 @@ def _summary(arm: Arm, trials: Sequence[Trial]) -> dict[str, Any]:
         "learning_rate": arm.learning_rate,
         "width": arm.width,
         **means,
+        "shapley": _mean_shapley(own),
     }
+
+
+def _mean_shapley(trials: Sequence[Trial]) -> dict[str, float]:
+    """What each kind of seed is worth where it was kept, by blueprint@module."""
+    worth: dict[str, list[float]] = {}
+    for trial in trials:
+        for name, value in zip(trial.kept.split(), trial.shapley, strict=True):
+            if value is not None:
+                worth.setdefault(name, []).append(value)
+    return {name: fmean(values) for name, values in sorted(worth.items())}
 
 
 def _compare(

@@ -9,8 +9,8 @@ import torch
 
 from esper.leyline import ConfigError, LifecycleOp
 from esper.simic.control.normalization import RunningMeanStd
-from esper.simic.training.imitation import CloningConfig
-from esper.simic.training.offline import (
+from esper.simic.lessons.imitation import CloningConfig
+from esper.simic.lessons.offline import (
     OfflineConfig,
     Steps,
     encode_actions,

@@ -13,7 +13,7 @@ from esper.simic.agent import FactoredRecurrentActorCritic
 from esper.simic.agent.advantages import head_relevance
 from esper.simic.agent.types import MaskTensors
 from esper.simic.control.normalization import RunningMeanStd
-from esper.simic.training.episodes import Episodes, decided_on
+from esper.simic.lessons.episodes import Episodes, decided_on
 
 
 @dataclass(frozen=True)

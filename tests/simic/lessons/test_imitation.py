@@ -10,8 +10,8 @@ import torch
 from esper.leyline import HEAD_NAMES, OP, ConfigError, LifecycleOp
 from esper.simic.agent import FactoredRecurrentActorCritic
 from esper.simic.control.normalization import RunningMeanStd
-from esper.simic.training.episodes import Episodes
-from esper.simic.training.imitation import (
+from esper.simic.lessons.episodes import Episodes
+from esper.simic.lessons.imitation import (
     CloningConfig,
     CloningReport,
     Lesson,
@@ -105,7 +105,7 @@ def test_weights_choose_what_is_learnt() -> None:
     episodes = play_analytic(random_player(2), 40, key=0)
     weights = (episodes.actions[..., OP] == LifecycleOp.WAIT).astype(np.float32)
     network, scale = small_network(), new_scale()
-    from esper.simic.training.imitation import fit
+    from esper.simic.lessons.imitation import fit
 
     lesson = Lesson.of(episodes, scale, weights)
     fit(network, lesson, CloningConfig(epochs=8, learning_rate=3e-3), 0, lambda epoch: None)

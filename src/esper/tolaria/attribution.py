@@ -1,5 +1,11 @@
-"""Who contributed what: leave-one-out, Shapley values (Shapley, 1953) and pairwise interactions."""
+"""Who contributed what: the cooperative game of a network's seeds, and its fair division.
 
+Players are seeds; the worth of a coalition is the validation score of the network with only those
+seeds in it. From one cache of such values come leave-one-out, Shapley values (Shapley, 1953) and
+pairwise interactions.
+"""
+
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import combinations
 from math import factorial
@@ -8,11 +14,45 @@ import numpy as np
 
 from esper.leyline import IS_BLENDED, generator
 from esper.leyline.events import ShapleyComputed
-from esper.simic.attribution.game import CoalitionGame, seed_game
-from esper.tolaria import GrowthEnv
+from esper.tolaria.environment import GrowthCycle
+from esper.tolaria.garden import Validation
 
-EXACT_PLAYERS = 4
+EXACT_PLAYERS = 5
 PERMUTATION_PAIRS = 10
+
+
+class CoalitionGame:
+    """v(S) for coalitions of n players, every one evaluated at most once.
+
+    `evaluate` takes bool [K, n] and gives float [K]; it is asked for what is not yet known only.
+    The cache holds for one state of one network: make a new game after any training.
+    """
+
+    def __init__(self, n_players: int, evaluate: Callable[[np.ndarray], np.ndarray]) -> None:
+        self.n_players = n_players
+        self._evaluate = evaluate
+        self._known: dict[bytes, float] = {}
+
+    @property
+    def evaluations(self) -> int:
+        return len(self._known)
+
+    def know(self, coalition: np.ndarray, value: float) -> None:
+        """Enter a value that was measured before."""
+        self._known[np.ascontiguousarray(coalition, dtype=bool).tobytes()] = float(value)
+
+    def values(self, coalitions: np.ndarray) -> np.ndarray:
+        """float [K] for bool [K, n]."""
+        if coalitions.ndim != 2 or coalitions.shape[1] != self.n_players:
+            raise ValueError(
+                f"coalitions must be [K, {self.n_players}], got {list(coalitions.shape)}"
+            )
+        keys = [row.tobytes() for row in np.ascontiguousarray(coalitions, dtype=bool)]
+        new = {key: i for i, key in enumerate(keys) if key not in self._known}
+        if new:
+            measured = self._evaluate(np.asarray(coalitions, dtype=bool)[list(new.values())])
+            self._known.update(zip(new, np.asarray(measured, dtype=float).tolist(), strict=True))
+        return np.array([self._known[key] for key in keys])
 
 
 @dataclass(frozen=True)
@@ -24,11 +64,6 @@ class Attribution:
     standard_error: np.ndarray | None
     interactions: np.ndarray
     evaluations: int
-
-    def significant(self, z: float = 1.96) -> np.ndarray:
-        """bool [n]: further from 0 than the sampling error explains; exact: not 0."""
-        error = 0.0 if self.standard_error is None else self.standard_error
-        return np.abs(self.shapley) > z * error
 
 
 def attribute(game: CoalitionGame, key: int = 0, pairs: int = PERMUTATION_PAIRS) -> Attribution:
@@ -107,20 +142,48 @@ def pairwise_interactions(game: CoalitionGame) -> np.ndarray:
     return result
 
 
-def attribute_seeds(env: GrowthEnv, index: int) -> tuple[Attribution, ShapleyComputed] | None:
-    """Attribution among the seeds of one host as it is now; None without a seed to ask about."""
-    if not IS_BLENDED[env.table.stage[index]].any():
+def attribute_seeds(
+    cycle: GrowthCycle, env: int, known: Validation | None = None
+) -> tuple[Attribution, ShapleyComputed] | None:
+    """Attribution among the seeds of one host as it is now; None without a seed to ask about.
+
+    Every value is a real evaluation on the validation set; those of `known`, if it was measured on
+    the network as it is, are not made again. The recorder gets the event too.
+    """
+    garden, slots = cycle.garden, np.flatnonzero(IS_BLENDED[cycle.table.stage[env]])
+    if len(slots) == 0:
         return None
-    game, slots = seed_game(env.population, env.table, index)
-    found = attribute(game, key=int(env.population.keys[index]))
-    error = found.standard_error
+    macs = 0
+
+    def evaluate(coalitions: np.ndarray) -> np.ndarray:
+        nonlocal macs
+        present = np.ones((len(coalitions), cycle.table.shape[1]), dtype=bool)
+        present[:, slots] = coalitions
+        envs = np.full(len(coalitions), env)
+        found = cycle.population.evaluate(envs, present)
+        macs += int(garden.coalition_macs(envs, present).sum()) * found.samples
+        return found.score
+
+    game = CoalitionGame(len(slots), evaluate)
+    if known is not None and np.isfinite(known.score[env]):
+        everyone = np.ones(len(slots), dtype=bool)
+        game.know(everyone, known.score[env])
+        for player, slot in enumerate(slots.tolist()):
+            if np.isfinite(known.without_score[env, slot]):
+                others = everyone & (np.arange(len(slots)) != player)
+                game.know(others, known.without_score[env, slot])
+    found = attribute(game, key=int(cycle.population.keys[env]))
+    names, error = garden.narrator.slots, found.standard_error
     event = ShapleyComputed(
-        env=index,
-        step=env.step_count,
-        slot_ids=tuple(env.garden.narrator.slots.slot_ids[slot] for slot in slots),
+        env=env,
+        step=cycle.step_count,
+        modules=tuple(names.names[slot] for slot in slots),
+        slot_ids=tuple(names.slot_ids[slot] for slot in slots),
         leave_one_out=tuple(found.leave_one_out.tolist()),
         shapley=tuple(found.shapley.tolist()),
         standard_error=None if error is None else tuple(error.tolist()),
         evaluations=found.evaluations,
+        macs=macs,
     )
+    cycle.recorder.event(event)
     return found, event

@@ -17,7 +17,6 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 from torch import Tensor
 
-from esper.growth import LifecycleRules, default_catalogue
 from esper.leyline import (
     BLEND_NAMES,
     HEAD_NAMES,
@@ -32,12 +31,8 @@ from esper.simic.rewards import RewardConfig, compute_reward
 from esper.simic.training.shard import space_of
 from esper.simic.training.state import Space
 from esper.tamiyo import Controller, FeatureExtractionContext, signals_to_features
-from esper.tolaria.data.splits import DataSplits
-from esper.tolaria.environment import GrowthEnv
-from esper.tolaria.episode import run_episode, settle_outcome
-from esper.tolaria.population import LoopedPopulation
-from esper.tolaria.tasks import Task
-from esper.tolaria.transition import Transition
+from esper.tolaria import DataSplits, Task, Transition
+from esper.tolaria.trial import TrialRules, make_env, play, settle
 
 FILE = "episodes.safetensors"
 FORMAT_VERSION = 1
@@ -147,25 +142,18 @@ def record_episodes(
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Episodes:
     """Let the controller play; a function of its arguments. Outcomes go to `recorder`."""
+    rules = TrialRules(steps or task.steps, on_panic="terminate", keep_best=False)
     parts = []
     for first in range(0, episodes, SIDE_BY_SIDE):
         progress(first, episodes)
         numbers = range(first, min(first + SIDE_BY_SIDE, episodes))
-        env = GrowthEnv(
-            LoopedPopulation(
-                task.recipe(data, default_catalogue()),
-                [draw_key(key, "recorded", number) for number in numbers],
-            ),
-            LifecycleRules(steps or task.steps),
-            on_panic="terminate",
-            random_guess_loss=task.random_guess_loss,
-            recorder=recorder,
-        )
+        keys = [draw_key(key, "recorded", number) for number in numbers]
+        env = make_env(task.recipe(data), keys, rules, recorder)
         history: list[Transition] = []
-        if run_episode(env, controller, on_step=history.append) == "interrupted":
+        if not play(env, controller, on_step=history.append):
             raise KeyboardInterrupt
-        for index in range(env.n_envs):
-            settle_outcome(env, index, task=task.name, controller=controller.name, ended="finished")
+        everyone = np.ones(env.n_envs, dtype=bool)
+        settle(env, everyone, task=task.name, controller=controller.name)
         if history:
             parts.append(from_transitions(history, space_of(task), reward, gamma))
     progress(episodes, episodes)

@@ -7,7 +7,8 @@ import pytest
 
 from esper.leyline import BLUEPRINT, IS_BLENDED, OP, SLOT, ConfigError, LifecycleOp
 from esper.leyline.events import ShapleyComputed
-from esper.simic.attribution import (
+from esper.tamiyo import wait
+from esper.tolaria.attribution import (
     CoalitionGame,
     attribute,
     attribute_seeds,
@@ -17,7 +18,6 @@ from esper.simic.attribution import (
     sampled_shapley,
     seed_game,
 )
-from esper.tamiyo import wait
 from reward_support import Keeper, small_env
 
 

@@ -1,0 +1,35 @@
+"""Controllers by name: find them, load learned ones, and see that they fit the network."""
+
+from pathlib import Path
+
+from esper.growth import BlueprintCatalogue
+from esper.simic.training.policy_controller import LearnedController
+from esper.tamiyo import Controller, make_controller
+
+
+def find_controller(
+    controller: str | Controller,
+    num_slots: int | None = None,
+    catalogue: BlueprintCatalogue | None = None,
+) -> Controller:
+    """A controller by name, a learned one by the folder of its training run, or one as it is.
+
+    Raises ConfigError if there is none of that name, or if it is a learned one that was made for
+    another number of slots or another catalogue than those given.
+    """
+    if isinstance(controller, str):
+        learned = Path(controller).is_dir()
+        chosen: Controller = load_policy(controller) if learned else make_controller(controller)
+    else:
+        chosen = controller
+    if isinstance(chosen, LearnedController) and num_slots is not None and catalogue is not None:
+        chosen.check_fit(num_slots, catalogue)
+    return chosen
+
+
+def load_policy(path: str | Path, *, deterministic: bool = True) -> LearnedController:
+    """The policy of a training run (its newest checkpoint), as a controller for `grow`.
+
+    It takes the most probable actions; with `deterministic=False` it draws them.
+    """
+    return LearnedController.load(path, deterministic=deterministic)

@@ -1,0 +1,27 @@
+"""proof: the one who compares.
+
+Arms on paired keys, controls that make the comparison fair, and the statistics behind a claim.
+"""
+
+from esper.proof.arms import Plan, train
+from esper.proof.evaluation import (
+    Comparison,
+    EvaluationReport,
+    EvaluationSettings,
+    Trial,
+    evaluate,
+)
+from esper.proof.statistics import PairedDifference, holm, paired_difference
+
+__all__ = [
+    "Comparison",
+    "EvaluationReport",
+    "EvaluationSettings",
+    "PairedDifference",
+    "Plan",
+    "Trial",
+    "evaluate",
+    "holm",
+    "paired_difference",
+    "train",
+]

@@ -1,0 +1,98 @@
+"""One arm on one key: train a network under a controller and keep what it reached and cost."""
+
+from dataclasses import dataclass, replace
+from functools import partial
+
+from esper.growth import count_params
+from esper.leyline import Recorder
+from esper.tamiyo import Controller, Situation, StaticController
+from esper.tolaria import DataSplits, LoopedPopulation, Task
+from esper.tolaria.garden import TRAINING_COST
+from esper.tolaria.trial import Topology, Trained, TrialRules, make_env
+from esper.tolaria.trial import train as train_networks
+
+# A run ends with two evaluations: of the network at its best, and of what is kept of it.
+SETTLING_EVALUATIONS = 2
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How one network is trained. `task` holds the host and the learning rate that are used."""
+
+    task: Task
+    controller: Controller
+    rules: TrialRules
+
+
+def train(
+    plan: Plan,
+    data: DataSplits,
+    key: int,
+    recorder: Recorder | None = None,
+    *,
+    attribute: bool = False,
+) -> Trained:
+    """Follow the plan on the training and validation parts of `data`.
+
+    Ctrl-C raises KeyboardInterrupt: half an episode is no result.
+    """
+    (trained,) = train_networks(
+        plan.task.recipe(data),
+        [key],
+        plan.rules,
+        plan.controller,
+        task=plan.task.name,
+        recorder=recorder,
+        attribute=attribute,
+    )
+    if trained.outcome.ended == "interrupted":
+        raise KeyboardInterrupt
+    return trained
+
+
+def first_situation(task: Task, data: DataSplits) -> Situation:
+    """What every controller of an evaluation gets to see first, for some key."""
+    return make_env(task.recipe(data), [0], TrialRules(task.steps)).reset()
+
+
+# --- networks that do not grow -------------------------------------------------------------------
+
+
+def of_width(task: Task, width: int) -> Task:
+    """The task with a host of another width."""
+    assert task.host_of_width is not None, f"task {task.name!r} has no family of hosts"
+    return replace(task, build=partial(task.host_of_width, width))
+
+
+def static_plan(task: Task, steps: int, topology: Topology = ()) -> Plan:
+    """A fixed network pays for no counterfactuals: nobody has to decide anything about it."""
+    rules = TrialRules(steps, topology=topology, counterfactuals=False)
+    return Plan(task, StaticController(), rules)
+
+
+def host_size(task: Task, data: DataSplits) -> tuple[int, int]:
+    """(parameters, multiply-adds per example) of the task's host."""
+    template = LoopedPopulation(task.recipe(data), [0]).template
+    return count_params(template.host), template.host_macs
+
+
+def _pass_cost(task: Task, data: DataSplits) -> tuple[int, int]:
+    """Forward passes that an epoch of training, and an evaluation, are worth."""
+    samples = len(data.train_x)
+    if task.batches_per_epoch is not None:
+        samples = min(samples, task.batches_per_epoch * task.batch)
+    return TRAINING_COST * samples, len(data.val_x)
+
+
+def training_macs(task: Task, data: DataSplits, macs: int, steps: int) -> int:
+    """Multiply-adds of the whole training of a fixed network of `macs` per example."""
+    training, evaluation = _pass_cost(task, data)
+    epochs = steps + 1  # the warm-up epoch comes before the first step
+    return macs * (epochs * (training + evaluation) + SETTLING_EVALUATIONS * evaluation)
+
+
+def affordable_steps(task: Task, data: DataSplits, macs: int, budget: int) -> int:
+    """Most steps whose `training_macs` stay within `budget`; 1 if it is too small for any."""
+    training, evaluation = _pass_cost(task, data)
+    epochs = (budget // macs - SETTLING_EVALUATIONS * evaluation) // (training + evaluation)
+    return max(1, epochs - 1)

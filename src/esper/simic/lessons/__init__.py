@@ -1,0 +1,27 @@
+"""Learning from episodes that were played before: recording them, cloning, offline learning."""
+
+from esper.simic.lessons.episodes import (
+    FILE,
+    Episodes,
+    join,
+    load_episodes,
+    record_episodes,
+    save_episodes,
+)
+from esper.simic.lessons.imitation import CloningConfig, CloningReport, clone
+from esper.simic.lessons.offline import OfflineConfig, OfflineReport, learn_offline
+
+__all__ = [
+    "FILE",
+    "CloningConfig",
+    "CloningReport",
+    "Episodes",
+    "OfflineConfig",
+    "OfflineReport",
+    "clone",
+    "join",
+    "learn_offline",
+    "load_episodes",
+    "record_episodes",
+    "save_episodes",
+]

@@ -1,0 +1,222 @@
+"""One way to train and grow networks: make the environments, play them, settle what came of it.
+
+The command, evaluations, recorded episodes, the shards of a training run and `esper.grow` all go
+through here; what differs between them is said in a `TrialRules`.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import nn
+
+from esper.growth import LifecycleRules
+from esper.leyline import EpisodeOutcome, Recorder, SeedStateReport
+from esper.leyline.events import ShapleyComputed
+from esper.tamiyo import Controller
+from esper.tolaria.attribution import attribute_seeds
+from esper.tolaria.environment import GrowthCycle, GrowthEnv
+from esper.tolaria.garden import Budget, Validation
+from esper.tolaria.narrator import absent
+from esper.tolaria.objectives import random_guess_loss
+from esper.tolaria.population import HostRecipe, LoopedPopulation
+from esper.tolaria.transition import Transition
+
+# (slot, blueprint) pairs of indices.
+Topology = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class TrialRules:
+    """How hosts are trained and may grow.
+
+    steps            decisions, one for each epoch after the first
+    budget           caps on the grown network; `max_seeds` caps its seeds at a time
+    topology         seeds that every host has from birth, as fossils
+    on_panic, keep_best, counterfactuals   as in `GrowthCycle`
+    """
+
+    steps: int
+    incubation: Literal["isolated", "joint"] = "isolated"
+    budget: Budget | None = None
+    max_seeds: int | None = None
+    topology: Topology = ()
+    on_panic: Literal["terminate", "continue"] = "continue"
+    keep_best: bool = True
+    counterfactuals: bool = True
+
+    def __post_init__(self) -> None:
+        LifecycleRules(self.steps, self.incubation)
+
+    @property
+    def lifecycle(self) -> LifecycleRules:
+        return LifecycleRules(self.steps, self.incubation)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A network that was trained, before anyone has looked at test data.
+
+    `cpu_seconds` is its share of the processor time of all that were trained with it.
+    """
+
+    outcome: EpisodeOutcome
+    model: nn.Module
+    topology: Topology
+    cpu_seconds: float
+
+
+def make_env(
+    recipe: HostRecipe,
+    keys: Iterable[int],
+    rules: TrialRules,
+    recorder: Recorder | None = None,
+    device: str | torch.device = "cpu",
+) -> GrowthEnv:
+    """One environment for each key. Host at birth, order of batches and noise are functions of the
+    key alone, so that trials that share a key are a pair."""
+    population = LoopedPopulation(recipe, keys, device)
+    output = population.template.output
+    return GrowthEnv(
+        population,
+        rules.lifecycle,
+        budget=rules.budget,
+        max_seeds=rules.max_seeds,
+        on_panic=rules.on_panic,
+        random_guess_loss=random_guess_loss(recipe.loss, output.outputs if output else None),
+        recorder=recorder,
+        keep_best=rules.keep_best,
+        counterfactuals=rules.counterfactuals,
+    )
+
+
+def play(
+    env: GrowthEnv,
+    controller: Controller,
+    *,
+    topology: Topology = (),
+    on_step: Callable[[Transition], None] = lambda transition: None,
+) -> bool:
+    """Run all environments to their end; False if Ctrl-C ended it before."""
+    controller.reset(env.n_envs)
+    try:
+        situation = env.reset(topology)
+        while situation.running.any():
+            transition = env.step(controller.act(situation))
+            situation = transition.after
+            on_step(transition)
+    except KeyboardInterrupt:
+        return False
+    return True
+
+
+def train(
+    recipe: HostRecipe,
+    keys: Sequence[int],
+    rules: TrialRules,
+    controller: Controller,
+    *,
+    task: str,
+    recorder: Recorder | None = None,
+    attribute: bool = True,
+) -> list[Trained]:
+    """One trained network for each key; with `attribute`, what its seeds are worth is found out.
+
+    Ctrl-C ends it early; `outcome.ended` says so.
+    """
+    began = time.process_time()
+    env = make_env(recipe, keys, rules, recorder)
+    interrupted = not play(env, controller, topology=rules.topology)
+    outcomes = settle(
+        env,
+        np.ones(env.n_envs, dtype=bool),
+        task=task,
+        controller=controller.name,
+        interrupted=interrupted,
+        attribute=attribute,
+    )
+    models = [env.population.export(index) for index in range(env.n_envs)]
+    seconds = (time.process_time() - began) / env.n_envs
+    return [
+        Trained(outcome, model, _topology(env, index), seconds)
+        for index, (outcome, model) in enumerate(zip(outcomes, models, strict=True))
+    ]
+
+
+def _topology(env: GrowthEnv, index: int) -> Topology:
+    held = np.flatnonzero(env.table.holds_seed[index]).tolist()
+    return tuple((slot, int(env.table.blueprint[index, slot])) for slot in held)
+
+
+def settle(
+    env: GrowthCycle,
+    envs: np.ndarray,
+    *,
+    task: str,
+    controller: str,
+    interrupted: bool = False,
+    attribute: bool = False,
+) -> list[EpisodeOutcome]:
+    """Bring hosts (bool[E]) back to their best and sum up their episodes, in order; the recorder
+    gets the rows too. With `attribute`, what each of their seeds is worth is found out."""
+    validation, best_steps = env.settle(envs)
+    outcomes = []
+    for index in np.flatnonzero(envs).tolist():
+        ended = "rollback" if env.broken[index] else "finished"
+        worth = attribute_seeds(env, index, validation) if attribute else None
+        outcome = _outcome(
+            env,
+            index,
+            validation,
+            None if worth is None else worth[1],
+            task=task,
+            controller=controller,
+            ended="interrupted" if interrupted else ended,
+            best_step=int(best_steps[index]),
+        )
+        env.recorder.outcome(outcome)
+        outcomes.append(outcome)
+    return outcomes
+
+
+def _outcome(
+    env: GrowthCycle,
+    index: int,
+    validation: Validation,
+    worth: ShapleyComputed | None,
+    **circumstances: Any,
+) -> EpisodeOutcome:
+    garden = env.garden
+    counts: dict[str, Any] = {name: int(count[index]) for name, count in garden.counts.items()}
+    held = np.flatnonzero(env.table.holds_seed[index]).tolist()
+    seeds = (garden.narrator.report(env.table, index, slot) for slot in held)
+    return EpisodeOutcome(
+        env=index,
+        key=int(env.population.keys[index]),
+        steps=env.step_count,
+        val_score=absent(validation.score[index]),
+        val_loss=absent(validation.loss[index]),
+        host_params=garden.host_params,
+        params=int(garden.total_params()[index]),
+        host_macs=garden.host_macs,
+        macs=int(garden.total_macs()[index]),
+        train_macs=int(garden.train_macs[index]),
+        **counts,
+        **circumstances,
+        seeds=tuple(_with_worth(seed, worth) for seed in seeds),
+        attribution_macs=0 if worth is None else worth.macs,
+    )
+
+
+def _with_worth(seed: SeedStateReport, worth: ShapleyComputed | None) -> SeedStateReport:
+    if worth is None or seed.slot_id not in worth.slot_ids:
+        return seed
+    player, error = worth.slot_ids.index(seed.slot_id), worth.standard_error
+    return replace(
+        seed,
+        shapley=worth.shapley[player],
+        shapley_error=None if error is None else error[player],
+    )
