@@ -14,28 +14,19 @@ import json
 import numpy as np
 import torch
 
-from esper.growth import LifecycleRules, default_catalogue
+from esper.growth import default_catalogue
 from esper.simic.rewards import ObjectiveRewardConfig, compute_reward
 from esper.tamiyo import Controller, make_controller
 from esper.tamiyo.controllers.scripted import ScriptedController
+from esper.tolaria import GrowthEnv, HostRecipe, Transition, TrialRules, find_task, trial
 from esper.tolaria.data.catalogue import data_root
-from esper.tolaria.environment import GrowthEnv
-from esper.tolaria.population import HostRecipe, LoopedPopulation
-from esper.tolaria.tasks import find_task
-from esper.tolaria.transition import Transition
-from esper.tolaria.trial import run_episode
 
 TASK = find_task("digits")
-FIRST_SEED = 2_000_000  # hosts that no evaluation and no tuning uses
+FIRST_KEY = 2_000_000  # hosts that no evaluation and no tuning uses
 
 
-def make_env(recipe: HostRecipe, episodes: int, rules: LifecycleRules) -> GrowthEnv:
-    return GrowthEnv(
-        LoopedPopulation(recipe, range(FIRST_SEED, FIRST_SEED + episodes)),
-        rules,
-        on_panic="continue",
-        random_guess_loss=TASK.random_guess_loss,
-    )
+def make_env(recipe: HostRecipe, episodes: int, rules: TrialRules) -> GrowthEnv:
+    return trial.make_env(recipe, range(FIRST_KEY, FIRST_KEY + episodes), rules)
 
 
 def play(env: GrowthEnv, controller: Controller) -> np.ndarray:
@@ -45,7 +36,7 @@ def play(env: GrowthEnv, controller: Controller) -> np.ndarray:
     def add(transition: Transition) -> None:
         returns[:] += compute_reward(transition, ObjectiveRewardConfig(), 1.0).total
 
-    run_episode(env, controller, on_step=add)
+    trial.play(env, controller, on_step=add)
     return np.stack([env.score, returns])
 
 
@@ -57,7 +48,7 @@ def main() -> None:
     torch.set_num_threads(1)
     catalogue = default_catalogue()
     recipe = TASK.recipe(TASK.load(data_root()), catalogue)
-    rules = LifecycleRules(max_steps=TASK.steps, incubation=options.incubation)
+    rules = TrialRules(TASK.steps, options.incubation, keep_best=False)
     env = make_env(recipe, options.episodes, rules)
     fits = env.garden.limits.fits
     alone = play(env, make_controller("static"))

@@ -1,5 +1,6 @@
 """Small networks and shortcuts that several tests share."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,7 @@ from esper.growth import (
     keyed,
 )
 from esper.leyline import SeedStage
-from esper.tolaria.environment import GrowthEnv
-from esper.tolaria.population import LoopedPopulation
-from esper.tolaria.tasks import Task, find_task
+from esper.tolaria import GrowthEnv, LoopedPopulation, Task, find_task
 
 BLENDED = {SeedStage.BLENDING: 0.4, SeedStage.HOLDING: 1.0, SeedStage.FOSSILIZED: 1.0}
 
@@ -161,10 +160,10 @@ def digits_env(
     **settings: Any,
 ) -> GrowthEnv:
     task, data = small_digits(train)
-    population = LoopedPopulation(task.recipe(data, catalogue or default_catalogue()), keys)
+    recipe = task.recipe(data, catalogue)
     return GrowthEnv(
-        population,
+        LoopedPopulation(recipe, keys),
         rules or LifecycleRules(max_steps),
-        random_guess_loss=task.random_guess_loss,
+        random_guess_loss=math.log(10),
         **settings,
     )

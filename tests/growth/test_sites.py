@@ -54,9 +54,25 @@ def test_slots_by_name_regular_expression_and_predicate() -> None:
     assert names(model, lambda n, m: n in three and len(m) == 3, RESNET_INPUT) == three
 
 
+def test_a_list_also_takes_the_last_part_of_names() -> None:
+    model = ResNet20()
+    first = [f"layer{i}.{j}.conv1" for i in (1, 2, 3) for j in range(3)]
+    assert names(model, ["conv1"], RESNET_INPUT) == first
+    assert names(model, ["1.conv1", "fc"], RESNET_INPUT) == [n for n in first if ".1." in n] + [
+        "fc"
+    ]
+
+
+def test_a_module_that_is_called_just_so_is_meant_alone() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
+    assert names(model, ["0"], torch.zeros(2, 4)) == ["0"]
+    assert names(model, ["1.0"], torch.zeros(2, 4)) == ["1.0"]
+
+
 @pytest.mark.parametrize(
     ("slots", "message"),
     [
+        ([3], "names of modules, got 3"),
         (["layer9"], "has no module 'layer9'"),
         (["layer1", "layer1.0.skip", "nope"], "has no module 'nope'"),
         (r"nothing\d", "chooses no slot"),

@@ -227,3 +227,14 @@ def test_draws_are_spread_evenly() -> None:
     bits = np.array([[draw_key(0, "x", i) >> b & 1 for b in range(63)] for i in range(2000)])
     # Four standard errors of a fair coin over 2,000 throws.
     assert np.all(np.abs(bits.mean(axis=0) - 0.5) < 4 * 0.5 / np.sqrt(2000))
+
+
+def test_002_low2_membership_of_heads_does_not_depend_on_order() -> None:
+    assert all(isinstance(heads, frozenset) for heads in RELEVANT_HEADS.values())
+    for op in LifecycleOp:
+        for head, name in enumerate(HEAD_NAMES):
+            assert HEAD_RELEVANCE[op, head] == (name in RELEVANT_HEADS[op])
+
+
+def test_004_m10_the_default_slots_are_made_once() -> None:
+    assert SlotConfig.default() is SlotConfig.default()

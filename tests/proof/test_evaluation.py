@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from esper.leyline import ConfigError, EpisodeOutcome
+from esper.proof import evaluation as module
 from esper.proof.arms import (
     Plan,
-    Trained,
     affordable_steps,
     host_size,
     of_width,
@@ -22,8 +22,8 @@ from esper.proof.arms import (
 )
 from esper.proof.choices import widths_up_to
 from esper.proof.evaluation import EvaluationReport, EvaluationSettings, evaluate
-from esper.simic.training import evaluate as module
 from esper.tamiyo import Controller, ScriptedController, Situation, make_controller
+from esper.tolaria import Trained, TrialRules
 from helpers import small_digits
 
 STEPS = 16
@@ -68,7 +68,7 @@ class Rows:
 @cache
 def grown(key: int = 0) -> Trained:
     task, data = narrow_digits()
-    return train(Plan(task, make_arm("grow"), STEPS), data, key)
+    return train(Plan(task, make_arm("grow"), TrialRules(STEPS)), data, key)
 
 
 @cache
@@ -92,7 +92,7 @@ def test_arms_of_one_key_share_host_and_shuffles() -> None:
     first_epochs, last_scores = [], []
     for name in ("static", "random", "heuristic", "grow"):
         watcher = Rows()
-        train(Plan(task, make_arm(name), 6), data, 5, watcher)
+        train(Plan(task, make_arm(name), TrialRules(6)), data, 5, watcher)
         first_epochs.append([watcher.rows[0][k] for k in ("val_score", "val_loss", "train_loss")])
         last_scores.append(watcher.rows[-1]["val_loss"])
     assert all(scores == first_epochs[0] for scores in first_epochs)
@@ -104,7 +104,7 @@ def test_other_keys_are_other_hosts() -> None:
     losses = set()
     for key in (0, 1):
         watcher = Rows()
-        train(Plan(task, make_arm("static"), 1), data, key, watcher)
+        train(Plan(task, make_arm("static"), TrialRules(1)), data, key, watcher)
         losses.add(watcher.rows[0]["val_loss"])
     assert len(losses) == 2
 
@@ -195,7 +195,7 @@ def test_growing_costs_more_than_the_network_it_ends_with() -> None:
     """Rejected keys and counterfactual passes are in the bill of the arm that made them."""
     task, data = narrow_digits()
     rejected = ScriptedController("1 GERMINATE r0c0 branch linear\n3 CULL r0c0\n", "cull")
-    outcome = train(Plan(task, rejected, 6), data, 0).outcome
+    outcome = train(Plan(task, rejected, TrialRules(6)), data, 0).outcome
     assert outcome.params == outcome.host_params
     assert outcome.train_macs > training_macs(task, data, outcome.host_macs, 6)
 
@@ -268,7 +268,7 @@ def test_every_arm_tunes_on_the_same_grid_and_keys(monkeypatch: pytest.MonkeyPat
     real = choices.train
 
     def noted(plan: Plan, data: Any, key: int) -> Trained:
-        arm = f"{plan.controller.name} {bool(plan.topology)}"
+        arm = f"{plan.controller.name} {bool(plan.rules.topology)}"
         tried.setdefault(arm, []).append((plan.task.learning_rate, key))
         return real(plan, data, key)
 

@@ -17,7 +17,7 @@ from esper.simic.rewards import (
 )
 from esper.simic.rewards.potential import table_potential
 from esper.tamiyo import RandomController, wait
-from esper.tolaria import run_episode
+from esper.tolaria import play
 from reward_support import (
     GAMMA,
     REFERENCE,
@@ -51,7 +51,7 @@ def episode():
         if t.after.step == 12:
             break_host(env, 1)
 
-    run_episode(env, RandomController(), on_step=keep)
+    play(env, RandomController(), on_step=keep)
     return steps, recorder
 
 

@@ -29,7 +29,7 @@ from esper.simic.rewards import (
 from esper.simic.rewards.loss import stage_potential
 from esper.simic.rewards.potential import table_potential
 from esper.tamiyo import RandomController
-from esper.tolaria import run_episode
+from esper.tolaria import play
 from reward_support import GAMMA, Keeper, break_host, permute_slots, small_env, transition
 
 ALL_CONFIGS = [
@@ -165,7 +165,7 @@ def lifecycles():
             if t.after.step == 17:
                 break_host(env, 1)
 
-        run_episode(env, RandomController(), on_step=keep)
+        play(env, RandomController(), on_step=keep)
         episodes.append(steps)
     return episodes, recorder
 

@@ -5,7 +5,7 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-from esper.leyline import BLUEPRINT, IS_BLENDED, OP, SLOT, ConfigError, LifecycleOp
+from esper.leyline import BLUEPRINT, IS_BLENDED, OP, SLOT, LifecycleOp
 from esper.leyline.events import ShapleyComputed
 from esper.tamiyo import wait
 from esper.tolaria.attribution import (
@@ -13,10 +13,8 @@ from esper.tolaria.attribution import (
     attribute,
     attribute_seeds,
     exact_shapley,
-    leave_one_out,
     pairwise_interactions,
     sampled_shapley,
-    seed_game,
 )
 from reward_support import Keeper, small_env
 
@@ -127,7 +125,6 @@ def test_every_coalition_is_evaluated_once():
     assert np.allclose(found.shapley, 1.0)
     assert found.standard_error is None
     assert not found.interactions.any()
-    assert found.significant().all()
     with pytest.raises(ValueError, match=r"\[K, 4\]"):
         game.values(np.ones((1, 3), dtype=bool))
 
@@ -138,7 +135,6 @@ def test_above_four_players_values_are_sampled():
     assert found.evaluations < 2**8
     assert found.standard_error is not None
     assert found.shapley[0] == pytest.approx(5.0)
-    assert found.significant().tolist()[0]
     assert not found.significant()[4:].any()
 
 
@@ -174,30 +170,43 @@ def grown():
 
 def test_leave_one_out_is_the_contribution_in_the_table(grown):
     # The table was filled before the last lifecycle tick moved alphas on: measure again.
-    grown.garden.record(0, grown.garden.evaluate(0), None)
-    game, slots = seed_game(grown.population, grown.table, 0)
-    assert np.allclose(leave_one_out(game), grown.table.contribution[0, slots])
+    grown.garden.record(grown.garden.evaluate(np.array([True])), np.array([True]))
+    found, _ = attribute_seeds(grown, 0)
+    assert np.allclose(found.leave_one_out, grown.table.contribution[0, :2])
 
 
 def test_attribution_of_real_seeds_adds_up(grown):
     found, event = attribute_seeds(grown, 0)
-    scores = grown.population.evaluate(0, np.array([[True] * 3, [False, False, True]])).score
+    both_or_none = np.array([[True] * 3, [False, False, True]])
+    scores = grown.population.evaluate(np.array([0, 0]), both_or_none).score
     assert found.shapley.sum() == pytest.approx(scores[0] - scores[1])
     assert found.evaluations == 4
     assert event == ShapleyComputed(
         env=0,
         step=6,
+        modules=("blocks.0", "blocks.1"),
         slot_ids=("r0c0", "r0c1"),
         leave_one_out=tuple(found.leave_one_out.tolist()),
         shapley=tuple(found.shapley.tolist()),
         standard_error=None,
         evaluations=4,
+        macs=event.macs,
     )
+
+
+def test_what_is_known_is_not_evaluated_again_and_the_rest_is_billed(grown):
+    known = grown.garden.evaluate(np.array([True]))
+    before = grown.garden.train_macs.copy()
+    found, event = attribute_seeds(grown, 0, known)
+    fresh, whole = attribute_seeds(grown, 0)
+    assert np.array_equal(found.shapley, fresh.shapley)
+    samples, host = known.samples, grown.garden.host_macs
+    assert event.macs == host * samples, "of both seeds only the network without any was not known"
+    assert whole.macs == (4 * host + 2 * grown.table.macs[0].sum()) * samples
+    assert (grown.garden.train_macs == before).all(), "nothing was decided by it"
 
 
 def test_no_seed_no_attribution():
     env = small_env([0], recorder=Keeper())
     env.reset()
     assert attribute_seeds(env, 0) is None
-    with pytest.raises(ConfigError, match="no seed that acts"):
-        seed_game(env.population, env.table, 0)

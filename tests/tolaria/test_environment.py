@@ -20,7 +20,7 @@ from esper.tolaria.environment import GrowthEnv
 from esper.tolaria.garden import Budget
 from esper.tolaria.population import LoopedPopulation
 from esper.tolaria.transition import Transition
-from esper.tolaria.trial import run_episode, settle_outcome
+from esper.tolaria.trial import play, settle
 from helpers import digits_env, small_digits
 
 EARLY = "1 GERMINATE r0c0 branch linear\nauto FOSSILIZE"
@@ -43,7 +43,7 @@ class Listener:
 
 def transitions(env: GrowthEnv, controller: object) -> list[Transition]:
     seen: list[Transition] = []
-    run_episode(env, controller, on_step=seen.append)  # type: ignore[arg-type]
+    play(env, controller, on_step=seen.append)  # type: ignore[arg-type]
     return seen
 
 
@@ -136,7 +136,7 @@ def test_random_episodes_never_refuse_what_the_masks_allow_and_keep_the_books() 
             )
             assert managed == transition.after.total_params[e], "all are trained"
 
-    run_episode(env, RandomController(), on_step=audit)
+    play(env, RandomController(), on_step=audit)
     for event in listener.events:
         if isinstance(event, SeedStageChanged):
             assert is_valid_transition(SeedStage[event.from_stage], SeedStage[event.to_stage])
@@ -159,9 +159,11 @@ def test_contributions_are_measured_by_taking_a_seed_out() -> None:
             table.epochs_in_stage[0, 0] > 0
         ):
             network = env.population.networks[0]  # type: ignore[attr-defined]
-            whole = env.population.evaluate(0, np.ones((1, 3), dtype=bool)).score[0]
+            whole = env.population.evaluate(np.array([0]), np.ones((1, 3), dtype=bool)).score[0]
             with network.coalition([False, True, True]):
-                without = env.population.evaluate(0, np.zeros((1, 3), dtype=bool)).score[0]
+                without = env.population.evaluate(
+                    np.array([0]), np.zeros((1, 3), dtype=bool)
+                ).score[0]
             assert table.contribution[0, 0] == pytest.approx(whole - without)
             checked += 1
         assert np.isnan(table.contribution[0, ~acting]).all(), "unmeasured is not zero"
@@ -205,7 +207,7 @@ def test_fossils_survive_everything() -> None:
     assert any(isinstance(e, SeedFossilized) for e in listener.events)
     assert all(t.after.table.stage[0, 0] == SeedStage.FOSSILIZED for t in rows[fossil:])
     assert not env.situation.masks.op[0, LifecycleOp.CULL]  # type: ignore[union-attr]
-    env.settle(0)
+    env.settle(np.array([True]))
     assert env.table.stage[0, 0] == SeedStage.FOSSILIZED
 
 
@@ -213,7 +215,7 @@ def test_trajectories_do_not_depend_on_neighbours() -> None:
     def rows(keys: list[int], env_index: int) -> list[dict[str, object]]:
         listener = Listener()
         env = digits_env(keys, max_steps=12, train=64, recorder=listener, on_panic="continue")
-        run_episode(env, RandomController())
+        play(env, RandomController())
         return [{**r, "env": 0} for r in listener.rows if r["env"] == env_index]
 
     assert rows([11], 0) == rows([5, 11, 8], 1) == rows([11, 11], 1)
@@ -255,8 +257,8 @@ def test_joint_incubation_acts_from_birth() -> None:
 def test_a_topology_can_be_there_from_birth() -> None:
     env = digits_env([1], max_steps=2, keep_best=True)
     branch = default_catalogue().index("branch")
-    run_episode(env, make_controller("static"), topology=[(0, branch)])
-    outcome = settle_outcome(env, 0, task="digits", controller="static", ended="finished")
+    play(env, make_controller("static"), topology=[(0, branch)])
+    outcome = settle(env, np.array([True]), task="digits", controller="static")[0]
     assert [(s.slot_id, s.blueprint, s.stage) for s in outcome.seeds] == [
         ("r0c0", "branch", "FOSSILIZED")
     ]
@@ -268,13 +270,13 @@ def test_settling_brings_the_best_network_back() -> None:
     env = digits_env([3], max_steps=14, keep_best=True)
     listener = Listener()
     env.recorder = env.garden.recorder = listener
-    run_episode(env, ScriptedController(EARLY, "x"))
-    outcome = settle_outcome(env, 0, task="digits", controller="x", ended="finished")
+    play(env, ScriptedController(EARLY, "x"))
+    outcome = settle(env, np.array([True]), task="digits", controller="x")[0]
     best = max(listener.rows, key=lambda row: row["val_score"])  # type: ignore[arg-type, return-value]
     assert outcome.best_step == best["step"]
     assert outcome.val_score is not None
     assert outcome.val_score >= best["val_score"]  # type: ignore[operator]
-    whole = env.population.evaluate(0, np.ones((1, 3), dtype=bool))
+    whole = env.population.evaluate(np.array([0]), np.ones((1, 3), dtype=bool))
     assert whole.score[0] == outcome.val_score
     assert all(s.stage == "FOSSILIZED" or s.counterfactual_contribution > 0 for s in outcome.seeds)  # type: ignore[operator]
 
@@ -296,7 +298,7 @@ def test_the_heuristic_goes_through_full_lifecycles(task_name: str) -> None:
     listener = Listener()
     population = LoopedPopulation(task.recipe(data, default_catalogue()), [0])
     env = GrowthEnv(population, LifecycleRules(40), on_panic="continue", recorder=listener)
-    run_episode(env, HeuristicController(HeuristicConfig(blend=BLEND_NAMES[1])))
+    play(env, HeuristicController(HeuristicConfig(blend=BLEND_NAMES[1])))
     stages = {e.to_stage for e in listener.events if isinstance(e, SeedStageChanged)}
     assert {"GERMINATED", "TRAINING", "BLENDING", "HOLDING"} <= stages
     assert stages & {"FOSSILIZED", "CULLED"}

@@ -1,5 +1,6 @@
 """What breaks a network, and how the governor brings it back."""
 
+import gc
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -7,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import SGD
 
-from esper.growth import BlueprintCatalogue, LifecycleRules, default_catalogue
+from esper.growth import BlueprintCatalogue, HostSnapshot, LifecycleRules, default_catalogue
 from esper.leyline import OP, EpisodeOutcome, LifecycleOp, SeedStage, generator
 from esper.leyline.events import (
     Event,
@@ -19,12 +20,13 @@ from esper.leyline.events import (
     GovernorSnapshot,
     SeedCulled,
 )
-from esper.tamiyo import RandomController, Situation, StaticController
+from esper.tamiyo import RandomController, Situation, StaticController, make_controller
 from esper.tamiyo.controllers.scripted import ScriptedController
-from esper.tolaria.environment import GrowthEnv
-from esper.tolaria.population import LoopedPopulation
-from esper.tolaria.trial import run_episode, settle_outcome
+from esper.tolaria import GrowthEnv, LoopedPopulation, TrialRules, make_env, play, settle
 from helpers import Exploding, Nan, digits_env, everywhere, small_digits
+from reward_support import Keeper, break_host
+
+GOVERNOR_EVENTS = (GovernorPanic, GovernorRollback, GovernorSnapshot)
 
 
 def hostile() -> BlueprintCatalogue:
@@ -67,7 +69,7 @@ def grow_with(script: str, max_steps: int = 14, **settings: Any) -> tuple[Growth
     env = digits_env(
         [1], max_steps=max_steps, catalogue=hostile(), recorder=log, keep_best=True, **settings
     )
-    run_episode(env, ScriptedController(script, "x"))
+    play(env, ScriptedController(script, "x"))
     return env, log
 
 
@@ -162,7 +164,7 @@ def run_recipe(log: Log, max_steps: int = 8, **changes: Any) -> GrowthEnv:
         on_panic="continue",
         recorder=log,
     )
-    run_episode(env, StaticController())
+    play(env, StaticController())
     return env
 
 
@@ -206,7 +208,7 @@ def test_a_host_broken_from_its_first_epoch_starts_again_from_birth() -> None:
 def test_snapshots_are_taken_of_healthy_hosts_only_and_after_a_fossil() -> None:
     log = Log()
     env = digits_env([1], max_steps=14, recorder=log)
-    run_episode(env, ScriptedController("1 GERMINATE r0c0 branch linear\nauto FOSSILIZE", "x"))
+    play(env, ScriptedController("1 GERMINATE r0c0 branch linear\nauto FOSSILIZE", "x"))
     steps = [event.step for event in log.of(GovernorSnapshot)]
     fossil = next(row["step"] for row in log.rows if row["op"] == "FOSSILIZE")
     # At birth and after the warm-up, then once per healthy epoch, and once more for the fossil.
@@ -219,17 +221,13 @@ def test_snapshots_are_taken_of_healthy_hosts_only_and_after_a_fossil() -> None:
 
 
 def test_one_snapshot_is_alive_per_host() -> None:
-    import gc
-
-    from esper.growth import HostSnapshot
-
     def alive() -> int:
         gc.collect()
         return sum(isinstance(thing, HostSnapshot) for thing in gc.get_objects())
 
     before = alive()
     env = digits_env([1, 2], max_steps=5, train=64)
-    run_episode(env, RandomController())
+    play(env, RandomController())
     assert alive() - before == 2
 
 
@@ -260,8 +258,8 @@ def final_scores(keys: list[int], controller: Any) -> tuple[np.ndarray, GrowthEn
         on_panic="continue",
         keep_best=True,
     )
-    run_episode(env, controller)
-    outcomes = [settle_outcome(env, i, task="", controller="", ended="") for i in range(len(keys))]
+    play(env, controller)
+    outcomes = settle(env, np.ones(len(keys), dtype=bool), task="", controller="")
     return np.array([outcome.val_score for outcome in outcomes]), env
 
 
@@ -288,3 +286,97 @@ def test_forty_adversarial_episodes_do_not_hurt() -> None:
 @pytest.mark.soak
 def test_three_hundred_adversarial_episodes_do_not_hurt() -> None:
     assert_growth_is_safe(list(range(1000, 1300)))
+
+
+def test_004_c7_one_snapshot_alive_on_the_cpu_without_shared_storage() -> None:
+    gc.collect()
+    before = {id(thing) for thing in gc.get_objects() if type(thing) is HostSnapshot}
+    env = digits_env([1], max_steps=6, train=64)
+    play(env, make_controller("random"))
+    gc.collect()
+    alive = [t for t in gc.get_objects() if type(t) is HostSnapshot and id(t) not in before]
+    assert len(alive) == 1
+    network = env.population.networks[0]  # type: ignore[attr-defined]
+    live = {tensor.untyped_storage().data_ptr() for tensor in network.state_dict().values()}
+    for tensor in alive[0].all_tensors():
+        assert tensor.device == torch.device("cpu")
+        assert tensor.untyped_storage().data_ptr() not in live
+
+
+def test_d4_a_broken_host_never_becomes_the_last_healthy_one() -> None:
+    env = digits_env([1], max_steps=6, train=64, on_panic="continue")
+    env.reset()
+    with torch.no_grad():
+        next(env.population.networks[0].parameters()).fill_(torch.nan)  # type: ignore[attr-defined]
+    transition = env.step(np.array([[0, 0, 0, LifecycleOp.WAIT]]))
+    assert transition.rolled_back[0]
+    saved = env.governor.last_healthy(0)
+    assert all(bool(torch.isfinite(t).all()) for t in saved.host.all_tensors())
+
+
+def test_d5_after_a_rollback_modules_and_table_agree() -> None:
+    env = digits_env([1], max_steps=8, train=64, on_panic="continue")
+    situation = env.reset()
+    branch = situation.catalogue.index("branch")
+    env.step(np.array([[0, branch, 0, LifecycleOp.GERMINATE]]))
+    network = env.population.networks[0]  # type: ignore[attr-defined]
+    with torch.no_grad():
+        next(network.host.parameters()).fill_(torch.nan)
+    after = env.step(np.array([[0, 0, 0, LifecycleOp.WAIT]])).after
+    for slot, seed_slot in network.each_slot():
+        assert (seed_slot.seed is not None) == after.table.holds_seed[0, slot]
+
+
+def test_d6_panics_rollbacks_and_snapshots_are_told() -> None:
+    keeper = Keeper()
+    env = digits_env([1], max_steps=4, train=64, recorder=keeper)
+    env.reset()
+    break_host(env, 0)
+    env.step(np.array([[0, 0, 0, LifecycleOp.WAIT]]))
+    told = [type(event) for event in keeper.events if isinstance(event, GOVERNOR_EVENTS)]
+    # At birth and after the warm-up; then the broken epoch, and the host that was brought back.
+    assert told == [
+        GovernorSnapshot,
+        GovernorSnapshot,
+        GovernorPanic,
+        GovernorRollback,
+        GovernorSnapshot,
+    ]
+    (panic,) = [event for event in keeper.events if isinstance(event, GovernorPanic)]
+    assert (panic.env, panic.step, panic.consecutive_panics) == (0, 1, 1)
+
+
+def test_what_a_broken_network_shows_of_its_seeds_is_not_kept() -> None:
+    """A fossil is not on trial: one bad epoch is no rollback, but it says nothing of the seed."""
+    env = digits_env([1], max_steps=6, train=64, on_panic="continue")
+    branch = default_catalogue().index("branch")
+    assert np.isfinite(env.reset([(0, branch)]).table.contribution[0, 0])
+    head = env.population.networks[0].host.head  # type: ignore[attr-defined]
+    with torch.no_grad():
+        head.weight.mul_(1e4)
+    transition = env.step(np.array([[0, 0, 0, LifecycleOp.WAIT]]))
+    assert env.governor.panics[0] == 1
+    assert not transition.rolled_back[0]
+    assert np.isnan(transition.after.table.contribution[0, 0])
+
+
+def test_a_rollback_brings_back_what_training_changes_besides_parameters() -> None:
+    """Running statistics of a BatchNorm are buffers; a host of the user's own may have them."""
+    task, data = small_digits(64)
+
+    def build() -> nn.Module:
+        return nn.Sequential(
+            nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 10)
+        )
+
+    recipe = replace(task.recipe(data), build=build, slots=["3"])
+    env = make_env(recipe, [3], TrialRules(6))
+    env.reset()
+    norm = env.population.template.host[2]  # type: ignore[index]
+    healthy = norm.running_mean.clone(), norm.running_var.clone(), norm.num_batches_tracked.clone()
+    assert healthy[2] > 0
+    with torch.no_grad():
+        env.population.template.host[1].weight.fill_(torch.nan)  # type: ignore[index]
+    assert env.step(np.array([[0, 0, 0, LifecycleOp.WAIT]])).rolled_back[0]
+    restored = norm.running_mean, norm.running_var, norm.num_batches_tracked
+    assert all(torch.equal(a, b) for a, b in zip(restored, healthy, strict=True))

@@ -150,3 +150,27 @@ def test_environments_are_judged_apart_and_only_while_they_run() -> None:
 @given(st.lists(st.floats(0.0, 11.0), min_size=1, max_size=60))
 def test_ordinary_losses_never_panic(losses: list[float]) -> None:
     assert not feed(Governor(1), *losses).panic[0]
+
+
+def test_d6_panics_are_counted_and_early_explosions_seen() -> None:
+    governor = Governor(1, random_guess_loss=2.3)
+    one = np.ones(1, dtype=bool)
+    counts = []
+    for _ in range(3):
+        verdict = governor.check(np.array([40.0]), np.array([10.0]), one, one, ~one)
+        counts.append(int(verdict.consecutive[0]))
+    assert counts == [1, 2, 3]
+    assert verdict.rollback[0]
+
+
+def test_deviations_count_from_the_tenth_loss_on() -> None:
+    wild = [5.0, 15.0] * 5
+
+    def panics(past: list[float], loss: float) -> bool:
+        governor = Governor(1)
+        feed(governor, *past)
+        return bool(feed(governor, loss).panic[0])
+
+    assert panics(wild[:9], 35.0), "more than three times the mean of about 9.4"
+    assert not panics(wild, 35.0), "within six deviations of 5 around 10"
+    assert panics(wild, 41.0)

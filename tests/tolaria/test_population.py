@@ -44,7 +44,7 @@ def test_training_equals_a_loop_written_by_hand() -> None:
         assert readings.loss[0] == pytest.approx(np.mean(losses), rel=1e-6)
     for mine, theirs in zip(ours.networks[0].host.parameters(), host.parameters(), strict=True):
         assert torch.equal(mine, theirs)
-    evaluation = ours.evaluate(0, np.ones((1, 3), dtype=bool))
+    evaluation = ours.evaluate(np.array([0]), np.ones((1, 3), dtype=bool))
     host.eval()
     output = host(data.val_x).detach()
     assert evaluation.loss[0] == pytest.approx(
@@ -86,24 +86,24 @@ def test_every_coalition_is_evaluated_on_the_same_data_in_one_pass() -> None:
 
     pop.recipe.data.val_batches = counted  # type: ignore[method-assign]
     coalitions = np.array([[1, 1, 1], [0, 1, 1], [1, 0, 1], [0, 0, 1]], dtype=bool)
-    evaluation = pop.evaluate(0, coalitions)
+    evaluation = pop.evaluate(np.zeros(len(coalitions), dtype=int), coalitions)
     assert passes == 1
     # Taking a seed out for good gives the same as leaving it out of the coalition.
     pop.remove(0, 0)
-    assert pop.evaluate(0, coalitions[:1]).loss[0] == evaluation.loss[1]
+    assert pop.evaluate(np.array([0]), coalitions[:1]).loss[0] == evaluation.loss[1]
     pop.remove(0, 1)
-    assert pop.evaluate(0, coalitions[:1]).loss[0] == evaluation.loss[3]
+    assert pop.evaluate(np.array([0]), coalitions[:1]).loss[0] == evaluation.loss[3]
     assert len(set(evaluation.loss)) == 4
 
 
 def test_snapshots_bring_one_host_back_and_leave_the_others() -> None:
     pop = population([1, 2])
     pop.train_epoch(np.ones(2, dtype=bool), 0)
-    saved = pop.snapshot(0)
+    saved = pop.snapshot(np.array([0]))
     expected = [p.detach().clone() for p in pop.networks[0].parameters()]
     pop.train_epoch(np.ones(2, dtype=bool), 1)
     other = [p.detach().clone() for p in pop.networks[1].parameters()]
-    pop.restore(0, saved)
+    pop.restore(np.array([0]), saved)
     for network, params in ((pop.networks[0], expected), (pop.networks[1], other)):
         assert all(torch.equal(a, b) for a, b in zip(network.parameters(), params, strict=True))
 
@@ -172,3 +172,23 @@ def test_objectives() -> None:
         find_objective("loss", "hinge", LOSSES)
     assert random_guess_loss(cross_entropy, 10) == pytest.approx(2.302585)
     assert random_guess_loss(LOSSES["mse"], 10) is None
+
+
+def test_several_hosts_are_measured_at_once_as_one_by_one() -> None:
+    pop = population([1, 2, 3])
+    for env, blueprint in ((0, "branch"), (2, "conv_light")):
+        pop.germinate(env, 0, default_catalogue().index(blueprint), 0, key=env)
+        pop.set_blend(env, 0, SeedStage.BLENDING, 0.6)
+    envs = np.array([2, 0, 1, 0])
+    present = np.array([[True] * 3, [True] * 3, [True] * 3, [False, True, True]])
+    found = pop.evaluate(envs, present)
+    for k, env in enumerate(envs):
+        alone = pop.evaluate(envs[k : k + 1], present[k : k + 1])
+        assert (alone.loss[0], alone.score[0]) == (found.loss[k], found.score[k])
+        assert found.alpha[k, 0] == (0.0 if env == 1 else 0.6)
+    saved = pop.snapshot(np.array([2, 0]))
+    pop.remove(0, 0)
+    pop.remove(2, 0)
+    pop.restore(np.array([2, 0]), saved)
+    again = pop.evaluate(envs, present)
+    assert np.array_equal(again.loss, found.loss)

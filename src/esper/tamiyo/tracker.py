@@ -37,6 +37,7 @@ class SignalTracker:
         self.stable = np.zeros(shape, dtype=np.int64)
         self.stabilized = np.full(shape, self.stabilization_epochs == 0)
         self.best_score = np.full(shape, np.nan)
+        self.best_loss = np.full(shape, np.nan)
         window = (self.n_envs, c.SIGNAL_HISTORY_WINDOW)
         self.losses = np.full(window, np.nan)
         self.scores = np.full(window, np.nan)
@@ -56,6 +57,7 @@ class SignalTracker:
         self._watch_plateau(val_score)
         self._watch_stability(loss_delta, previous_loss, val_loss)
         self.best_score = np.fmax(self.best_score, val_score)
+        self.best_loss = np.fmin(self.best_loss, val_loss)
         self.losses = np.concatenate([self.losses[:, 1:], val_loss[:, None]], axis=1)
         self.scores = np.concatenate([self.scores[:, 1:], val_score[:, None]], axis=1)
         return TrainingSignals(
@@ -70,7 +72,7 @@ class SignalTracker:
             plateau_epochs=self.plateau,
             host_stabilized=self.stabilized,
             best_val_score=self.best_score,
-            best_val_loss=np.fmin.reduce(self.losses, axis=1),
+            best_val_loss=self.best_loss,
             loss_history=self.losses[:, -HISTORY:],
             score_history=self.scores[:, -HISTORY:],
         )

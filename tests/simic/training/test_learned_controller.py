@@ -11,7 +11,7 @@ from esper.leyline import ConfigError
 from esper.tamiyo import HeuristicController
 from esper.tolaria.environment import GrowthEnv
 from esper.tolaria.population import LoopedPopulation
-from esper.tolaria.trial import run_episode
+from esper.tolaria.trial import play
 from training_support import tiny_run, tiny_task
 
 
@@ -28,7 +28,7 @@ def actions_of(controller, keys) -> np.ndarray:
         LoopedPopulation(task.recipe(task.load(None), default_catalogue()), keys),
         LifecycleRules(max_steps=task.steps),
     )
-    run_episode(env, controller, on_step=lambda transition: taken.append(transition.actions))
+    play(env, controller, on_step=lambda transition: taken.append(transition.actions))
     return np.stack(taken, axis=1)
 
 

@@ -17,7 +17,7 @@ from esper.tamiyo import ScriptedController
 from esper.tolaria.environment import GrowthEnv
 from esper.tolaria.governor import Governor
 from esper.tolaria.population import LoopedPopulation
-from esper.tolaria.trial import run_episode
+from esper.tolaria.trial import play
 from training_support import rows, tiny_config, tiny_run, tiny_task
 
 
@@ -79,7 +79,7 @@ def test_a_script_of_the_recorded_actions_gives_the_same_scores(run, env):
         LifecycleRules(max_steps=task.steps),
         recorder=history,
     )
-    run_episode(again, ScriptedController(episode_script(run, 2, env), "recorded"))
+    play(again, ScriptedController(episode_script(run, 2, env), "recorded"))
     recorded = [r for r in rows(run / "metrics.jsonl") if (r["round"], r.get("env")) == (2, env)]
     assert any(r["op"] != "WAIT" for r in recorded)
     for column in ("val_score", "val_loss", "op", "train_loss", "params"):

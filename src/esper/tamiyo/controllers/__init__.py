@@ -16,14 +16,13 @@ from esper.tamiyo.controllers.scripted import ScriptedController
 from esper.tamiyo.controllers.static import StaticController
 
 ENTRY_POINT_GROUP = "esper.controllers"
-# What makes each; it is given what stands behind a colon, if there is one.
+# What makes each; `scripted` is given what stands behind the colon of `scripted:FILE`.
 BUILT_IN: dict[str, Callable[..., Controller]] = {
     "heuristic": HeuristicController,
     "random": RandomController,
     "static": StaticController,
     "scripted": ScriptedController.load,
 }
-_NEEDS_A_FILE = ("scripted",)
 
 
 @cache
@@ -43,8 +42,10 @@ def make_controller(name: str) -> Controller:
     Raises ConfigError listing the names.
     """
     kind, colon, argument = name.partition(":")
-    if kind not in _makers() or (kind in _NEEDS_A_FILE) != bool(colon):
-        known = [f"{n}:FILE" if n in _NEEDS_A_FILE else n for n in controller_names()]
+    # Those of other packages may take an argument or not, as they like.
+    wrong = kind in BUILT_IN and bool(argument) != (kind == "scripted")
+    if wrong or kind not in _makers():
+        known = [f"{n}:FILE" if n == "scripted" else n for n in controller_names()]
         raise ConfigError(f"no controller {name!r}; there are {', '.join(known)}")
     return _makers()[kind](*([argument] if colon else []))
 

@@ -99,6 +99,7 @@ def test_a_checksum_that_differs_is_refused(offer, tmp_path, two, complaint):
 @pytest.mark.parametrize(
     "contents",
     [b"", b"not gzip", gzip.compress(CONTENTS["two.bin"])[:-4], gzip.compress(b"?" * 99)],
+    ids=["empty", "not gzip", "cut off", "too long"],
 )
 def test_damaged_files_are_reported_and_never_overwritten(offer, tmp_path, contents):
     offer(giving(CONTENTS))

@@ -1,11 +1,13 @@
-"""Other packages can add blueprints and tasks by entry point."""
+"""Other packages can add blueprints, tasks and controllers by entry point."""
 
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from esper.api import find_controller
 from esper.growth.blueprints import BUILT_IN, catalogue
+from esper.tamiyo import StaticController, controllers
 from esper.tolaria import tasks
 from esper.tolaria.tasks import find_task
 from helpers import Exploding, everywhere
@@ -34,3 +36,23 @@ def test_tasks_of_other_packages_are_found(monkeypatch: pytest.MonkeyPatch) -> N
     groups = {tasks.ENTRY_POINT_GROUP: [Point("mine", mine)]}
     monkeypatch.setattr(tasks, "entry_points", lambda group: groups[group])
     assert tasks.all_tasks.__wrapped__()["mine"] is mine
+
+
+class Patient(StaticController):
+    """Takes what stands behind a colon, like `scripted:FILE`."""
+
+    name = "patient"
+
+    def __init__(self, epochs: str = "5") -> None:
+        self.epochs = int(epochs)
+
+
+def test_controllers_of_other_packages_are_found_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = {controllers.ENTRY_POINT_GROUP: [Point("patient", Patient)]}
+    monkeypatch.setattr(controllers, "entry_points", lambda group: groups[group])
+    monkeypatch.setattr(controllers, "_makers", controllers._makers.__wrapped__)
+    assert controllers.controller_names()[-1] == "patient"
+    for name, epochs in (("patient", 5), ("patient:7", 7)):
+        found = find_controller(name)
+        assert isinstance(found, Patient)
+        assert found.epochs == epochs

@@ -1,4 +1,6 @@
-from dataclasses import replace
+"""The observation: where everything stands in it, and that nothing can break it."""
+
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -6,77 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from esper.growth import BlueprintCatalogue, default_catalogue
-from esper.leyline import TrainingSignals
 from esper.tamiyo import (
     FeatureExtractionContext,
-    SignalTracker,
     Situation,
     feature_size,
     make_controller,
     signals_to_features,
 )
-from esper.tolaria.trial import run_episode
+from esper.tolaria.trial import play
 from helpers import digits_env
-
-
-def feed(tracker: SignalTracker, losses: list[float], scores: list[float]) -> TrainingSignals:
-    for epoch, (loss, score) in enumerate(zip(losses, scores, strict=True)):
-        row = (np.array([value]) for value in (0.0, 0.0, loss, score))
-        signals = tracker.update(epoch, 10 * epoch, *row)
-    return signals
-
-
-def test_a_plateau_is_counted_from_the_best_so_far() -> None:
-    tracker = SignalTracker(1)
-    plateaus = [
-        feed(tracker, [1.0], [score]).plateau_epochs[0]
-        for score in [50.0, 60.0, 55.0, 60.4, 58.0, 60.5, 60.9, 61.0]
-    ]
-    assert plateaus == [0, 0, 1, 2, 3, 0, 1, 0]
-
-
-def test_deltas_are_positive_when_better_and_absent_at_first() -> None:
-    tracker = SignalTracker(1)
-    first = feed(tracker, [2.0], [10.0])
-    assert np.isnan(first.loss_delta[0])
-    assert np.isnan(first.score_delta[0])
-    second = feed(tracker, [1.5], [12.0])
-    assert (second.loss_delta[0], second.score_delta[0]) == (0.5, 2.0)
-    assert second.loss_history[0].tolist()[-2:] == [2.0, 1.5]
-    assert np.isnan(second.loss_history[0, :3]).all()
-    assert (second.best_val_loss[0], second.best_val_score[0]) == (1.5, 12.0)
-
-
-@pytest.mark.parametrize(
-    ("losses", "stable"),
-    [
-        ([1.0, 0.99, 0.98, 0.97], True),
-        ([1.0, 0.99, 1.0, 0.99], True),
-        ([1.0, 0.9, 0.8, 0.7], False),
-        ([1.0, 0.99, 0.98], False),
-        ([1.0, 0.99, 1.6, 1.6, 1.6], False),
-        ([1.0, 0.99, 0.98, 0.97, 0.1], True),
-        ([np.nan, 1.0, 1.0, 1.0], False),
-    ],
-)
-def test_the_stabilisation_latch(losses: list[float], stable: bool) -> None:
-    signals = feed(SignalTracker(1), losses, [50.0] * len(losses))
-    assert signals.host_stabilized[0] == stable
-
-
-def test_no_stabilisation_epochs_open_the_latch_at_once() -> None:
-    signals = feed(SignalTracker(1, stabilization_epochs=0), [1.0], [1.0])
-    assert signals.host_stabilized[0]
-
-
-def test_reset_forgets_everything() -> None:
-    tracker = SignalTracker(1)
-    feed(tracker, [1.0] * 6, [50.0] * 6)
-    tracker.reset()
-    again = feed(tracker, [2.0], [10.0])
-    assert not again.host_stabilized[0]
-    assert again.plateau_epochs[0] == 0
-    assert again.best_val_score[0] == 10.0
 
 
 def test_widths_are_computed() -> None:
@@ -90,7 +30,7 @@ def test_widths_are_computed() -> None:
 def situations() -> list[Situation]:
     env = digits_env([1, 2], max_steps=14, on_panic="continue")
     seen: list[Situation] = []
-    run_episode(
+    play(
         env,
         make_controller("scripted:early"),
         on_step=lambda transition: seen.append(transition.after),
@@ -159,3 +99,49 @@ def test_no_measurement_breaks_the_observation(situations: list[Situation], valu
         x = signals_to_features(FeatureExtractionContext(odd))
     assert np.isfinite(x).all()
     assert np.abs(x).max() <= 2.0
+
+
+def test_001_l1_one_context_is_all_that_features_need(situations: list[Situation]) -> None:
+    """Nothing else is looked at: the same context gives the same row, whatever came between."""
+    first = signals_to_features(FeatureExtractionContext(situations[0]))
+    signals_to_features(FeatureExtractionContext(situations[-1]))
+    assert np.array_equal(signals_to_features(FeatureExtractionContext(situations[0])), first)
+
+
+def test_001_l2_every_setting_of_the_context_changes_the_features(
+    situations: list[Situation],
+) -> None:
+    neutral = FeatureExtractionContext(situations[-1])
+    row = signals_to_features(neutral)
+    for changed in (
+        replace(neutral, situation=situations[0]),
+        replace(neutral, use_telemetry=False),
+    ):
+        assert not np.array_equal(signals_to_features(changed), row)
+    assert len(fields(neutral)) == 2, "the two settings above are all there are"
+
+
+def test_growth_is_the_logarithm_of_the_whole_network_over_its_host(
+    situations: list[Situation],
+) -> None:
+    doubled = replace(situations[0], total_params=np.array([2, 4]) * situations[0].host_params)
+    x = signals_to_features(FeatureExtractionContext(doubled))
+    assert x[:, 21] == pytest.approx(np.log([2.0, 4.0]))
+
+
+def test_the_worth_of_a_seed_is_its_contribution_or_what_came_since_its_stage_began(
+    situations: list[Situation],
+) -> None:
+    s = situations[-1]
+    table = s.table.copy()
+    (slot,) = np.flatnonzero(table.holds_seed[0])[:1]
+    table.score_at_birth[0, slot], table.score_at_stage_start[0, slot] = 40.0, 47.0
+    table.score[0, slot], table.contribution[0, slot] = 50.0, 1.5
+    block = 23 + slot * (4 + len(s.catalogue))
+    known = signals_to_features(FeatureExtractionContext(replace(s, table=table)))
+    assert known[0, block + 3] == pytest.approx(0.15)
+    table.contribution[0, slot] = np.nan
+    unknown = signals_to_features(FeatureExtractionContext(replace(s, table=table)))
+    assert unknown[0, block + 3] == pytest.approx(0.3)
+    telemetry = 23 + 3 * (4 + len(s.catalogue)) + slot * 10
+    assert unknown[0, telemetry + 6] == pytest.approx(0.3)
