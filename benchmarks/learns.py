@@ -30,13 +30,12 @@ import torch
 from rich.console import Console
 
 from esper.api.training import resume_ppo, train_ppo
-from esper.cli.evaluate_commands import make_arm
-from esper.cli.learn_runs import Recording, run_imitate
+from esper.cli.evaluate_command import make_arm
+from esper.cli.learn_commands import ImitateSettings, imitate
 from esper.observatory.evaluation import arms_table, comparisons_table
 from esper.simic.training.checkpoint import is_run
 from esper.simic.training.config import load_config
 from esper.simic.training.evaluate import EvaluationSettings, evaluate
-from esper.simic.training.imitation import CloningConfig
 from esper.simic.training.loop import Hooks
 from esper.simic.training.statistics import paired_difference
 from esper.tolaria.data.catalogue import data_root
@@ -75,8 +74,7 @@ def curve(rounds: list[dict[str, Any]], points: int) -> dict[str, list[float]]:
 def clone_of(teacher: str, out: Path, key: int) -> Path:
     folder = out / f"clone-{key}"
     if not is_run(folder):
-        recording = Recording(teacher, "digits", 64, None, key, str(folder), overwrite=True)
-        run_imitate(recording, epochs=CloningConfig.epochs)
+        imitate(ImitateSettings(controller=teacher, key=key, out=str(folder), overwrite=True))
     return folder
 
 

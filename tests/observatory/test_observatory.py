@@ -28,7 +28,7 @@ def row(step: int, stage: str = "DORMANT", **changes: Any) -> dict[str, Any]:
 
 
 def test_lines_are_there_as_soon_as_they_are_written(tmp_path: Path) -> None:
-    with RunDirectory(tmp_path / "run", {"key": 1}) as run:
+    with RunDirectory.create(tmp_path / "run", {"key": 1}) as run:
         run.metrics(row(0))
         assert len(list(read_rows(run.path / "metrics.jsonl"))) == 1
         run.event(GovernorRollback(0, 3, "loss_not_finite", None, 12.0, 1, 2, ("r0c0",)))
@@ -46,19 +46,22 @@ def test_a_line_being_written_is_not_read(tmp_path: Path) -> None:
 
 def test_the_config_is_toml(tmp_path: Path) -> None:
     config = {"task": 'a "quoted" name\n', "key": 3, "rate": 0.5, "flag": True, "limit": None}
-    RunDirectory(tmp_path / "run", config).close()
+    RunDirectory.create(tmp_path / "run", config).close()
     text = (tmp_path / "run" / "config.toml").read_text()
     assert tomllib.loads(text) == {k: v for k, v in config.items() if v is not None}
     assert "# limit is not set" in text
 
 
 def test_not_a_number_is_never_written(tmp_path: Path) -> None:
-    with RunDirectory(tmp_path / "run", {}) as run, pytest.raises(ValueError, match="not JSON"):
+    with (
+        RunDirectory.create(tmp_path / "run", {}) as run,
+        pytest.raises(ValueError, match="not JSON"),
+    ):
         run.metrics({"value": float("nan")})
 
 
 def test_actions_are_recorded_as_a_script(tmp_path: Path) -> None:
-    with RunDirectory(tmp_path / "run", {}) as run:
+    with RunDirectory.create(tmp_path / "run", {}) as run:
         run.metrics(row(1, op="GERMINATE", slot="r0c0", blueprint="norm", blend="gated"))
         run.metrics(row(2))
         run.metrics(row(3, op="CULL", slot="r0c0"))
@@ -68,24 +71,24 @@ def test_actions_are_recorded_as_a_script(tmp_path: Path) -> None:
 
 
 def test_a_folder_with_a_run_or_without_permission_is_refused(tmp_path: Path) -> None:
-    RunDirectory(tmp_path / "run", {}).close()
+    RunDirectory.create(tmp_path / "run", {}).close()
     with pytest.raises(ConfigError, match="already holds a run"):
-        RunDirectory(tmp_path / "run", {})
-    RunDirectory(tmp_path / "run", {}, overwrite=True).close()
+        RunDirectory.create(tmp_path / "run", {})
+    RunDirectory.create(tmp_path / "run", {}, overwrite=True).close()
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot write to"):
-        RunDirectory(tmp_path / "file" / "run", {})
+        RunDirectory.create(tmp_path / "file" / "run", {})
 
 
 def test_a_picture_is_drawn_from_the_folder_alone(tmp_path: Path) -> None:
     for name, offset in (("run", 0.0), ("other", -3.0)):
-        with RunDirectory(tmp_path / name, {}) as run:
+        with RunDirectory.create(tmp_path / name, {}) as run:
             for step in range(12):
                 stage = ("DORMANT", "TRAINING", "BLENDING", "FOSSILIZED")[step // 3]
                 run.metrics(row(step, stage, val_score=60 + step + offset if step != 5 else None))
     picture = draw_growth(tmp_path / "run", "a title", {"host alone": tmp_path / "other"})
     assert picture.read_bytes().startswith(b"\x89PNG")
-    RunDirectory(tmp_path / "empty", {}).close()
+    RunDirectory.create(tmp_path / "empty", {}).close()
     with pytest.raises(ConfigError, match="no steps yet"):
         draw_growth(tmp_path / "empty", "nothing")
 

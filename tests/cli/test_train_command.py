@@ -12,7 +12,7 @@ from rich.console import Console
 
 from command_support import esper_here, start_esper
 from esper.api import resume_ppo
-from esper.cli.train_ppo_command import Interrupts, LeaveRoundError
+from esper.cli.train_command import Interrupts, LeaveRoundError
 from esper.simic.training.loop import Hooks
 from training_support import rows, same_run, tiny_run, tiny_task
 
