@@ -150,3 +150,15 @@ def test_a_script_that_cannot_be_followed_says_where(tmp_path: Path) -> None:
     result = esper("grow", "--steps", "4", "--controller", "scripted:plan.txt", cwd=tmp_path)
     assert result.returncode == 2
     assert "line 2 of scripted:plan.txt is not legal at step 2" in result.stderr
+
+
+def test_paths_that_look_like_markup_are_paths(tmp_path: Path) -> None:
+    common = ("grow", "--steps", "1", "--out", "x[/]y $a$")
+    result = esper(*common, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    for line in ("picture  x[/]y $a$/growth.png", "record   x[/]y $a$"):
+        assert f"{line}\n" in result.stdout
+    shown = esper("compare", "x[/]y $a$", cwd=tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    assert "x[/]y $a$ " in shown.stdout
+    assert "x[/]y $a$ already holds a run" in esper(*common, cwd=tmp_path).stderr

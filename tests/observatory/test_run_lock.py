@@ -98,3 +98,32 @@ def test_a_folder_that_cannot_be_locked_is_one_sentence(tmp_path):
     (tmp_path / ".lock").mkdir()
     with pytest.raises(ConfigError, match="cannot write to"):
         RunDirectory(tmp_path)
+
+
+GROW = ("grow", "--steps", "1", "--overwrite", "--out")
+
+
+def test_grow_does_not_take_a_folder_that_is_in_use(run, monkeypatch, capsys):
+    with RunDirectory(run):
+        before = contents(run)
+        assert esper_here(monkeypatch, *GROW, str(run)) == 2
+        assert contents(run) == before
+    assert capsys.readouterr().err == (
+        f"esper: {run} is in use by another run; wait until it ends, or stop it, first\n"
+    )
+
+
+def test_grow_holds_its_folder_until_the_comparison_is_over(tmp_path, monkeypatch):
+    run, refused = tmp_path / "run", []
+
+    def intrude(self, outcome) -> None:
+        with pytest.raises(ConfigError, match="in use by another run"):
+            RunDirectory.create(run, {}, overwrite=True)
+        refused.append(self.path.name)
+        tell(self, outcome)
+
+    tell = RunDirectory.outcome
+    monkeypatch.setattr(RunDirectory, "outcome", intrude)
+    assert esper_here(monkeypatch, *GROW, str(run)) == 0
+    assert refused == ["run", "host-alone"]
+    RunDirectory.create(run, {}, overwrite=True).close()

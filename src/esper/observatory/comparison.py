@@ -79,7 +79,7 @@ def comparison_table(rows: Sequence[Mapping[str, Any]]) -> Table:
         "\nreturn",
         "\nparams",
         "train\n10^6",
-        "seeds/\nkept/culled",
+        "seeds/kept\n/culled",
         "roll\nback",
         gap=1,
     )

@@ -67,7 +67,7 @@ def arms_table(report: Report) -> Table:
         "mult-\nadds",
         "train\n10^6",
         "CPU\ns",
-        "seeds/\nkept/culled",
+        "seeds/kept\n/culled",
         "roll\nback",
         "\nrate",
         gap=1,
