@@ -27,15 +27,13 @@ matplotlib.use("agg")
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
+from esper.simic.training.evaluate import EvaluationSettings, evaluate
+from esper.simic.training.statistics import paired_difference
 from rich.console import Console
 
+from esper.api import find_controller, imitate
 from esper.api.training import resume_ppo, train_ppo
-from esper.cli.evaluate_commands import make_arm
-from esper.cli.learn_runs import Recording, run_imitate
 from esper.observatory.evaluation import arms_table, comparisons_table
-from esper.proof.evaluation import EvaluationSettings, evaluate
-from esper.proof.statistics import paired_difference
-from esper.simic.lessons.imitation import CloningConfig
 from esper.simic.training.checkpoint import is_run
 from esper.simic.training.config import load_config
 from esper.simic.training.loop import Hooks
@@ -75,8 +73,7 @@ def curve(rounds: list[dict[str, Any]], points: int) -> dict[str, list[float]]:
 def clone_of(teacher: str, out: Path, key: int) -> Path:
     folder = out / f"clone-{key}"
     if not is_run(folder):
-        recording = Recording(teacher, "digits", 64, None, key, str(folder), overwrite=True)
-        run_imitate(recording, epochs=CloningConfig.epochs)
+        imitate(teacher, key=key, out=folder, overwrite=True)
     return folder
 
 
@@ -124,7 +121,7 @@ def worth(runs: list[Path], keys: int) -> dict[str, Any]:
     def progress(phase: str, done: int, total: int) -> None:
         print(f"{phase} {done}/{total}", file=sys.stderr)
 
-    report = evaluate(task, task.load(data_root()), settings, make_arm, progress)
+    report = evaluate(task, task.load(data_root()), settings, find_controller, progress)
     console = Console(width=110)
     console.print(arms_table(report.as_dict()))
     console.print(comparisons_table(report.as_dict()))

@@ -33,8 +33,12 @@ def start_esper(*words: str, cwd: Path | None = None) -> subprocess.Popen[str]:
     )
 
 
-def esper_here(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
-    """Run the command in this process; gives its exit code."""
+def esper_here(monkeypatch: pytest.MonkeyPatch, *words: str, cwd: Path | None = None) -> int:
+    """Run the command in this process; gives its exit code. With `cwd` as a process would."""
+    if cwd is not None:
+        monkeypatch.chdir(cwd)
+        for name, value in SURROUNDINGS.items():
+            monkeypatch.setenv(name, value)
     monkeypatch.setattr(sys, "argv", ["esper", *words])
     with pytest.raises(SystemExit) as stop:
         main()

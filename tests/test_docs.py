@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from architectures import MLP
-from command_support import esper
+from command_support import esper_here
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -49,17 +49,22 @@ def test_the_documents_show_commands() -> None:
 
 
 @pytest.mark.parametrize("command", [c for c in commands() if not c.startswith(NOT_OURS)])
-def test_every_command_runs(command: str, tmp_path: Path) -> None:
+def test_every_command_runs(
+    command: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     words = shlex.split(command)[1:]
     if " ".join(words).startswith(LONG) or "runs/" in command:
         names = words[: 2 if words[0] in ("train", "data") else 1]
-        shown = esper(*names, "--help", cwd=tmp_path)
-        assert shown.returncode == 0, shown.stderr
+        assert esper_here(monkeypatch, *names, "--help", cwd=tmp_path) == 0
+        shown = capsys.readouterr().out
         for option in (word for word in words if word.startswith("--")):
-            assert option in shown.stdout, option
+            assert option in shown, option
         return
-    done = esper(*words, *(SHORTER if words[0] == "grow" else ()), cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    shorter = SHORTER if words[0] == "grow" else ()
+    assert esper_here(monkeypatch, *words, *shorter, cwd=tmp_path) == 0, capsys.readouterr().err
 
 
 def test_make_targets_of_the_readme_exist() -> None:

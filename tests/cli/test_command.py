@@ -1,4 +1,4 @@
-"""The command as a user meets it: in a process of its own."""
+"""The command as a user meets it; in a process of its own where that matters."""
 
 import json
 import signal
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from command_support import esper, start_esper
+from command_support import esper, esper_here, start_esper
 from esper.observatory import read_rows
 
 
@@ -30,16 +30,22 @@ def test_version(tmp_path: Path) -> None:
     assert esper("--version", cwd=tmp_path).stdout == "esper 0.1.0\n"
 
 
-def test_lists(tmp_path: Path) -> None:
-    tasks = esper("tasks", cwd=tmp_path).stdout
+def test_lists(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def shown(*words: str) -> str:
+        assert esper_here(monkeypatch, *words, cwd=tmp_path) == 0
+        return capsys.readouterr().out
+
+    tasks = shown("tasks")
     for name in ("digits", "pydocs", "mnist", "fashion_mnist", "cifar10_blind", "tinystories"):
         assert name in tasks
     assert "embedded" in tasks
     assert "missing" in tasks
-    blueprints = esper("blueprints", cwd=tmp_path).stdout
+    blueprints = shown("blueprints")
     assert "conv_light" in blueprints
     assert "36,992" in blueprints
-    data = esper("data", "list", cwd=tmp_path).stdout
+    data = shown("data", "list")
     assert "cifar10" in data
     assert "nowhere" in data
 
@@ -115,38 +121,59 @@ def test_ctrl_c_saves_what_was_reached(tmp_path: Path) -> None:
     ],
 )
 def test_bad_input_is_one_sentence_and_exit_code_two(
-    words: str, message: str, tmp_path: Path
+    words: str,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    result = esper(*words.split(), cwd=tmp_path)
-    assert result.returncode == 2
-    assert message in result.stderr
-    assert len(result.stderr.strip().splitlines()) == 1
-    assert "Traceback" not in result.stderr
+    assert esper_here(monkeypatch, *words.split(), cwd=tmp_path) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert len(said.strip().splitlines()) == 1
     assert list(tmp_path.iterdir()) == [], "nothing half-written"
 
 
 @pytest.mark.parametrize("words", ["grow --steps 0", "grow --key -1", "grow --nonsense", "sprout"])
-def test_bad_usage_is_exit_code_two(words: str, tmp_path: Path) -> None:
-    result = esper(*words.split(), cwd=tmp_path)
-    assert result.returncode == 2
-    assert "Traceback" not in result.stderr
+def test_bad_usage_is_exit_code_two(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert esper_here(monkeypatch, *words.split(), cwd=tmp_path) == 2
+    assert list(tmp_path.iterdir()) == []
 
 
-def test_a_run_is_not_overwritten_by_accident(tmp_path: Path) -> None:
+def test_a_run_is_not_overwritten_by_accident(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     common = ("grow", "--steps", "1", "--no-compare", "--out", "run")
-    assert esper(*common, cwd=tmp_path).returncode == 0
+    assert esper_here(monkeypatch, *common, cwd=tmp_path) == 0
     before = (tmp_path / "run" / "outcomes.jsonl").read_bytes()
-    refused = esper(*common, "--key", "1", cwd=tmp_path)
-    assert refused.returncode == 2
-    assert "already holds a run" in refused.stderr
+    assert esper_here(monkeypatch, *common, "--key", "1", cwd=tmp_path) == 2
+    assert "already holds a run" in capsys.readouterr().err
     assert (tmp_path / "run" / "outcomes.jsonl").read_bytes() == before
-    assert esper(*common, "--key", "1", "--overwrite", cwd=tmp_path).returncode == 0
+    assert esper_here(monkeypatch, *common, "--key", "1", "--overwrite", cwd=tmp_path) == 0
     assert (tmp_path / "run" / "outcomes.jsonl").read_bytes() != before
 
 
-def test_a_script_that_cannot_be_followed_says_where(tmp_path: Path) -> None:
+def test_a_script_that_cannot_be_followed_says_where(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     script = tmp_path / "plan.txt"
     script.write_text("1 GERMINATE r0c0 norm linear\n2 FOSSILIZE r0c0\n")
-    result = esper("grow", "--steps", "4", "--controller", "scripted:plan.txt", cwd=tmp_path)
-    assert result.returncode == 2
-    assert "line 2 of scripted:plan.txt is not legal at step 2" in result.stderr
+    words = ("grow", "--steps", "4", "--controller", "scripted:plan.txt")
+    assert esper_here(monkeypatch, *words, cwd=tmp_path) == 2
+    assert "line 2 of scripted:plan.txt is not legal at step 2" in capsys.readouterr().err
+
+
+def test_paths_that_look_like_markup_are_paths(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    common = ("grow", "--steps", "1", "--out", "x[/]y $a$")
+    assert esper_here(monkeypatch, *common, cwd=tmp_path) == 0
+    shown = capsys.readouterr().out
+    for line in ("picture  x[/]y $a$/growth.png", "record   x[/]y $a$"):
+        assert f"{line}\n" in shown
+    assert esper_here(monkeypatch, "compare", "x[/]y $a$", cwd=tmp_path) == 0
+    assert "x[/]y $a$ " in capsys.readouterr().out
+    assert esper_here(monkeypatch, *common, cwd=tmp_path) == 2
+    assert "x[/]y $a$ already holds a run" in capsys.readouterr().err

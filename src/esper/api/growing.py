@@ -155,7 +155,7 @@ def _listeners(
         "steps": steps,
         "key": key,
     }
-    return [RunDirectory(Path(out), config)]
+    return [RunDirectory.create(Path(out), config, script=True)]
 
 
 def _check_objectives(model: nn.Module, recipe: HostRecipe, batch: Any) -> None:

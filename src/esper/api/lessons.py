@@ -14,7 +14,7 @@ from esper.api.controllers import find_controller
 from esper.api.training import one_thread
 from esper.growth import default_catalogue
 from esper.leyline import ConfigError
-from esper.observatory.training_directory import TrainingDirectory
+from esper.observatory import RunDirectory
 from esper.simic.lessons import (
     CloningConfig,
     CloningReport,
@@ -123,19 +123,19 @@ def learn_offline(
     return lessons, report
 
 
-def _folder(out: str | Path, overwrite: bool, **settings: Any) -> TrainingDirectory:
-    return TrainingDirectory.create(Path(out), settings, overwrite=overwrite)
+def _folder(out: str | Path, overwrite: bool, **settings: Any) -> RunDirectory:
+    return RunDirectory.create(Path(out), settings, overwrite=overwrite)
 
 
 def _player(
     controller: str, task: str, episodes: int, steps: int | None, key: int
-) -> Callable[[TrainingDirectory, Progress], Episodes]:
+) -> Callable[[RunDirectory, Progress], Episodes]:
     """What records the episodes into a run, once all that it needs has been found."""
     chosen, config = find_task(task), load_config(None, {"task": task, "key": key})
     who = find_controller(controller, len(chosen.slots), default_catalogue())
     data = chosen.load(data_root())
 
-    def play(run: TrainingDirectory, progress: Progress) -> Episodes:
+    def play(run: RunDirectory, progress: Progress) -> Episodes:
         recorded = record_episodes(
             chosen,
             data,

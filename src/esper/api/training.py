@@ -7,8 +7,7 @@ from pathlib import Path
 import torch
 
 from esper.leyline import ConfigError
-from esper.observatory.run_directory import CONFIG
-from esper.observatory.training_directory import TrainingDirectory
+from esper.observatory.run_directory import CONFIG, RunDirectory
 from esper.simic.training.checkpoint import is_run, load_checkpoint, load_state, save_checkpoint
 from esper.simic.training.config import TrainingConfig, load_config
 from esper.simic.training.growth_rounds import GrowthRounds
@@ -40,7 +39,7 @@ def train_ppo(
     places = worker_devices(workers, devices)
     chosen = task or find_task(config.task)
     state = _first_state(config, chosen)
-    with TrainingDirectory.create(Path(out), config.flat(), overwrite=overwrite) as record:
+    with RunDirectory.create(Path(out), config.flat(), overwrite=overwrite) as record:
         save_checkpoint(record.path, state, record.sync())
         return _run(config, chosen, state, record, places, hooks)
 
@@ -64,7 +63,7 @@ def resume_ppo(
     if not (run / CONFIG).is_file():
         raise ConfigError(f"{run} is not the folder of a training run: it has no {CONFIG}")
     # Opened, and so locked, first: nobody may add to what is read from here on.
-    with TrainingDirectory(run) as record:
+    with RunDirectory(run) as record:
         config = load_config(run / CONFIG, {"rounds": rounds}, presets=False)
         chosen = task or find_task(config.task)
         if is_run(run):
@@ -112,7 +111,7 @@ def _run(
     config: TrainingConfig,
     task: Task,
     state: TrainState,
-    record: TrainingDirectory,
+    record: RunDirectory,
     devices: Sequence[str],
     hooks: Hooks | None,
 ) -> TrainState:

@@ -1,59 +1,82 @@
 """`esper grow`: run the arms, compare them on test data, draw the growth."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
-import torch
-from rich.console import Console
-from torch import nn
+from esper.cli.options import option
 
-from esper.api import find_controller
-from esper.growth import default_catalogue
-from esper.leyline import EpisodeOutcome, History
-from esper.observatory import (
-    RunDirectory,
-    StepProgress,
-    draw_growth,
-    summary_table,
-    write_summary,
-)
-from esper.tamiyo import Controller, StaticController
-from esper.tolaria import (
-    Budget,
-    DataSplits,
-    Task,
-    Topology,
-    Trained,
-    TrialRules,
-    find_task,
-    score_on,
-    train,
-)
-from esper.tolaria.data.catalogue import data_root
+if TYPE_CHECKING:
+    from rich.console import Console
+    from torch import Tensor, nn
 
-MODEL = "model.pt2"
+    from esper.leyline import EpisodeOutcome
+    from esper.tamiyo import Controller
+    from esper.tolaria import DataSplits, Task, Topology, Trained
 
 
 @dataclass(frozen=True)
 class GrowSettings:
-    task: str
-    controller: str
-    key: int
-    steps: int | None
-    out: str
-    overwrite: bool
-    max_params: float | None
-    max_macs: float | None
-    incubation: str
-    compare: bool
+    task: str = option("digits", "What to learn; see `esper tasks`.")
+    controller: str = option(
+        "heuristic",
+        "Who decides: heuristic, random, static (never grow), scripted:FILE, "
+        "where FILE may be the actions.txt of an earlier run, or the folder of a training run.",
+    )
+    key: int = option(0, "Same key, same run, byte for byte.", min=0)
+    steps: int | None = option(None, "Epochs to train; each task has its default.", min=1)
+    out: str | None = option(
+        None, "Folder for the record of the run. Default: runs/TASK-CONTROLLER-KEY."
+    )
+    overwrite: bool = option(False, "Replace a run that is already there.")
+    max_params: float | None = option(
+        None, "Most parameters, as a multiple of the host's, such as 1.5."
+    )
+    max_macs: float | None = option(None, "Most multiply-adds, as a multiple of the host's.")
+    incubation: str = option(
+        "isolated",
+        "isolated: a seed learns without acting before it is blended in; "
+        "joint: it is blended in from birth.",
+    )
+    compare: bool = option(True, "Also train the host alone, and the grown topology from scratch.")
+
+    @property
+    def folder(self) -> Path:
+        who = self.controller.split("/")[-1].replace(":", "-")
+        return Path(self.out or f"runs/{self.task}-{who}-{self.key}")
 
 
-def run(settings: GrowSettings) -> None:
-    """Everything that can be wrong is found before the first epoch; raises EsperError."""
+def grow(settings: GrowSettings) -> None:
+    """Train a task's network and let it grow.
+
+    Ends with a table of what the growth was worth on test data, and a picture of it. Ctrl-C ends
+    the run early; what was reached until then is saved.
+
+    Examples:
+
+      esper grow --task digits
+
+      esper grow --task pydocs --controller random --key 3
+
+      esper grow --controller scripted:runs/first/actions.txt
+    """
+    # Everything that can be wrong is found before the first epoch.
+    import torch
+    from rich.console import Console
+
+    from esper.api import find_controller
+    from esper.growth import default_catalogue
+    from esper.leyline import History
+    from esper.observatory import RunDirectory, StepProgress
+    from esper.observatory.run_directory import ARMS
+    from esper.tamiyo import StaticController
+    from esper.tolaria import Budget, TrialRules, find_task, train
+    from esper.tolaria.data.catalogue import data_root
+
     task = find_task(settings.task)
     controller = find_controller(settings.controller, len(task.slots), default_catalogue())
-    steps = settings.steps or task.steps
+    steps, out = settings.steps or task.steps, settings.folder
     rules = TrialRules(
         steps,
         cast(Literal["isolated", "joint"], settings.incubation),
@@ -62,14 +85,15 @@ def run(settings: GrowSettings) -> None:
     data = task.load(data_root())
     torch.set_num_threads(1)
     console = Console()
-    out = Path(settings.out)
-    config = {**asdict(settings), "steps": steps}
 
-    def arm(label: str, folder: Path, who: Controller, topology: Topology) -> Trained:
-        with (
-            RunDirectory(folder, {**config, "arm": label}, overwrite=settings.overwrite) as record,
-            StepProgress(console, f"{label:<14}", steps) as progress,
-        ):
+    def open_record(label: str, folder: Path) -> RunDirectory:
+        config = {**asdict(settings), "steps": steps, "out": str(out), "arm": label}
+        return RunDirectory.create(folder, config, overwrite=settings.overwrite, script=True)
+
+    def play(
+        label: str, record: RunDirectory, who: "Controller", topology: "Topology" = ()
+    ) -> "Trained":
+        with StepProgress(console, f"{label:<14}", steps) as progress:
             (trained,) = train(
                 task.recipe(data),
                 [settings.key],
@@ -78,67 +102,88 @@ def run(settings: GrowSettings) -> None:
                 task=task.name,
                 recorder=History((record, progress)),
             )
-            return trained
+        return trained
 
-    grown = arm("grown", out, controller, ())
-    arms = {"grown": grown}
-    others = {}
-    if settings.compare and grown.outcome.ended == "finished":
-        others["host alone"] = out / "arms" / "host-alone"
-        arms["host alone"] = arm("host alone", others["host alone"], StaticController(), ())
-        if grown.topology:
-            others["from scratch"] = out / "arms" / "from-scratch"
-            arms["from scratch"] = arm(
-                "from scratch", others["from scratch"], StaticController(), grown.topology
-            )
-    _conclude(console, task, settings, data, arms, others)
+    # The folder is locked to the end, so that nobody takes it from under the comparison.
+    with open_record("grown", out) as record:
+        arms = {"grown": play("grown", record, controller)}
+        others = {}
+        if settings.compare and arms["grown"].outcome.ended == "finished":
+            others["host alone"] = out / ARMS / "host-alone"
+            if arms["grown"].topology:
+                others["from scratch"] = out / ARMS / "from-scratch"
+        for label, folder in others.items():
+            topology = arms["grown"].topology if label == "from scratch" else ()
+            with open_record(label, folder) as beside:
+                arms[label] = play(label, beside, StaticController(), topology)
+        _conclude(console, task, settings, data, arms, others)
 
 
 def _conclude(
-    console: Console,
-    task: Task,
+    console: "Console",
+    task: "Task",
     settings: GrowSettings,
-    data: DataSplits,
-    arms: dict[str, Trained],
+    data: "DataSplits",
+    arms: "Mapping[str, Trained]",
     others: dict[str, Path],
 ) -> None:
-    out = Path(settings.out)
+    from esper.observatory import draw_growth, say, seeds_table, summary_table, write_summary
+    from esper.observatory.run_directory import MODEL
+    from esper.tolaria import score_on
+
+    out, score = settings.folder, task.score.__name__
+    labels = [label for label in ("host alone", "grown", "from scratch") if label in arms]
     rows = [
-        {
-            "arm": label,
-            "test_score": score_on(arms[label].model, task, data.test_x, data.test_y),
-            "val_score": arms[label].outcome.val_score,
-            "params": arms[label].outcome.params,
-            "macs": arms[label].outcome.macs,
-            "train_macs": arms[label].outcome.train_macs,
-        }
-        for label in ("host alone", "grown", "from scratch")
-        if label in arms
+        _summary(label, arms[label], score_on(arms[label].model, task, data.test_x, data.test_y))
+        for label in labels
     ]
     write_summary(out, rows)
+    outcome, seeds = arms["grown"].outcome, rows[labels.index("grown")]["seeds"]
     console.print()
-    console.print(summary_table(rows, task.score.__name__))
-    outcome = arms["grown"].outcome
-    console.print(f"\n{_in_words(outcome)}", highlight=False)
+    console.print(summary_table(rows, score))
+    if seeds:
+        console.print()
+        console.print(seeds_table(seeds, score))
+    console.print()
+    say(console, _in_words(outcome, seeds))
     if outcome.steps > 0 and outcome.best_step >= 0:
         title = f"{task.name}, {outcome.controller}, key {settings.key}"
-        console.print(f"picture  {draw_growth(out, title, others)}", highlight=False)
+        say(console, f"picture  {draw_growth(out, title, others)}", whole=True)
     saved = _save_model(arms["grown"].model, data.val_x[:2], out / MODEL)
-    console.print(f"model    {saved}", highlight=False)
-    console.print(f"record   {out}", highlight=False, soft_wrap=True)
+    say(console, f"model    {saved}", whole=True)
+    say(console, f"record   {out}", whole=True)
 
 
-def _in_words(outcome: EpisodeOutcome) -> str:
-    kept = ", ".join(f"{seed.blueprint} at {seed.module}" for seed in outcome.seeds) or "no seed"
+def _summary(label: str, trained: "Trained", test_score: float) -> dict[str, Any]:
+    """A row of summary.json."""
+    outcome = trained.outcome
+    return {
+        "arm": label,
+        "test_score": test_score,
+        "val_score": outcome.val_score,
+        "params": outcome.params,
+        "macs": outcome.macs,
+        "train_macs": outcome.train_macs,
+        "attribution_macs": outcome.attribution_macs,
+        "seeds": [seed.worth() for seed in outcome.seeds],
+    }
+
+
+def _in_words(outcome: "EpisodeOutcome", seeds: Sequence[Mapping[str, Any]]) -> str:
+    from esper.observatory import place
+
+    kept = ", ".join(f"{seed['blueprint']} in {place(seed)}" for seed in seeds) or "no seed"
     early = "Interrupted; " if outcome.ended == "interrupted" else ""
     return (
-        f"{early}{outcome.germinated} seeds germinated, {outcome.culled} culled; "
-        f"the network of epoch {outcome.best_step} is kept, with {kept}."
+        f"{early}{outcome.germinated} seed{'' if outcome.germinated == 1 else 's'} germinated, "
+        f"{outcome.culled} culled; the network of epoch {outcome.best_step} is kept, with {kept}."
     )
 
 
-def _save_model(model: nn.Module, example: torch.Tensor, path: Path) -> Path:
+def _save_model(model: "nn.Module", example: "Tensor", path: Path) -> Path:
     """The whole network as a torch.export program, for any batch size; needs no Esper to run."""
+    import torch
+
     batch = torch.export.Dim("batch", min=1)
     program = torch.export.export(model.eval(), (example,), dynamic_shapes=({0: batch},))
     torch.export.save(program, path)

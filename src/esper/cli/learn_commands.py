@@ -1,64 +1,70 @@
-"""`esper train record`, `imitate` and `offline`. What they need loads when they run."""
+"""`esper train record`, `imitate` and `offline`: policies from what others have done."""
 
-from typing import Annotated
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING
 
-import typer
+from esper.cli.options import option
 
-from esper.cli.train_app import train_app
-
-__all__ = ["train_app"]
-
-Task = Annotated[str, typer.Option(help="What the hosts learn; see `esper tasks`.")]
-Number = Annotated[int, typer.Option("--episodes", min=2, help="How many episodes to record.")]
-Steps = Annotated[
-    int | None, typer.Option(min=1, help="Decisions per episode; each task has its default.")
-]
-Key = Annotated[int, typer.Option(min=0, help="Same key, same result.")]
-Overwrite = Annotated[bool, typer.Option(help="Replace a run that is already there.")]
+if TYPE_CHECKING:
+    from esper.simic.lessons import CloningReport, Episodes
 
 
-@train_app.command("record")
-def record(
-    controller: Annotated[
-        str, typer.Option(help="Who decides: a controller, or the folder of a training run.")
-    ] = "random",
-    task: Task = "digits",
-    episodes: Number = 64,
-    steps: Steps = None,
-    key: Key = 0,
-    out: Annotated[
-        str | None, typer.Option(help="Folder. Default: runs/recorded-TASK-SEED.")
-    ] = None,
-    overwrite: Overwrite = False,
-) -> None:
+@dataclass(frozen=True)
+class RecordSettings:
+    controller: str = option(
+        "random", "Who decides: a controller, or the folder of a training run."
+    )
+    task: str = option("digits", "What the hosts learn; see `esper tasks`.")
+    episodes: int = option(64, "How many episodes to record.", min=2)
+    steps: int | None = option(None, "Decisions per episode; each task has its default.", min=1)
+    key: int = option(0, "Same key, same result.", min=0)
+    out: str | None = option(None, "Folder. Default: runs/recorded-TASK-KEY.")
+    overwrite: bool = option(False, "Replace a run that is already there.")
+
+
+@dataclass(frozen=True)
+class ImitateSettings(RecordSettings):
+    controller: str = option(
+        "heuristic",
+        "Whom to imitate: a controller, or the folder of a training run.",
+        flag="--from",
+    )
+    out: str | None = option(None, "Folder for the policy. Default: runs/cloned-TASK-KEY.")
+    epochs: int = option(60, "Passes over the episodes.", min=1)
+
+
+@dataclass(frozen=True)
+class OfflineSettings:
+    episodes: list[str] = option(  # noqa: RUF009
+        ..., "Run with recorded episodes; may be given more than once."
+    )
+    task: str = option("digits", "What the hosts learn; see `esper tasks`.")
+    expectile: float = option(0.9, "0.5: as good as the recorder; towards 1: the best it did.")
+    beta: float = option(5.0, "How strongly to prefer what was better than usual.")
+    key: int = option(0, "Same key, same result.", min=0)
+    out: str | None = option(None, "Folder for the policy. Default: runs/offline-TASK-KEY.")
+    overwrite: bool = option(False, "Replace a run that is already there.")
+
+
+def record(settings: RecordSettings) -> None:
     """Record episodes of a controller, to learn from them offline.
 
     Example: esper train record --controller random --episodes 64 --out runs/recorded
     """
-    from esper.cli.learn_runs import Recording, run_record
+    from rich.console import Console
 
-    folder = out or f"runs/recorded-{task}-{key}"
-    run_record(Recording(controller, task, episodes, steps, key, folder, overwrite))
+    from esper.api import record
+    from esper.observatory import PhaseProgress, say
+    from esper.simic.lessons import FILE
+
+    console, out = Console(), settings.out or f"runs/recorded-{settings.task}-{settings.key}"
+    with PhaseProgress(console) as bar:
+        episodes = record(**asdict(replace(settings, out=out)), progress=bar.show)
+    say(console, _in_words(episodes))
+    say(console, f"{out}/{FILE}", whole=True)
 
 
-@train_app.command("imitate")
-def imitate(
-    teacher: Annotated[
-        str,
-        typer.Option(
-            "--from", help="Whom to imitate: a controller, or the folder of a training run."
-        ),
-    ] = "heuristic",
-    task: Task = "digits",
-    episodes: Number = 64,
-    steps: Steps = None,
-    epochs: Annotated[int, typer.Option(min=1, help="Passes over the episodes.")] = 60,
-    key: Key = 0,
-    out: Annotated[
-        str | None, typer.Option(help="Folder for the policy. Default: runs/cloned-TASK-SEED.")
-    ] = None,
-    overwrite: Overwrite = False,
-) -> None:
+def imitate(settings: ImitateSettings) -> None:
     """Learn to do what a controller does: a start for PPO.
 
     The folder it leaves is that of a policy, with the episodes it was learnt from.
@@ -69,37 +75,50 @@ def imitate(
 
       esper train ppo --warm-start runs/cloned --out runs/warm
     """
-    from esper.cli.learn_runs import Recording, run_imitate
+    from rich.console import Console
 
-    folder = out or f"runs/cloned-{task}-{key}"
-    run_imitate(Recording(teacher, task, episodes, steps, key, folder, overwrite), epochs)
+    from esper.api import imitate
+    from esper.observatory import PhaseProgress, say
+
+    console, out = Console(), settings.out or f"runs/cloned-{settings.task}-{settings.key}"
+    given = asdict(replace(settings, out=out))
+    with PhaseProgress(console) as bar:
+        episodes, report = imitate(given.pop("controller"), **given, progress=bar.show)
+    say(console, _in_words(episodes))
+    say(console, _agreement_in_words(report))
+    say(console, f"policy   {out}", whole=True)
 
 
-@train_app.command("offline")
-def offline(
-    episodes: Annotated[
-        list[str],
-        typer.Option(help="Run with recorded episodes; may be given more than once."),
-    ],
-    task: Task = "digits",
-    expectile: Annotated[
-        float, typer.Option(help="0.5: as good as the recorder; towards 1: the best it did.")
-    ] = 0.9,
-    beta: Annotated[
-        float, typer.Option(help="How strongly to prefer what was better than usual.")
-    ] = 5.0,
-    key: Key = 0,
-    out: Annotated[
-        str | None, typer.Option(help="Folder for the policy. Default: runs/offline-TASK-SEED.")
-    ] = None,
-    overwrite: Overwrite = False,
-) -> None:
+def offline(settings: OfflineSettings) -> None:
     """Learn a policy from recorded episodes alone, by implicit Q-learning.
 
     Example: esper train offline --episodes runs/recorded --out runs/offline
     """
-    from esper.cli.learn_runs import run_offline
+    from rich.console import Console
 
-    run_offline(
-        episodes, task, expectile, beta, key, out or f"runs/offline-{task}-{key}", overwrite
+    from esper.api import learn_offline
+    from esper.observatory import PhaseProgress, say
+
+    console, out = Console(), settings.out or f"runs/offline-{settings.task}-{settings.key}"
+    given = asdict(replace(settings, out=out))
+    with PhaseProgress(console) as bar:
+        episodes, report = learn_offline(given.pop("episodes"), **given, progress=bar.show)
+    say(console, _in_words(episodes))
+    say(console, f"The weights leave {report.effective_share:.0%} of the steps in play.")
+    say(console, f"policy   {out}", whole=True)
+
+
+def _in_words(episodes: "Episodes") -> str:
+    return (
+        f"{len(episodes)} episodes, {int(episodes.lengths.sum())} steps, "
+        f"mean return {episodes.returns.mean():+.4f}."
+    )
+
+
+def _agreement_in_words(report: "CloningReport") -> str:
+    found = report.held_out
+    acting = "" if found.acting is None else f", {found.acting:.1%} where the teacher acts"
+    return (
+        f"Agreement with the teacher on {found.steps} held-out steps: {found.overall:.1%}{acting} "
+        f"(always waiting: {found.always_wait:.1%})."
     )

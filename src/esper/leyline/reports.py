@@ -1,6 +1,7 @@
 """Plain records that leave the training loop: one seed, one episode."""
 
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,18 @@ class SeedStateReport:
     is_healthy: bool
     shapley: float | None = None
     shapley_error: float | None = None
+
+    def worth(self) -> dict[str, Any]:
+        """What a summary says of a seed that was kept."""
+        return {
+            "blueprint": self.blueprint,
+            "module": self.module,
+            "slot_id": self.slot_id,
+            "params": self.params,
+            "contribution": self.counterfactual_contribution,
+            "shapley": self.shapley,
+            "shapley_error": self.shapley_error,
+        }
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.markup import escape
 from rich.table import Table
 
 from esper.leyline import ConfigError
 from esper.observatory.run_directory import OUTCOMES, SUMMARY, read_rows
+from esper.observatory.terminal import plain_table, shown
 
 AVERAGED = (
     "val_score", "params", "macs", "train_macs", "germinated", "fossilized", "culled", "rollbacks",
@@ -60,14 +62,16 @@ def _mean(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:
 def _test_score(run: Path) -> float | None:
     if not (run / SUMMARY).is_file():
         return None
-    arms = json.loads((run / SUMMARY).read_text(encoding="utf-8"))
+    try:
+        arms = json.loads((run / SUMMARY).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{run / SUMMARY} is damaged: {error}") from error
     return next((row["test_score"] for row in arms if row["arm"] == "grown"), None)
 
 
 def comparison_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    table.add_column("\nrun", overflow="fold")
-    for heading in (
+    table = plain_table(
+        "\nrun",
         "epi-\nsodes",
         "vali-\ndation",
         "last\ntenth",
@@ -75,26 +79,23 @@ def comparison_table(rows: Sequence[Mapping[str, Any]]) -> Table:
         "\nreturn",
         "\nparams",
         "train\n10^6",
-        "seeds/\nkept/culled",
+        "seeds/kept\n/culled",
         "roll\nback",
-    ):
-        table.add_column(heading, justify="right", no_wrap=True)
+        gap=1,
+    )
     for row in rows:
         counts = (row["germinated"], row["fossilized"], row["culled"])
+        work = row["train_macs"]
         table.add_row(
-            row["run"],
+            escape(row["run"]),
             str(row["episodes"]),
-            _shown(row["val_score"], ".1f"),
-            _shown(row["late_val_score"], ".1f"),
-            _shown(row["test_score"], ".1f"),
-            _shown(row["total_reward"], "+.3f"),
-            _shown(row["params"], ",.0f"),
-            _shown(row["train_macs"] / 1e6, ",.0f"),
-            "/".join(_shown(count, ".1f") for count in counts),
-            _shown(row["rollbacks"], ".1f"),
+            shown(row["val_score"], ".1f"),
+            shown(row["late_val_score"], ".1f"),
+            shown(row["test_score"], ".1f"),
+            shown(row["total_reward"], "+.3f"),
+            shown(row["params"], ",.0f"),
+            shown(None if work is None else work / 1e6, ",.0f"),
+            "/".join(shown(count, ".1f") for count in counts),
+            shown(row["rollbacks"], ".1f"),
         )
     return table
-
-
-def _shown(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)

@@ -1,18 +1,21 @@
-"""What an evaluation leaves behind: JSON, CSV and a picture, and two tables for the terminal.
+"""What an evaluation leaves behind: JSON, CSV and a picture, and three tables for the terminal.
 
 All of it is made from the evaluation's report as a plain dictionary.
 """
 
 import csv
 import json
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.markup import escape
 from rich.table import Table
 
 from esper.leyline import ConfigError
-from esper.observatory.picture import INK, QUIET, new_figure
+from esper.observatory.picture import INK, LONGEST_NAME, QUIET, in_lines, new_figure
+from esper.observatory.terminal import place, plain_table, shown
 
 REPORT, TRIALS, PLOT = "evaluation.json", "trials.csv", "evaluation.png"
 ARM, CONTROL, BETTER, WORSE = "#1f77b4", "#9a9a9a", "#238b45", "#cb181d"
@@ -39,6 +42,8 @@ def write_evaluation(folder: Path, report: Report) -> list[Path]:
     (folder / REPORT).write_text(text + "\n", encoding="utf-8")
     rates = {arm["arm"]: arm["learning_rate"] for arm in report["arms"]}
     rows = [{**trial, "learning_rate": rates[trial["arm"]]} for trial in report["trials"]]
+    for row in rows:
+        row.pop("seeds", None)  # a list fits into no cell; the JSON has it
     with (folder / TRIALS).open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
@@ -55,22 +60,21 @@ def arms_table(report: Report) -> Table:
     "train" is multiply-adds of the whole training, "seeds" how many were germinated, "rate" the
     learning rate.
     """
-    table = _plain_table()
-    table.add_column("\narm", no_wrap=True)
-    for heading in (
+    table = plain_table(
+        "\narm",
         "\ntest",
         "\nparams",
         "mult-\nadds",
         "train\n10^6",
         "CPU\ns",
-        "seeds/\nkept/culled",
+        "seeds/kept\n/culled",
         "roll\nback",
         "\nrate",
-    ):
-        table.add_column(heading, justify="right")
+        gap=1,
+    )
     for arm in report["arms"]:
         table.add_row(
-            arm["arm"],
+            escape(arm["arm"]),
             f"{arm['test_score']:.2f}",
             f"{arm['params']:,.0f}",
             f"{arm['macs']:,.0f}",
@@ -85,13 +89,11 @@ def arms_table(report: Report) -> Table:
 
 def comparisons_table(report: Report) -> Table:
     """One line per comparison: the mean paired difference and how sure it is."""
-    table = _plain_table()
-    table.add_column(f"difference of test {report['score']}")
-    for heading in ("mean", "95 % interval", "p (Holm)"):
-        table.add_column(heading, justify="right")
+    heading = escape(f"difference of test {report['score']}")
+    table = plain_table(heading, "mean", "95 % interval", "p (Holm)")
     for row in report["comparisons"]:
         table.add_row(
-            f"{row['arm']} - {row['versus']}",
+            escape(f"{row['arm']} - {row['versus']}"),
             f"{row['mean']:+.2f}",
             "-" if row["low"] is None else f"{row['low']:+.2f} … {row['high']:+.2f}",
             _p(row["p_holm"]),
@@ -99,16 +101,45 @@ def comparisons_table(report: Report) -> Table:
     return table
 
 
+def seeds_worth_table(report: Report) -> Table | None:
+    """One line per arm, blueprint and module: on how many keys it was kept, what it is worth.
+
+    Means over the keys that kept it, in points of the validation score; None if no trial tells.
+    """
+    lives: dict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
+    for trial in report["trials"]:
+        for seed in trial.get("seeds") or ():
+            lives[trial["arm"], f"{seed['blueprint']} in {place(seed)}"].append(seed)
+    if not lives:
+        return None
+    table = plain_table("arm", "kept seed", "on keys", "lost without it", "Shapley value")
+    table.columns[1].justify = "left"
+    order = [arm["arm"] for arm in report["arms"]]
+    for (arm, name), seeds in sorted(lives.items(), key=lambda life: order.index(life[0][0])):
+        table.add_row(
+            escape(arm),
+            escape(name),
+            f"{len(seeds)}/{len(report['keys'])}",
+            shown(_mean(seeds, "contribution"), "+.2f"),
+            shown(_mean(seeds, "shapley"), "+.2f"),
+        )
+    table.caption = f"points of validation {report['score']} that a seed is worth"
+    table.caption_justify = "left"
+    return table
+
+
+def _mean(seeds: Sequence[Mapping[str, Any]], name: str) -> float | None:
+    values = [seed[name] for seed in seeds if seed.get(name) is not None]
+    return sum(values) / len(values) if values else None
+
+
 def _short(count: float) -> str:
     return f"{count:.1f}" if count < 9.95 else f"{count:.0f}"
 
 
-def _plain_table() -> Table:
-    return Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-
-
 def _name(arm: Mapping[str, Any]) -> str:
-    return arm["arm"] if arm["width"] is None else f"{arm['arm']} (width {arm['width']})"
+    width = "" if arm["width"] is None else f" (width {arm['width']})"
+    return in_lines(arm["arm"] + width, LONGEST_NAME)
 
 
 def _p(value: float | None) -> str:
@@ -184,7 +215,7 @@ def _draw_differences(axes: Any, comparisons: Sequence[Mapping[str, Any]], score
             label, (1.01, height), xycoords=("axes fraction", "data"), va="center", fontsize=8,
             color=colour,
         )  # fmt: skip
-    names = [f"{row['arm']} - {row['versus']}" for row in comparisons]
+    names = [in_lines(f"{row['arm']} - {row['versus']}", 2 * LONGEST_NAME) for row in comparisons]
     axes.set_yticks(list(lines), names, fontsize=9)
     axes.set_ylim(-0.6, len(comparisons) - 0.4)
     axes.set_title(

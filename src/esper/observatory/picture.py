@@ -1,11 +1,15 @@
-"""A picture of a run's growth: the score over time, and every slot's stages under it."""
+"""A picture of a run's growth: the score over time, and the stages in every slot under it."""
 
+import re
+import textwrap
 from importlib.util import find_spec
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from esper.leyline import ConfigError
 from esper.observatory.run_directory import METRICS, PICTURE, read_rows
+from esper.observatory.terminal import modules_of
 
 STAGE_COLOURS = {
     "GERMINATED": "#9ecae1",
@@ -18,6 +22,8 @@ STAGE_COLOURS = {
     "RESETTING": "#d9d9d9",
 }
 INK, QUIET = "#222222", "#8a8a8a"
+WIDTH = 8.0  # of the picture, in inches
+LONGEST_NAME, LONGEST_TITLE = 32, 100  # characters in a line
 
 
 def require_matplotlib() -> None:
@@ -48,30 +54,45 @@ def draw_growth(run: Path, title: str, compare_with: dict[str, Path] | None = No
     rows = _steps(run)
     if not rows:
         raise ConfigError(f"{run} holds no steps yet; there is nothing to draw")
-    slots = [key.removesuffix(".stage") for key in rows[0] if key.endswith(".stage")]
-    figure = new_figure(8, 3.6 + 0.42 * len(slots))
+    modules = modules_of(rows[0])
+    figure = new_figure(WIDTH, 3.6 + 0.42 * len(modules))
+    figure.suptitle(in_lines(title, LONGEST_TITLE), x=0.01, ha="left", fontsize=11)
     curve, lanes = figure.subplots(
-        2, 1, sharex=True, gridspec_kw={"height_ratios": [3.0, 0.45 * len(slots) + 0.3]}
+        2, 1, sharex=True, gridspec_kw={"height_ratios": [3.0, 0.45 * len(modules) + 0.3]}
     )
     for (label, other), line in zip((compare_with or {}).items(), (":", "--"), strict=False):
         _curve(curve, _steps(other), label, color=QUIET, linewidth=1.2, linestyle=line)
     _curve(curve, rows, "grown", color=INK, linewidth=1.8)
     _zoom(curve, rows)
-    curve.set_title(title, loc="left", fontsize=11)
     curve.set_ylabel("validation score")
     curve.legend(frameon=False, fontsize=8, loc="lower right")
-    for lane, slot in enumerate(slots):
-        _lane(lanes, rows, slot, len(slots) - 1 - lane)
-    lanes.set_yticks(range(len(slots)), reversed(slots), fontsize=9)
-    lanes.set_ylim(-0.5, len(slots) - 0.5)
     lanes.set_xlim(-0.5, rows[-1]["step"] + 0.5)
+    for lane, module in enumerate(reversed(modules)):
+        _lane(lanes, rows, module, lane)
+    names = [in_lines(module, LONGEST_NAME) for module in reversed(modules)]
+    lanes.set_yticks(range(len(modules)), names, fontsize=7.5 if "\n" in "".join(names) else 9)
+    lanes.set_ylim(-0.5, len(modules) - 0.5)
     lanes.set_xlabel("epoch")
-    _stage_legend(figure, rows, slots)
+    _stage_legend(figure, rows, modules)
     for axes in (curve, lanes):
         axes.spines[["top", "right"]].set_visible(False)
     target = run / PICTURE
     figure.savefig(target)
     return target
+
+
+def in_lines(name: str, longest: int) -> str:
+    """A user's name as a label: broken where it is long, after dots and slashes if it has any.
+
+    A dollar sign is itself, and does not begin a formula.
+    """
+    lines = [""]
+    for part in re.findall(r"[^./ ]*[./ ]?", name):
+        for piece in textwrap.wrap(part, longest, drop_whitespace=False):
+            if len(lines[-1]) + len(piece) > longest:
+                lines.append("")
+            lines[-1] += piece
+    return "\n".join(lines).replace("$", r"\$")
 
 
 def _steps(run: Path) -> list[dict[str, Any]]:
@@ -90,24 +111,38 @@ def _zoom(axes: Any, rows: list[dict[str, Any]]) -> None:
         axes.set_ylim(bottom=min(later) - 0.1 * (max(later) - min(later)))
 
 
-def _lane(axes: Any, rows: list[dict[str, Any]], slot: str, height: int) -> None:
-    """Coloured blocks for the stages of one slot, with the blueprint's name where a life begins."""
-    previous = None
-    for row in rows:
-        stage, blueprint = row[f"{slot}.stage"], row[f"{slot}.blueprint"]
+def _lane(axes: Any, rows: list[dict[str, Any]], module: str, height: int) -> None:
+    """Coloured blocks for the stages in one module, and the blueprint's name where a life begins.
+
+    A name that has no room beside the one before it is left out.
+    """
+    for stage, block in _blocks(rows, f"{module}.stage"):
         if stage in STAGE_COLOURS:
-            axes.barh(height, 1.0, left=row["step"] - 0.5, height=0.6, color=STAGE_COLOURS[stage])
-        if blueprint and blueprint != previous:
+            axes.broken_barh([block], (height - 0.3, 0.6), color=STAGE_COLOURS[stage], linewidth=0)
+    left, right = axes.get_xlim()
+    per_letter, free = (right - left) * 0.065 / (0.8 * WIDTH), left
+    for blueprint, (begin, _) in _blocks(rows, f"{module}.blueprint"):
+        if blueprint and begin >= free:
             axes.text(
-                row["step"] - 0.3, height, blueprint, va="center", fontsize=7.5, color=INK, zorder=3
-            )
-        previous = blueprint
+                begin + 0.2, height, blueprint, va="center", fontsize=7.5, color=INK, zorder=3,
+                clip_on=True,
+            )  # fmt: skip
+            free = begin + per_letter * (len(blueprint) + 1)
 
 
-def _stage_legend(figure: Any, rows: list[dict[str, Any]], slots: list[str]) -> None:
+def _blocks(rows: list[dict[str, Any]], column: str) -> list[tuple[Any, tuple[float, int]]]:
+    """(value, (where it begins, how many steps it lasts)) for every run of equal values."""
+    blocks = []
+    for value, group in groupby(rows, key=lambda row: row[column]):
+        own = list(group)
+        blocks.append((value, (own[0]["step"] - 0.5, len(own))))
+    return blocks
+
+
+def _stage_legend(figure: Any, rows: list[dict[str, Any]], modules: list[str]) -> None:
     from matplotlib.patches import Patch
 
-    seen = {row[f"{slot}.stage"] for row in rows for slot in slots}
+    seen = {row[f"{module}.stage"] for row in rows for module in modules}
     patches = [
         Patch(color=colour, label=stage.lower())
         for stage, colour in STAGE_COLOURS.items()

@@ -1,15 +1,10 @@
-"""The run directory: what training writes and every view reads, live or afterwards.
+"""The run directory: what training writes and every view reads, live or afterwards."""
 
-config.toml      the settings of the run
-events.jsonl     what happened, one typed event per line
-metrics.jsonl    one flat row per environment step
-outcomes.jsonl   one row per episode
-actions.txt      the actions of environment 0, as a script that repeats the run
-summary.json     the comparison that a finished run ends with
-"""
-
+import fcntl
 import json
 import math
+import os
+import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -18,65 +13,206 @@ from typing import IO, Any
 from esper.leyline import ConfigError, EpisodeOutcome
 from esper.leyline.events import Event
 
-EVENTS, METRICS, OUTCOMES = "events.jsonl", "metrics.jsonl", "outcomes.jsonl"
-ACTIONS, CONFIG, SUMMARY, PICTURE = "actions.txt", "config.toml", "summary.json", "growth.png"
-_OWN = (EVENTS, METRICS, OUTCOMES, ACTIONS, CONFIG, SUMMARY, PICTURE)
+CONFIG = "config.toml"  # the settings of the run
+EVENTS = "events.jsonl"  # what happened, one typed event per line
+METRICS = "metrics.jsonl"  # one flat row per environment step, and one per round
+OUTCOMES = "outcomes.jsonl"  # one row per episode
+ACTIONS = "actions.txt"  # the actions of a run of one episode, as a script that repeats it
+TIMINGS = "timings.jsonl"  # seconds per round: all that differs between runs of the same key
+SUMMARY = "summary.json"  # the comparison that `esper grow` ends with
+PICTURE = "growth.png"  # the growth, drawn
+MODEL = "model.pt2"  # the grown network, as a torch.export program
+ARMS = "arms"  # a folder: run directories of what the grown network is compared with
+CHECKPOINTS = "checkpoints"  # a folder: written by the training itself
+LOCK = ".lock"  # locked, not merely there, while a process writes to the run
+
+# What makes a folder a run, and goes when another run takes its place.
+OWN = (
+    *(CONFIG, EVENTS, METRICS, OUTCOMES, ACTIONS, TIMINGS, SUMMARY, PICTURE, MODEL),
+    *(ARMS, CHECKPOINTS),
+)
+# Cut back to a checkpoint when a run goes on from it.
+HISTORY = (EVENTS, METRICS, OUTCOMES)
+
+SCRIPT_HEADING = "# step  op  module  blueprint  blend"
 
 
 class RunDirectory:
-    """A recorder that writes to a folder, one flushed line at a time.
+    """A `RoundRecorder` that writes to a folder, one line at a time.
 
-    Raises ConfigError if the folder already holds a run and `overwrite` is False, or cannot be
-    written. Use it as a context manager, or call `close`.
+    Nobody else can open the folder until this one is closed or its process has ended. To open
+    it changes nothing in the run: `begin` or `go_on` comes next, and `create` opens and begins.
+    Raises ConfigError, in a sentence, if another one is open, or when the disk does not take a
+    line. Use it as a context manager, or call `close`.
     """
 
-    def __init__(self, path: Path, config: Mapping[str, Any], *, overwrite: bool = False) -> None:
-        self.path = path
-        if not overwrite and any((path / name).exists() for name in _OWN):
+    def __init__(self, path: Path, *, script: bool = False) -> None:
+        """With `script` the actions of environment 0 are written to actions.txt as well."""
+        self.path, self.script = path, script
+        self._round: dict[str, int] = {}
+        self._files: dict[str, IO[bytes]] = {}
+        self._lock = _lock(path)
+
+    @staticmethod
+    def create(
+        path: Path, config: Mapping[str, Any], *, overwrite: bool = False, script: bool = False
+    ) -> "RunDirectory":
+        """Raises ConfigError if the folder already holds a run, or cannot be written."""
+        if not overwrite and any((path / name).exists() for name in OWN):
+            resume = (
+                f", or go on with it (--resume {path})" if (path / CHECKPOINTS).exists() else ""
+            )
             raise ConfigError(
-                f"{path} already holds a run; choose another folder or overwrite it (--overwrite)"
+                f"{path} already holds a run; choose another folder, or overwrite it "
+                f"(--overwrite){resume}"
             )
         try:
             path.mkdir(parents=True, exist_ok=True)
-            for name in _OWN:
-                (path / name).unlink(missing_ok=True)
-            (path / CONFIG).write_text(to_toml(config), encoding="utf-8")
-            self._files = {
-                name: (path / name).open("w", encoding="utf-8")
-                for name in (EVENTS, METRICS, OUTCOMES, ACTIONS)
-            }
         except OSError as error:
             raise ConfigError(f"cannot write to {path}: {error.strerror}") from error
+        record = RunDirectory(path, script=script)
+        try:
+            record.begin(config)
+        except ConfigError:
+            record.close()
+            raise
+        return record
+
+    def begin(self, config: Mapping[str, Any]) -> None:
+        """An empty record in the place of whatever was told before."""
+        try:
+            for name in OWN:
+                _remove(self.path / name)
+            _replace_text(self.path / CONFIG, to_toml(config))
+            self._open_history()
+            if self.script:
+                self._append(ACTIONS, SCRIPT_HEADING)
+        except OSError as error:
+            raise ConfigError(f"cannot write to {self.path}: {error.strerror}") from error
+
+    def go_on(self, config: Mapping[str, Any], sizes: Mapping[str, int], next_round: int) -> None:
+        """Forget all that was told after the checkpoint with these sizes was made."""
+        path = self.path
+        for name in HISTORY:
+            length = (path / name).stat().st_size if (path / name).is_file() else 0
+            if name not in sizes or length < sizes[name]:
+                raise ConfigError(
+                    f"{path / name} is shorter than when the checkpoint was made; "
+                    "the record of this run is incomplete, so it cannot go on"
+                )
+            os.truncate(path / name, sizes[name])
+        if (path / TIMINGS).is_file():
+            kept = [row for row in read_rows(path / TIMINGS) if row["round"] < next_round]
+            text = "".join(json.dumps(row) + "\n" for row in kept)
+            _replace_text(path / TIMINGS, text)
+        _replace_text(path / CONFIG, to_toml(config))
+        self._open_history()
+
+    def begin_round(self, number: int) -> None:
+        self._round = {"round": number}
 
     def event(self, event: Event) -> None:
         self._write(EVENTS, {"event": type(event).__name__, **asdict(event)})
 
     def metrics(self, row: Mapping[str, Any]) -> None:
         self._write(METRICS, row)
-        if row.get("env") == 0 and row.get("op", "WAIT") != "WAIT":
-            words = [row["step"], row["op"], row["slot"], row["blueprint"], row["blend"]]
-            self._line(ACTIONS, "  ".join(str(word) for word in words if word is not None))
+        if self.script and row.get("env") == 0 and acts(row):
+            self._append(ACTIONS, script_line(row))
 
     def outcome(self, outcome: EpisodeOutcome) -> None:
         self._write(OUTCOMES, asdict(outcome))
 
-    def _write(self, name: str, row: Mapping[str, Any]) -> None:
-        self._line(name, json.dumps(row, allow_nan=False))
+    def timing(self, row: Mapping[str, Any]) -> None:
+        self._write(TIMINGS, row)
 
-    def _line(self, name: str, text: str) -> None:
-        file: IO[str] = self._files[name]
-        file.write(text + "\n")
-        file.flush()
+    def sync(self) -> dict[str, int]:
+        """Lengths of the history files in bytes, once they are safely on disk."""
+        for name in HISTORY:
+            os.fsync(self._files[name].fileno())
+        return {name: os.fstat(self._files[name].fileno()).st_size for name in HISTORY}
 
     def close(self) -> None:
         for file in self._files.values():
             file.close()
+        self._lock.close()
 
     def __enter__(self) -> "RunDirectory":
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+    def _open_history(self) -> None:
+        for name in HISTORY:
+            self._open(name)
+
+    def _open(self, name: str) -> IO[bytes]:
+        # Without a buffer: a row is on its way, or it has failed, before the next thing happens.
+        if name not in self._files:
+            self._files[name] = (self.path / name).open("ab", buffering=0)
+        return self._files[name]
+
+    def _write(self, name: str, row: Mapping[str, Any]) -> None:
+        self._append(name, json.dumps({**self._round, **row}, allow_nan=False))
+
+    def _append(self, name: str, text: str) -> None:
+        line = memoryview((text + "\n").encode())
+        try:
+            while line:
+                line = line[self._open(name).write(line) :]
+        except OSError as error:
+            raise _unwritten(self.path, name, error) from error
+
+
+def _lock(path: Path) -> IO[bytes]:
+    """A lock on the folder until the file is closed, which the kernel does for a killed process.
+
+    The file itself stays: whoever removed it would take it from under another's lock.
+    """
+    try:
+        file = (path / LOCK).open("ab")
+    except OSError as error:
+        raise ConfigError(f"cannot write to {path}: {error.strerror}") from error
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        file.close()
+        if isinstance(error, BlockingIOError):
+            raise ConfigError(
+                f"{path} is in use by another run; wait until it ends, or stop it, first"
+            ) from error
+        raise ConfigError(f"cannot lock {path / LOCK}: {error.strerror}") from error
+    return file
+
+
+def _remove(path: Path) -> None:
+    if path.name in (ARMS, CHECKPOINTS) and path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _replace_text(path: Path, text: str) -> None:
+    """Whoever looks, or kills us, finds the old file or the new one, never a part."""
+    unfinished = path.with_name(f"{path.name}.unfinished")
+    unfinished.write_text(text, encoding="utf-8")
+    os.replace(unfinished, path)
+
+
+def _unwritten(run: Path, name: str, error: OSError) -> ConfigError:
+    cure = (
+        f"the checkpoints are intact, so make room and go on with --resume {run}"
+        if (run / CHECKPOINTS).is_dir()
+        else "the record ends there; make room and start again with --overwrite"
+    )
+    return ConfigError(f"{run / name} could not be written: {error.strerror}; {cure}")
+
+
+def write_summary(run: Path, rows: list[dict[str, Any]]) -> None:
+    try:
+        _replace_text(run / SUMMARY, json.dumps(rows, indent=2, allow_nan=False) + "\n")
+    except OSError as error:
+        raise _unwritten(run, SUMMARY, error) from error
 
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
@@ -87,9 +223,22 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
                 yield json.loads(line)
 
 
-def write_summary(folder: Path, rows: list[dict[str, Any]]) -> None:
-    text = json.dumps(rows, indent=2, allow_nan=False)
-    (folder / SUMMARY).write_text(text + "\n", encoding="utf-8")
+def acts(row: Mapping[str, Any]) -> bool:
+    """Whether a row of metrics is of a step that did more than wait."""
+    return row["kind"] == "step" and row["op"] != "WAIT"
+
+
+def script_line(row: Mapping[str, Any]) -> str:
+    """The action of a step as a line of a script for the controller `scripted:FILE`."""
+    words = [row["step"], row["op"], row["slot"], row["blueprint"], row["blend"]]
+    return "  ".join(str(word) for word in words if word is not None)
+
+
+def episode_script(run: Path, round_: int, env: int) -> str:
+    """The actions of one episode of a run of many rounds, as a script."""
+    rows = (row for row in read_rows(run / METRICS) if row["round"] == round_)
+    lines = [script_line(row) for row in rows if row.get("env") == env and acts(row)]
+    return "\n".join([SCRIPT_HEADING, *lines]) + "\n"
 
 
 def to_toml(config: Mapping[str, Any]) -> str:

@@ -1,14 +1,14 @@
-"""What a run shows on the terminal: a live progress bar, and a table at the end."""
+"""What a run shows on the terminal: a live progress bar, and tables at the end."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
-from esper.leyline import EpisodeOutcome
-from esper.leyline.events import Event
+from esper.leyline import NullRecorder
 
 _COLOURS = {
     "GERMINATED": "cyan",
@@ -18,12 +18,17 @@ _COLOURS = {
 }
 
 
-class StepProgress:
-    """A recorder that shows the steps of one run as a progress bar."""
+def say(console: Console, text: str, *, whole: bool = False) -> None:
+    """Print text as it is, brackets included; a `whole` line is not broken, so it can be copied."""
+    console.print(text, markup=False, highlight=False, soft_wrap=whole)
+
+
+class StepProgress(NullRecorder):
+    """A progress bar over the steps of one run: a recorder that shows the metrics it is told."""
 
     def __init__(self, console: Console, label: str, steps: int) -> None:
         self.progress = Progress(
-            TextColumn("{task.description}", justify="left"),
+            TextColumn("{task.description}", justify="left", markup=False),
             BarColumn(bar_width=16),
             MofNCompleteColumn(),
             TextColumn("{task.fields[score]}"),
@@ -42,12 +47,6 @@ class StepProgress:
     def __exit__(self, *exception: object) -> None:
         self.progress.stop()
 
-    def event(self, event: Event) -> None:
-        pass
-
-    def outcome(self, outcome: EpisodeOutcome) -> None:
-        pass
-
     def metrics(self, row: Mapping[str, Any]) -> None:
         score = row["val_score"]
         self.progress.update(
@@ -63,7 +62,7 @@ class PhaseProgress:
 
     def __init__(self, console: Console) -> None:
         self.progress = Progress(
-            TextColumn("{task.description:<34}"),
+            TextColumn("{task.description:<34}", markup=False),
             BarColumn(bar_width=20),
             MofNCompleteColumn(),
             TimeRemainingColumn(compact=True),
@@ -83,29 +82,73 @@ class PhaseProgress:
         self.progress.update(self.bar, description=phase, completed=done, total=total)
 
 
+def modules_of(row: Mapping[str, Any]) -> list[str]:
+    """The modules that have a slot, from the columns of a row of metrics, in their order."""
+    return [column.removesuffix(".stage") for column in row if column.endswith(".stage")]
+
+
 def _seeds(row: Mapping[str, Any]) -> str:
-    """'2 kept, mlp blending': fossils are counted, seeds on their way are named."""
-    stages = {key.removesuffix(".stage"): row[key] for key in row if key.endswith(".stage")}
+    """'2 kept, mlp blending in layer1': fossils are counted, seeds on their way are named."""
+    stages = {module: row[f"{module}.stage"] for module in modules_of(row)}
     kept = sum(stage == "FOSSILIZED" for stage in stages.values())
     words = [f"[green]{kept} kept[/]"] if kept else []
-    for slot, stage in stages.items():
+    for module, stage in stages.items():
         if stage in _COLOURS:
-            words.append(f"[{_COLOURS[stage]}]{row[f'{slot}.blueprint']} {stage.lower()}[/]")
+            seed = escape(f"{row[f'{module}.blueprint']} {stage.lower()} in {module}")
+            words.append(f"[{_COLOURS[stage]}]{seed}[/]")
     return ", ".join(words)
+
+
+def plain_table(*headings: str, gap: int = 2) -> Table:
+    """A table without lines: words on the left under the first heading, then numbers.
+
+    What goes into its cells is read as markup: `escape` what a user has named.
+    """
+    table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold")
+    table.add_column(headings[0], overflow="fold")
+    for heading in headings[1:]:
+        table.add_column(escape(heading), justify="right", no_wrap=True)
+    return table
+
+
+def shown(value: float | None, form: str) -> str:
+    """A number in the given format; '-' for what was not measured."""
+    return "-" if value is None else format(value, form)
 
 
 def summary_table(rows: Sequence[Mapping[str, Any]], score: str) -> Table:
     """One line per arm: score on test data, and what the network costs."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("")
-    for heading in (f"test {score}", "parameters", "multiply-adds"):
-        table.add_column(heading, justify="right")
+    table = plain_table("", f"test {score}", "parameters", "multiply-adds")
     for row in rows:
-        value = row["test_score"]
         table.add_row(
-            row["arm"],
-            "-" if value is None else f"{value:.1f}",
-            f"{row['params']:,}",
-            f"{row['macs']:,}",
+            escape(row["arm"]),
+            shown(row["test_score"], ".1f"),
+            shown(row["params"], ",d"),
+            shown(row["macs"], ",d"),
         )
+    return table
+
+
+def place(seed: Mapping[str, Any]) -> str:
+    """Where a seed is: the user's name of the module, and the slot."""
+    return f"{seed['module']} ({seed['slot_id']})"
+
+
+def seeds_table(seeds: Sequence[Mapping[str, Any]], score: str) -> Table:
+    """One line per kept seed: what it is, where, its size, and what it is worth, in points.
+
+    Worth is measured twice on validation data: by leaving out this seed alone, and as its Shapley
+    value, its share of what all seeds gain together (± the standard error, if it was sampled).
+    """
+    table = plain_table("kept seed", "parameters", "lost without it", "Shapley value")
+    for seed in seeds:
+        error = seed.get("shapley_error")
+        table.add_row(
+            escape(f"{seed['blueprint']} in {place(seed)}"),
+            shown(seed.get("params"), ",d"),
+            shown(seed.get("contribution"), "+.2f"),
+            shown(seed.get("shapley"), "+.2f") + ("" if error is None else f" ± {error:.2f}"),
+        )
+    table.caption = f"points of validation {score} that a seed is worth"
+    table.caption_justify = "left"
     return table

@@ -7,7 +7,6 @@ the test part read, once for each network.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from statistics import fmean
 from typing import Any
 
 from esper.leyline import ConfigError
@@ -79,9 +78,8 @@ class Trial:
     """One arm on one key. Scores in the task's unit; costs are multiply-adds.
 
     `train_macs` is the whole training: rejected seeds, validation and counterfactuals included.
-    `kept` names the seeds of the network that was tested, `shapley` says what each is worth (in the
-    unit of the validation score; None if that was not asked), `attribution_macs` what it cost to
-    find out.
+    `kept` names the seeds of the network that was tested, `seeds` says what each is worth (in the
+    unit of the validation score), `attribution_macs` what it cost to find that out.
     """
 
     arm: str
@@ -99,7 +97,7 @@ class Trial:
     rollbacks: int
     attribution_macs: int
     kept: str
-    shapley: tuple[float | None, ...]
+    seeds: tuple[dict[str, Any], ...]
 
 
 @dataclass(frozen=True)
@@ -223,7 +221,7 @@ def _trial(task: Task, data: DataSplits, arm: str, run: Trained) -> Trial:
         rollbacks=outcome.rollbacks,
         attribution_macs=outcome.attribution_macs,
         kept=" ".join(f"{seed.blueprint}@{seed.module}" for seed in outcome.seeds),
-        shapley=tuple(seed.shapley for seed in outcome.seeds),
+        seeds=tuple(seed.worth() for seed in outcome.seeds),
     )
 
 
@@ -246,18 +244,7 @@ def _summary(arm: Arm, trials: Sequence[Trial]) -> dict[str, Any]:
         "learning_rate": arm.learning_rate,
         "width": arm.width,
         **means,
-        "shapley": _mean_shapley(own),
     }
-
-
-def _mean_shapley(trials: Sequence[Trial]) -> dict[str, float]:
-    """What each kind of seed is worth where it was kept, by blueprint@module."""
-    worth: dict[str, list[float]] = {}
-    for trial in trials:
-        for name, value in zip(trial.kept.split(), trial.shapley, strict=True):
-            if value is not None:
-                worth.setdefault(name, []).append(value)
-    return {name: fmean(values) for name, values in sorted(worth.items())}
 
 
 def _compare(

@@ -13,7 +13,7 @@ import pytest
 import esper.simic.training as training
 from esper.api.training import resume_ppo
 from esper.leyline import ConfigError
-from esper.observatory.training_directory import TrainingDirectory
+from esper.observatory import RunDirectory
 from esper.simic.training import checkpoint
 from esper.simic.training.checkpoint import (
     CheckpointWriteError,
@@ -137,14 +137,14 @@ def test_a_full_disk_while_rows_are_written_is_one_sentence_and_the_run_goes_on_
         if step == 3:
             records[0]._files["metrics.jsonl"] = Path("/dev/full").open("ab", buffering=0)  # noqa: SIM115
 
-    records, make = [], TrainingDirectory.__init__
+    records, make = [], RunDirectory.__init__
 
-    def remember(self, path) -> None:
-        make(self, path)
+    def remember(self, path, **options) -> None:
+        make(self, path, **options)
         records.append(self)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TrainingDirectory, "__init__", remember)
+        patch.setattr(RunDirectory, "__init__", remember)
         with pytest.raises(ConfigError, match=r"metrics\.jsonl could not be written: No space"):
             tiny_run(tmp_path / "cut", rounds=2, hooks=Hooks(on_step=fill))
     resume_ppo(tmp_path / "cut", task=tiny_task())

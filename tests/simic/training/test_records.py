@@ -10,7 +10,7 @@ import pytest
 from esper.api.training import train_ppo
 from esper.growth import LifecycleRules, default_catalogue
 from esper.leyline import History
-from esper.observatory.training_directory import episode_script
+from esper.observatory.run_directory import episode_script
 from esper.simic.telemetry import lstm_health, resident_mb
 from esper.simic.training.clock import PHASES
 from esper.tamiyo import ScriptedController

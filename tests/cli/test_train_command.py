@@ -12,7 +12,7 @@ from rich.console import Console
 
 from command_support import esper_here, start_esper
 from esper.api import resume_ppo
-from esper.cli.train_ppo_command import Interrupts, LeaveRoundError
+from esper.cli.train_command import Interrupts, LeaveRoundError
 from esper.simic.training.loop import Hooks
 from training_support import rows, same_run, tiny_run, tiny_task
 
@@ -83,6 +83,7 @@ def test_the_second_ctrl_c_leaves_the_round_which_is_played_again(tmp_path):
         (["--learning-rate", "-1"], "learning_rate must be positive"),
         (["--resume", "nowhere"], "nowhere is not the folder of a training run"),
         (["--resume", "nowhere", "--envs", "3"], "leave out envs"),
+        (["--resume", "nowhere", "--gamma", "0.9", "--out", "x"], "leave out ppo.gamma, out"),
         (["--task", "nothing"], "no task 'nothing'"),
         (["--config", "bad.toml"], "did you mean rounds?"),
         (["--devices", "cpu,cuda:99"], "no device 'cuda:99'; torch finds cpu"),

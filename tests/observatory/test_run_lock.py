@@ -10,16 +10,16 @@ import esper
 from command_support import esper_here
 from esper.api.training import resume_ppo
 from esper.leyline import ConfigError
+from esper.observatory import RunDirectory
 from esper.observatory.comparison import compare_runs
-from esper.observatory.training_directory import TrainingDirectory
 from esper.simic.training.loop import Hooks
 from training_support import same_run, tiny_run, tiny_task
 
 HOLDER = """
 import sys, time
 from pathlib import Path
-from esper.observatory.training_directory import TrainingDirectory
-record = TrainingDirectory(Path(sys.argv[1]))
+from esper.observatory import RunDirectory
+record = RunDirectory(Path(sys.argv[1]))
 print("held", flush=True)
 time.sleep(600)
 """
@@ -43,9 +43,9 @@ def test_a_run_that_is_going_on_cannot_be_resumed_or_overwritten_and_goes_on_exa
             before = contents(tmp_path / "run")
             for attempt in (
                 lambda: resume_ppo(tmp_path / "run", task=tiny_task()),
-                lambda: TrainingDirectory.create(tmp_path / "run", {}, overwrite=True),
+                lambda: RunDirectory.create(tmp_path / "run", {}, overwrite=True),
             ):
-                with pytest.raises(ConfigError, match="run is in use by another training"):
+                with pytest.raises(ConfigError, match="run is in use by another run"):
                     attempt()
                 refusals.append(attempt)
             assert contents(tmp_path / "run") == before
@@ -70,17 +70,17 @@ def test_a_killed_process_leaves_the_run_free(run):
 
 @pytest.mark.parametrize("words", [["--resume"], ["--overwrite", "--envs", "1", "--out"]])
 def test_the_command_is_refused_in_one_sentence(run, words, monkeypatch, capsys):
-    with TrainingDirectory(run):
+    with RunDirectory(run):
         before = contents(run)
         assert esper_here(monkeypatch, "train", "ppo", *words, str(run)) == 2
         assert contents(run) == before
     assert capsys.readouterr().err == (
-        f"esper: {run} is in use by another training; wait until it ends, or stop it, first\n"
+        f"esper: {run} is in use by another run; wait until it ends, or stop it, first\n"
     )
 
 
 def test_readers_do_not_wait(run):
-    with TrainingDirectory(run):
+    with RunDirectory(run):
         assert esper.load_policy(run).name == str(run)
         assert compare_runs([run])[0]["episodes"] == 4
 
@@ -90,11 +90,40 @@ def test_a_refused_start_gives_the_lock_back(tmp_path):
     kept = []
     for _ in range(2):
         with pytest.raises(ConfigError, match="cannot write to") as refusal:
-            TrainingDirectory.create(tmp_path / "run", {}, overwrite=True)
+            RunDirectory.create(tmp_path / "run", {}, overwrite=True)
         kept.append(refusal)  # with all that its frames hold
 
 
 def test_a_folder_that_cannot_be_locked_is_one_sentence(tmp_path):
     (tmp_path / ".lock").mkdir()
     with pytest.raises(ConfigError, match="cannot write to"):
-        TrainingDirectory(tmp_path)
+        RunDirectory(tmp_path)
+
+
+GROW = ("grow", "--steps", "1", "--overwrite", "--out")
+
+
+def test_grow_does_not_take_a_folder_that_is_in_use(run, monkeypatch, capsys):
+    with RunDirectory(run):
+        before = contents(run)
+        assert esper_here(monkeypatch, *GROW, str(run)) == 2
+        assert contents(run) == before
+    assert capsys.readouterr().err == (
+        f"esper: {run} is in use by another run; wait until it ends, or stop it, first\n"
+    )
+
+
+def test_grow_holds_its_folder_until_the_comparison_is_over(tmp_path, monkeypatch):
+    run, refused = tmp_path / "run", []
+
+    def intrude(self, outcome) -> None:
+        with pytest.raises(ConfigError, match="in use by another run"):
+            RunDirectory.create(run, {}, overwrite=True)
+        refused.append(self.path.name)
+        tell(self, outcome)
+
+    tell = RunDirectory.outcome
+    monkeypatch.setattr(RunDirectory, "outcome", intrude)
+    assert esper_here(monkeypatch, *GROW, str(run)) == 0
+    assert refused == ["run", "host-alone"]
+    RunDirectory.create(run, {}, overwrite=True).close()

@@ -1,0 +1,44 @@
+"""A command is a function of one dataclass: every field with `option` is a flag of the command."""
+
+from collections.abc import Callable
+from dataclasses import MISSING, field, fields
+from inspect import Parameter, Signature, signature
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+
+def option(
+    default: Any, help: str, *, flag: str | None = None, min: int | None = None, **notes: Any
+) -> Any:
+    """A field that is an option: its name and type are the field's, `...` for one that must be
+    given. `notes` stay in the field's metadata."""
+    info = typer.Option(*([flag] if flag else []), min=min, help=help)
+    return field(default=MISSING if default is ... else default, metadata={"option": info, **notes})
+
+
+def add_command(app: typer.Typer, run: Callable[[Any], None]) -> None:
+    """Register `run`, which takes a dataclass of options, by its name; its docstring is the help.
+
+    `run` gets the dataclass, filled with what was given.
+    """
+    settings = next(iter(get_type_hints(run).values()))
+    assert len(signature(run).parameters) == 1, f"{run.__name__} takes one dataclass"
+    hints = get_type_hints(settings)
+
+    def command(**given: Any) -> None:
+        run(settings(**given))
+
+    options = [
+        Parameter(
+            item.name,
+            Parameter.KEYWORD_ONLY,
+            default=Parameter.empty if item.default is MISSING else item.default,
+            annotation=Annotated[hints[item.name], item.metadata["option"]],
+        )
+        for item in fields(settings)
+    ]
+    # What typer reads: a signature as if somebody had written all options out.
+    command.__signature__ = Signature(options)  # type: ignore[attr-defined]
+    command.__annotations__ = {item.name: item.annotation for item in options}
+    app.command(run.__name__, help=run.__doc__)(command)

@@ -1,0 +1,126 @@
+"""The commands that show what there is: runs, tasks, blueprints, data; and the one that fetches."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+WIDTH = 64
+
+
+def compare(
+    runs: Annotated[list[str], typer.Argument(help="Run directories, such as runs/first.")],
+) -> None:
+    """Show the outcomes of runs side by side: means over their episodes."""
+    from rich.console import Console
+
+    from esper.observatory.comparison import compare_runs, comparison_table
+
+    Console().print(comparison_table(compare_runs([Path(run) for run in runs])))
+
+
+def query(
+    run: Annotated[str, typer.Argument(help="A run directory, such as runs/first.")],
+    sql: Annotated[
+        str, typer.Argument(help="A SELECT over the tables events, metrics and outcomes.")
+    ],
+) -> None:
+    """Ask a run directory a question in SQL.
+
+    Example: esper query runs/first "select env, val_score, params from outcomes order by 2 desc"
+    """
+    from rich.console import Console
+
+    from esper.observatory.query import query
+
+    answer = query(Path(run), sql)
+    table = _table(*answer.columns)
+    for row in answer.rows:
+        _add(table, *("" if value is None else str(value) for value in row))
+    Console().print(table)
+
+
+def tasks() -> None:
+    """List the tasks and whether their data is there."""
+    from rich.console import Console
+
+    from esper.tolaria.data import catalogue
+    from esper.tolaria.tasks import all_tasks
+
+    root = catalogue.data_root()
+    table = _table("task", "data", "epochs", "what it is")
+    for task in all_tasks().values():
+        known = task.data_set in catalogue.CATALOGUE
+        state = catalogue.status(task.data_set, root).state if known else "its own"
+        _add(table, task.name, state, str(task.steps), task.description)
+    Console().print(table)
+
+
+def blueprints() -> None:
+    """List what can be grown, where it fits and what it costs."""
+    from rich.console import Console
+
+    from esper.growth import default_catalogue
+    from esper.growth.costs import example_params
+    from esper.observatory import say
+
+    table = _table("blueprint", "kind", "fits", f"parameters at width {WIDTH}", "what it is")
+    for spec in default_catalogue().specs:
+        sizes = [example_params(spec, topology, WIDTH) for topology in spec.factories]
+        shown = [f"{size:,}" for size in sizes if size is not None]
+        if len(set(shown)) == 1:
+            shown = shown[:1]
+        fits = ", ".join(spec.factories)
+        _add(table, spec.name, spec.kind, fits, ", ".join(shown), spec.description)
+    console = Console()
+    console.print(table)
+    say(console, "\nA branch is counted for a network with ten outputs.")
+
+
+def data_list() -> None:
+    """List the data sets and whether they are there."""
+    from rich.console import Console
+
+    from esper.observatory import say
+    from esper.tolaria.data import catalogue
+
+    root = catalogue.data_root()
+    table = _table("data set", "state", "what it is")
+    for name, data_set in catalogue.CATALOGUE.items():
+        _add(table, name, catalogue.status(name, root).state, data_set.description)
+    console = Console()
+    console.print(table)
+    say(console, f"\nFolder: {root} (set ESPER_DATA to change it)")
+
+
+def data_get(
+    name: Annotated[str, typer.Argument(help="A data set; see `esper data list`.")],
+) -> None:
+    """Fetch a data set and verify its checksums."""
+    from rich.console import Console
+
+    from esper.observatory import say
+    from esper.tolaria.data import catalogue
+
+    console = Console()
+    status = catalogue.get(name, catalogue.data_root(), on_progress=lambda text: say(console, text))
+    say(console, f"{name}: {status.state}. {status.detail}".rstrip())
+
+
+def _table(*headings: str) -> "Table":
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in headings:
+        table.add_column(escape(heading), overflow="fold")
+    return table
+
+
+def _add(table: "Table", *words: str) -> None:
+    from rich.markup import escape
+
+    table.add_row(*map(escape, words))

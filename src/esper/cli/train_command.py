@@ -1,0 +1,168 @@
+"""`esper train ppo`: settings, live progress, and an orderly end on Ctrl-C."""
+
+import shlex
+import signal
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from esper.cli.options import option
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def setting(name: str, help: str, **more: Any) -> Any:
+    """A flag for a setting of the training run, which has its default; dotted inside a table."""
+    return option(None, help, setting=name, **more)
+
+
+@dataclass(frozen=True)
+class PPOSettings:
+    task: str | None = setting("task", "What the hosts learn; default digits.")
+    rounds: int | None = setting("rounds", "Rounds to play and learn from; default 200.", min=1)
+    envs: int | None = setting("envs", "Host trainings per round; default 16.", min=1)
+    steps: int | None = setting("steps", "Decisions per episode; each task has its default.", min=1)
+    key: int | None = setting("key", "Same key, same run, bit for bit; default 0.", min=0)
+    out: str | None = option(None, "Folder for the run. Default: runs/ppo-TASK-KEY.")
+    config: str | None = option(None, "TOML file with settings; flags override it.")
+    resume: str | None = option(None, "Go on with the run in this folder instead.")
+    workers: int | None = option(
+        None, "Processes for the hosts; changes nothing but the speed. Default 1.", min=1
+    )
+    devices: str | None = option(
+        None, "One worker on each of these instead, such as cuda:0,cuda:1."
+    )
+    reward: str | None = setting(
+        "reward_mode", "objective (default), shaped, simplified, sparse, minimal or loss."
+    )
+    ab_reward: str | None = setting(
+        "ab_reward_mode", "Reward mode of the second half of the environments."
+    )
+    learning_rate: float | None = setting("ppo.learning_rate", "Of the policy.")
+    entropy_coef: float | None = setting("ppo.entropy_coef", "How much trying things out is worth.")
+    gamma: float | None = setting("ppo.gamma", "Discount of later rewards.")
+    warm_start: str | None = setting(
+        "warm_start", "Run whose policy to start from, such as an imitation."
+    )
+    overwrite: bool = option(False, "Replace a run that is already there.")
+
+    def given(self) -> dict[str, Any]:
+        """The settings of the run that were given as flags, by their dotted names."""
+        flags = {f.metadata["setting"]: f.name for f in fields(self) if "setting" in f.metadata}
+        values = {name: getattr(self, flag) for name, flag in flags.items()}
+        return {name: value for name, value in values.items() if value is not None}
+
+
+def ppo(settings: PPOSettings) -> None:
+    """Train a policy by PPO over many host trainings.
+
+    Ctrl-C ends the run after its round, with a checkpoint; a second Ctrl-C ends it after the step,
+    and the round is played again by --resume.
+
+    Examples:
+
+      esper train ppo --task digits --rounds 200 --envs 16 --out runs/first
+
+      esper train ppo --resume runs/first
+
+      esper grow --controller runs/first
+    """
+    # Everything that can be wrong is found before the first round.
+    import logging
+
+    from rich.console import Console
+
+    from esper.api.training import resume_ppo, train_ppo
+    from esper.leyline import ConfigError
+    from esper.observatory.run_directory import CONFIG
+    from esper.observatory.training_progress import RoundProgress
+    from esper.simic.training.config import load_config
+    from esper.simic.training.loop import Hooks
+    from esper.tolaria.tasks import find_task
+
+    logging.basicConfig(format="esper: %(message)s")
+    console = Console()
+    if settings.resume is None:
+        config = load_config(settings.config, settings.given())
+        out = Path(settings.out or f"runs/ppo-{config.task}-{config.key}")
+    else:
+        _refuse_changes(settings)
+        out = Path(settings.resume)
+        if not (out / CONFIG).is_file():
+            raise ConfigError(f"{out} is not the folder of a training run: it has no {CONFIG}")
+        config = load_config(out / CONFIG, {"rounds": settings.rounds}, presets=False)
+    steps = config.steps or find_task(config.task).steps
+    with Interrupts(console) as interrupts, RoundProgress(console, config.rounds, steps) as show:
+
+        def on_step(step: int) -> None:
+            show.step(step)
+            interrupts.after_step()
+
+        how: dict[str, Any] = {
+            "workers": settings.workers,
+            "devices": None if settings.devices is None else settings.devices.split(","),
+            "hooks": Hooks(show.round, on_step, interrupts.after_round),
+        }
+        try:
+            if settings.resume is None:
+                state = train_ppo(config, out, overwrite=settings.overwrite, **how)
+            else:
+                state = resume_ppo(out, rounds=settings.rounds, **how)
+            done = state.round
+        except LeaveRoundError:
+            done = None
+    _conclude(console, out, done, config.rounds)
+
+
+class LeaveRoundError(Exception):
+    """Leave the round where it is."""
+
+
+class Interrupts:
+    """Counts Ctrl-C: the first one asks for an end after the round, the second after the step."""
+
+    def __init__(self, console: "Console") -> None:
+        self.console, self.count = console, 0
+
+    def __enter__(self) -> "Interrupts":
+        self.before = signal.signal(signal.SIGINT, self._note)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        signal.signal(signal.SIGINT, self.before)
+
+    def _note(self, number: int, frame: object) -> None:
+        self.count += 1
+        if self.count == 1:
+            self.console.print("finishing the round; Ctrl-C again to leave it now")
+
+    def after_round(self) -> bool:
+        return self.count > 0
+
+    def after_step(self) -> None:
+        if self.count > 1:
+            raise LeaveRoundError
+
+
+def _refuse_changes(settings: PPOSettings) -> None:
+    """A run goes on with the settings it was started with; only its length may change."""
+    from esper.leyline import ConfigError
+
+    given = [*settings.given(), *(n for n in ("config", "out") if getattr(settings, n) is not None)]
+    changed = [name for name in given if name != "rounds"]
+    if changed:
+        raise ConfigError(
+            f"--resume goes on with the settings of the run; leave out {', '.join(changed)}"
+        )
+
+
+def _conclude(console: "Console", out: Path, done: int | None, rounds: int) -> None:
+    from esper.observatory import say
+
+    folder = shlex.quote(str(out))
+    reached = "left within a round" if done is None else f"{done} rounds"
+    if done is None or done < rounds:
+        say(console, f"{reached}; go on with esper train ppo --resume {folder}", whole=True)
+    else:
+        say(console, f"{reached}; use the policy with esper grow --controller {folder}", whole=True)

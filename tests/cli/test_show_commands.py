@@ -1,0 +1,42 @@
+"""`esper compare` and `esper query` on run directories that the tests write."""
+
+from pathlib import Path
+
+import pytest
+
+from command_support import esper_here
+from view_support import outcome, write_run
+
+
+def test_compare_prints_a_line_per_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "b"):
+        write_run(Path(name), [outcome()])
+    assert esper_here(monkeypatch, "compare", "a", "b") == 0
+    lines = capsys.readouterr().out.strip().splitlines()
+    assert len(lines) == 4
+    assert "90.0" in lines[-1]
+    assert "2.0/1.0/1.0" in lines[-1]
+
+
+def test_query_prints_a_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write_run(tmp_path / "run", [outcome()])
+    sql = "select task, params, [germinated, culled] as seeds from outcomes"
+    assert esper_here(monkeypatch, "query", str(run), sql) == 0
+    assert capsys.readouterr().out.split() == [
+        "task",
+        "params",
+        "seeds",
+        "digits",
+        "500",
+        "[2,",
+        "1]",
+    ]
+
+
+def test_query_needs_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert esper_here(monkeypatch, "query", str(tmp_path), "select 1") == 2
