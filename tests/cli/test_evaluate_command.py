@@ -42,7 +42,7 @@ def test_writes_json_csv_and_a_picture(
     ("words", "sentence"),
     [
         (["--task", "nothing"], "no task 'nothing'"),
-        (["--arms", "static,oracle"], "no arm 'oracle'"),
+        (["--arms", "static,oracle"], "no controller 'oracle'"),
         (["--arms", "scripted:unheard-of"], "no script 'unheard-of'"),
         (["--arms", ""], "at least one arm"),
         (["--arms", "static,static"], "more than once"),

@@ -49,7 +49,7 @@ def test_a_clone_is_a_policy_an_arm_a_start_for_ppo_and_a_recording(
 
     learnt = tmp_path / "offline"
     brief = OfflineConfig(steps=20, policy=CloningConfig(epochs=1))
-    monkeypatch.setattr("esper.simic.training.offline.OfflineConfig", partial(replace, brief))
+    monkeypatch.setattr("esper.api.lessons.OfflineConfig", partial(replace, brief))
     words = ("train", "offline", "--episodes", str(cloned), "--episodes", str(cloned))
     assert esper_here(monkeypatch, *words, "--out", str(learnt)) == 0
     assert "6 episodes, 12 steps" in capsys.readouterr().out

@@ -10,7 +10,7 @@ from esper.growth import (
     default_catalogue,
     keyed,
 )
-from esper.growth.blueprints.parts import group_count
+from esper.growth.blueprints.modules import group_count
 from esper.leyline import ConfigError, InjectionSpec
 from helpers import fitting
 

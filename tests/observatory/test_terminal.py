@@ -39,21 +39,20 @@ def test_the_comparison_shows_a_score_that_is_absent_as_absent(console: Console)
 def test_kept_seeds_are_shown_with_what_they_are_worth(console: Console) -> None:
     seed: dict[str, Any] = {"blueprint": "branch", "module": "layer1", "slot_id": "r0c0"}
     seeds = [
-        seed | {"params": 4900, "contribution": 8.081, "shapley": 7.5, "evaluations": 4},
+        seed | {"params": 4900, "contribution": 8.081, "shapley": 7.5},
         seed | {"params": 5, "contribution": -0.5, "shapley": 0.25, "shapley_error": 0.125},
-        {"blueprint": "norm", "module": "x[/]y", "params": None, "shapley": None},
+        seed | {"blueprint": "norm", "module": "x[/]y", "params": None, "shapley": None},
     ]
     console.print(seeds_table(seeds, "accuracy"))
     _, exact, sampled, unknown, caption = console.export_text().splitlines()
     assert exact.split() == ["branch", "in", "layer1", "(r0c0)", "4,900", "+8.08", "+7.50"]
     assert sampled.split()[4:] == ["5", "-0.50", "+0.25", "±", "0.12"]
-    assert unknown.split() == ["norm", "in", "x[/]y", "-", "-", "-"]
-    assert caption.strip() == "points of validation accuracy that a seed is worth; 4 evaluations"
+    assert unknown.split() == ["norm", "in", "x[/]y", "(r0c0)", "-", "-", "-"]
+    assert caption.strip() == "points of validation accuracy that a seed is worth"
 
 
 def test_a_place_is_the_users_name_with_the_slot_beside_it() -> None:
     assert place({"module": "layer1", "slot_id": "r0c0"}) == "layer1 (r0c0)"
-    assert place({"module": "layer1"}) == "layer1"
 
 
 def test_text_of_users_is_printed_as_it_is(console: Console) -> None:

@@ -129,12 +129,11 @@ def _conclude(
 ) -> None:
     from esper.observatory import draw_growth, say, seeds_table, summary_table, write_summary
     from esper.observatory.run_directory import MODEL
-    from esper.tolaria import score_on
 
     out, score = settings.folder, task.score.__name__
     labels = [label for label in ("host alone", "grown", "from scratch") if label in arms]
     rows = [
-        _summary(label, arms[label], score_on(arms[label].model, task, data.test_x, data.test_y))
+        _summary(label, arms[label], task.score_on(arms[label].model, data.test_x, data.test_y))
         for label in labels
     ]
     write_summary(out, rows)

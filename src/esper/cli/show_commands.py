@@ -63,8 +63,7 @@ def blueprints() -> None:
     """List what can be grown, where it fits and what it costs."""
     from rich.console import Console
 
-    from esper.growth import default_catalogue
-    from esper.growth.costs import example_params
+    from esper.growth import default_catalogue, example_params
     from esper.observatory import say
 
     table = _table("blueprint", "kind", "fits", f"parameters at width {WIDTH}", "what it is")

@@ -4,30 +4,37 @@ Blueprints and hosts, alpha schedules and blending, the slot table with its life
 `GrownModule` (slots on any nn.Module), and the way back to a plain module.
 """
 
-from esper.growth.alpha import GATED, scheduled_alpha
 from esper.growth.blueprints import (
     NOOP,
     BlueprintCatalogue,
     BlueprintSpec,
     OutputSpec,
+    count_params,
     default_catalogue,
+    example_params,
+    seed_costs,
 )
-from esper.growth.costs import count_params, seed_costs, valve_params
 from esper.growth.export import export, largest_difference
-from esper.growth.gates import LifecycleRules, gate_checks, gate_passes, gate_result
 from esper.growth.grown_module import GrownModule, keyed
 from esper.growth.hosts import CNNHost, MLPHost, TransformerHost
 from esper.growth.lifecycle import (
+    GATED,
+    LifecycleRules,
     StageChange,
     age,
     cull,
     fossilize,
+    gate_checks,
+    gate_passes,
+    gate_result,
     germinate,
     move,
     one_slot,
+    scheduled_alpha,
     tick,
 )
 from esper.growth.optimizer import add_slot_groups, slot_group, sync_slot_group
+from esper.growth.seed_slot import valve_params
 from esper.growth.sites import (
     SlotChoice,
     SlotInfo,
@@ -36,10 +43,11 @@ from esper.growth.sites import (
     call_model,
     evaluating,
     list_slots,
+    map_tensors,
+    tensors_in,
 )
 from esper.growth.slot_table import SlotTable
 from esper.growth.snapshot import HostSnapshot, restore_snapshot, take_snapshot
-from esper.growth.trees import map_tensors, tensors_in
 
 __all__ = [
     "GATED",
@@ -66,6 +74,7 @@ __all__ = [
     "cull",
     "default_catalogue",
     "evaluating",
+    "example_params",
     "export",
     "fossilize",
     "gate_checks",

@@ -15,8 +15,7 @@ from torch import fx, nn
 
 from esper.growth.grown_module import GrownModule
 from esper.growth.seed_slot import SeedSlot
-from esper.growth.sites import call_model, evaluating
-from esper.growth.trees import tensors_in
+from esper.growth.sites import call_model, evaluating, tensors_in
 from esper.leyline import IS_BLENDED, ExportError
 
 log = logging.getLogger("esper")

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from esper.growth.alpha import GATED
 from esper.growth.blueprints import BlueprintCatalogue, OutputSpec, default_catalogue
+from esper.growth.lifecycle import GATED
 from esper.growth.seed_slot import BlendValve, SeedSlot
 from esper.growth.sites import SlotChoice, choose_slots, evaluating, probe
 from esper.leyline import (

@@ -8,10 +8,12 @@ any layer.
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from esper.growth.blueprints.parts import nearly_zero_
+from esper.growth.blueprints import count_params
+from esper.growth.blueprints.modules import nearly_zero_
 from esper.leyline import IS_BLENDED, InjectionSpec, SeedStage
 
 
@@ -58,6 +60,12 @@ class BlendValve(nn.Module):
         if self.target_dims == 4:
             setting = setting[:, :, None, None]
         return self.progress * (1.0 + (1.0 - self.progress) * (2.0 * setting - 1.0))
+
+
+def valve_params(sites: list[InjectionSpec]) -> np.ndarray:
+    """int[S]: parameters of the valve that a gated blend adds while it lasts."""
+    with torch.device("meta"):
+        return np.array([count_params(BlendValve(site.channels, 2, 2)) for site in sites])
 
 
 class SeedSlot(nn.Module):

@@ -4,7 +4,7 @@ Nothing is traced and nothing is rewritten: forward hooks watch one pass over an
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from esper.growth.blueprints import OutputSpec
-from esper.growth.trees import tensors_in
 from esper.leyline import ConfigError, InjectionSpec, format_slot_id
 
 SlotChoice = Sequence[str] | str | Callable[[str, nn.Module], bool]
@@ -224,3 +223,31 @@ def _matching(model: nn.Module, entry: str, found: SlotListing) -> list[str]:
             "dimensions, batch first, of one shape at every call"
         )
     return sorted(usable)
+
+
+# --- tensors inside dicts, lists and tuples: what models take and return ---------------------
+
+
+def map_tensors(function: Callable[[Tensor], Any], value: Any) -> Any:
+    """`value` with every tensor replaced; anything that holds none stays the same object."""
+    if isinstance(value, Tensor):
+        return function(value)
+    if isinstance(value, dict):
+        return {key: map_tensors(function, entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        entries = [map_tensors(function, entry) for entry in value]
+        # A named tuple takes its fields one by one.
+        return type(value)(*entries) if hasattr(value, "_fields") else type(value)(entries)
+    return value
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Every tensor in `value`, in order."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for entry in value.values():
+            yield from tensors_in(entry)
+    elif isinstance(value, (list, tuple)):
+        for entry in value:
+            yield from tensors_in(entry)

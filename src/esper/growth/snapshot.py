@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from esper.growth.grown_module import GrownModule
 from esper.growth.optimizer import sync_slot_group
-from esper.growth.trees import map_tensors
+from esper.growth.sites import map_tensors
 from esper.leyline import SeedStage
 
 

@@ -67,10 +67,6 @@ class SeedCulled(SeedEnded):
 
     reason: str
 
-    @property
-    def automatic(self) -> bool:
-        return self.reason != "controller"
-
 
 CULL_REASONS = (
     "controller",

@@ -14,7 +14,7 @@ from esper.proof.arms import first_situation, train
 from esper.proof.choices import Arm, Bench, choose_arms
 from esper.proof.statistics import holm, paired_difference, require_scipy
 from esper.tamiyo import Controller
-from esper.tolaria import DataSplits, Task, score_on
+from esper.tolaria import DataSplits, Task
 from esper.tolaria.trial import Trained
 
 # With 3 keys the choice follows noise: on digits they prefer a third of the host's learning rate,
@@ -208,7 +208,7 @@ def _trial(task: Task, data: DataSplits, arm: str, run: Trained) -> Trial:
     return Trial(
         arm=arm,
         key=outcome.key,
-        test_score=score_on(run.model, task, data.test_x, data.test_y),
+        test_score=task.score_on(run.model, data.test_x, data.test_y),
         val_score=outcome.val_score,
         params=outcome.params,
         macs=outcome.macs,

@@ -1,11 +1,12 @@
-"""What a controller may look at before it decides."""
+"""What a controller may look at before it decides, and what a controller is."""
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
 from esper.growth import BlueprintCatalogue, SlotTable
-from esper.leyline import ActionMasks, SlotConfig, TrainingSignals
+from esper.leyline import HEAD_NAMES, OP, ActionMasks, LifecycleOp, SlotConfig, TrainingSignals
 
 
 @dataclass(frozen=True)
@@ -34,3 +35,22 @@ class Situation:
     @property
     def n_envs(self) -> int:
         return len(self.keys)
+
+
+class Controller(Protocol):
+    """Rule or learned policy. `reset` comes before the first `act` of every episode."""
+
+    name: str
+
+    def reset(self, n_envs: int) -> None: ...
+
+    def act(self, situation: Situation) -> np.ndarray:
+        """int64 [E, 4] in the order of HEAD_NAMES; every row legal, irrelevant heads 0."""
+        ...
+
+
+def wait(n_envs: int) -> np.ndarray:
+    """The action WAIT for every environment."""
+    actions = np.zeros((n_envs, len(HEAD_NAMES)), dtype=np.int64)
+    actions[:, OP] = LifecycleOp.WAIT
+    return actions

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
         Population,
         TrainReadings,
     )
-    from esper.tolaria.scoring import score_on
     from esper.tolaria.tasks import Task, all_tasks, find_task
     from esper.tolaria.transition import Transition
     from esper.tolaria.trial import Topology, Trained, TrialRules, make_env, play, settle, train
@@ -66,7 +65,6 @@ _HOMES = {
     "find_task": "tasks",
     "make_env": "trial",
     "play": "trial",
-    "score_on": "scoring",
     "settle": "trial",
     "train": "trial",
 }

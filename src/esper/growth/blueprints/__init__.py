@@ -7,7 +7,10 @@ from esper.growth.blueprints.catalogue import (
     BlueprintCatalogue,
     BlueprintSpec,
     OutputSpec,
+    count_params,
     default_catalogue,
+    example_params,
+    seed_costs,
 )
 
 __all__ = [
@@ -17,5 +20,8 @@ __all__ = [
     "BlueprintCatalogue",
     "BlueprintSpec",
     "OutputSpec",
+    "count_params",
     "default_catalogue",
+    "example_params",
+    "seed_costs",
 ]

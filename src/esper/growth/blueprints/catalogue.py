@@ -1,14 +1,20 @@
-"""The list of blueprints: the only one. The action space is derived from it."""
+"""The list of blueprints: the only one. The action space is derived from it.
+
+Also what a seed costs, in parameters and multiply-adds, without making it.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from importlib.metadata import entry_points
 from typing import Any, Literal
 
+import numpy as np
+import torch
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
-from esper.growth.blueprints import branch, cnn, sequence
+from esper.growth.blueprints import modules
 from esper.leyline import ConfigError, InjectionSpec
 
 ENTRY_POINT_GROUP = "esper.blueprints"
@@ -97,60 +103,70 @@ NOOP = "noop"
 BUILT_IN = BlueprintCatalogue(
     (
         BlueprintSpec(NOOP, "residual", {}, "nothing; keeps index 0 free"),
-        BlueprintSpec("conv_light", "residual", {"cnn": cnn.conv_light}, "3x3 convolution"),
+        BlueprintSpec("conv_light", "residual", {"cnn": modules.conv_light}, "3x3 convolution"),
         BlueprintSpec(
             "attention",
             "residual",
-            {"cnn": cnn.attention, "transformer": sequence.attention},
+            {"cnn": modules.cnn_attention, "transformer": modules.sequence_attention},
             "re-weights channels (cnn) or attends to earlier positions (transformer)",
         ),
         BlueprintSpec(
             "norm",
             "residual",
-            {"cnn": cnn.norm, "transformer": sequence.norm, "mlp": sequence.norm},
+            {
+                "cnn": modules.cnn_norm,
+                "transformer": modules.sequence_norm,
+                "mlp": modules.sequence_norm,
+            },
             "moves features towards their normalised form",
         ),
-        BlueprintSpec("depthwise", "residual", {"cnn": cnn.depthwise}, "depthwise 3x3, then 1x1"),
-        BlueprintSpec("bottleneck", "residual", {"cnn": cnn.bottleneck}, "1x1, 3x3, 1x1, narrow"),
-        BlueprintSpec("conv_small", "residual", {"cnn": cnn.conv_small}, "1x1 convolution"),
-        BlueprintSpec("conv_heavy", "residual", {"cnn": cnn.conv_heavy}, "two 3x3 convolutions"),
+        BlueprintSpec(
+            "depthwise", "residual", {"cnn": modules.depthwise}, "depthwise 3x3, then 1x1"
+        ),
+        BlueprintSpec(
+            "bottleneck", "residual", {"cnn": modules.bottleneck}, "1x1, 3x3, 1x1, narrow"
+        ),
+        BlueprintSpec("conv_small", "residual", {"cnn": modules.conv_small}, "1x1 convolution"),
+        BlueprintSpec(
+            "conv_heavy", "residual", {"cnn": modules.conv_heavy}, "two 3x3 convolutions"
+        ),
         BlueprintSpec(
             "lora",
             "residual",
-            {"transformer": sequence.lora, "mlp": sequence.lora},
+            {"transformer": modules.lora, "mlp": modules.lora},
             "linear map of rank 8",
         ),
         BlueprintSpec(
             "lora_large",
             "residual",
-            {"transformer": sequence.lora_large, "mlp": sequence.lora_large},
+            {"transformer": modules.lora_large, "mlp": modules.lora_large},
             "linear map of rank 32",
         ),
         BlueprintSpec(
             "mlp_small",
             "residual",
-            {"transformer": sequence.mlp_small, "mlp": sequence.mlp_small},
+            {"transformer": modules.mlp_small, "mlp": modules.mlp_small},
             "two-layer perceptron, twice as wide inside",
         ),
         BlueprintSpec(
             "mlp",
             "residual",
-            {"transformer": sequence.mlp, "mlp": sequence.mlp},
+            {"transformer": modules.mlp, "mlp": modules.mlp},
             "two-layer perceptron, four times as wide inside",
         ),
         BlueprintSpec(
             "flex_attention",
             "residual",
-            {"transformer": sequence.flex_attention},
+            {"transformer": modules.flex_attention},
             "attends to earlier positions, near ones more",
         ),
         BlueprintSpec(
             "branch",
             "branch",
             {
-                "cnn": branch.cnn_branch,
-                "transformer": branch.sequence_branch,
-                "mlp": branch.mlp_branch,
+                "cnn": modules.cnn_branch,
+                "transformer": modules.sequence_branch,
+                "mlp": modules.mlp_branch,
             },
             "a path around the trunk, from the slot straight to the output",
         ),
@@ -163,3 +179,54 @@ def default_catalogue() -> BlueprintCatalogue:
     """The built-in blueprints, then those of installed packages (entry points), by name."""
     found = sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda point: point.name)
     return BlueprintCatalogue((*BUILT_IN.specs, *(point.load() for point in found)))
+
+
+# --- costs -----------------------------------------------------------------------------------
+
+
+def count_params(module: nn.Module) -> int:
+    """Trainable parameters, shared ones once."""
+    return sum(p.numel() for p in module.parameters() if p.requires_grad)
+
+
+@lru_cache(maxsize=4096)
+def _seed_cost(
+    blueprint: BlueprintSpec, site: InjectionSpec, output: OutputSpec | None
+) -> tuple[int, int] | None:
+    try:
+        with torch.device("meta"):
+            seed = blueprint.build(site, output)
+            features = torch.zeros(1, *site.shape)
+    except ConfigError:
+        return None
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        seed.eval()(features)
+    return count_params(seed), site.calls * counter.get_total_flops() // 2
+
+
+def seed_costs(
+    catalogue: BlueprintCatalogue, sites: list[InjectionSpec], output: OutputSpec | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(fits, params, macs), each [S, B]: can the blueprint grow there, and at what cost?
+
+    Multiply-adds are per example; both costs are 0 where the blueprint does not fit.
+    """
+    shape = (len(sites), len(catalogue))
+    fits = np.zeros(shape, dtype=bool)
+    params, macs = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64)
+    for s, site in enumerate(sites):
+        for b, blueprint in enumerate(catalogue.specs):
+            cost = _seed_cost(blueprint, site, output)
+            if cost is not None:
+                fits[s, b], params[s, b], macs[s, b] = True, *cost
+    return fits, params, macs
+
+
+def example_params(blueprint: BlueprintSpec, topology: str, width: int) -> int | None:
+    """Parameters of a seed of that width on a network with ten outputs; None if it has no form."""
+    shape = {"cnn": (width, 8, 8), "transformer": (8, width), "mlp": (width,)}.get(topology)
+    if shape is None:
+        return None
+    site = InjectionSpec("r0c0", width, 0.0, (0, 1), "", topology, shape)
+    cost = _seed_cost(blueprint, site, OutputSpec(10, per_position=False))
+    return None if cost is None else cost[0]

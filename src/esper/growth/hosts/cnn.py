@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from esper.growth.blueprints.parts import group_norm
+from esper.growth.blueprints.modules import group_norm
 from esper.leyline import ConfigError
 
 

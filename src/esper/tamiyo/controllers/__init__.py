@@ -1,7 +1,8 @@
 """Controllers: static, random, scripted, heuristic.
 
-To add one, write a class with `name`, `reset` and `act` (see `base.py`) and list it in BUILT_IN, or
-under its name in the entry point group `esper.controllers` of a package of your own.
+To add one, write a class with `name`, `reset` and `act` (see `Controller` in `situation.py`) and
+list it in BUILT_IN, or under its name in the entry point group `esper.controllers` of a package of
+your own.
 """
 
 from collections.abc import Callable
@@ -9,11 +10,11 @@ from functools import cache
 from importlib.metadata import entry_points
 
 from esper.leyline import ConfigError
-from esper.tamiyo.controllers.base import Controller, wait
 from esper.tamiyo.controllers.heuristic import HeuristicConfig, HeuristicController
 from esper.tamiyo.controllers.random import RandomController
 from esper.tamiyo.controllers.scripted import ScriptedController
 from esper.tamiyo.controllers.static import StaticController
+from esper.tamiyo.situation import Controller, wait
 
 ENTRY_POINT_GROUP = "esper.controllers"
 # What makes each; `scripted` is given what stands behind the colon of `scripted:FILE`.

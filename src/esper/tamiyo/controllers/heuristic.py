@@ -20,8 +20,7 @@ from esper.leyline import (
     SeedStage,
 )
 from esper.leyline import constants as c
-from esper.tamiyo.controllers.base import wait
-from esper.tamiyo.situation import Situation
+from esper.tamiyo.situation import Situation, wait
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,7 @@
 import numpy as np
 
 from esper.leyline import BLEND, BLUEPRINT, OP, SLOT, LifecycleOp, generator
-from esper.tamiyo.controllers.base import wait
-from esper.tamiyo.situation import Situation
+from esper.tamiyo.situation import Situation, wait
 
 
 class RandomController:

@@ -25,8 +25,7 @@ from esper.leyline import (
     LifecycleOp,
     SlotConfig,
 )
-from esper.tamiyo.controllers.base import wait
-from esper.tamiyo.situation import Situation
+from esper.tamiyo.situation import Situation, wait
 
 
 @dataclass(frozen=True)

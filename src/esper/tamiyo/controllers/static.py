@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from esper.tamiyo.controllers.base import wait
-from esper.tamiyo.situation import Situation
+from esper.tamiyo.situation import Situation, wait
 
 
 class StaticController:

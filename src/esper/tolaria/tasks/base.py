@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
-from esper.growth import BlueprintCatalogue, default_catalogue
+from esper.growth import BlueprintCatalogue, default_catalogue, evaluating
 from esper.leyline import ConfigError
 from esper.tolaria.batches import VAL_BATCH, TensorSource
 from esper.tolaria.data.splits import DataSplits
@@ -58,6 +58,15 @@ class Task:
     def optimizer(self, params: Iterable[nn.Parameter]) -> Optimizer:
         # One kernel for all parameters: a fifth of a small host's training time less.
         return AdamW(params, lr=self.learning_rate, weight_decay=self.weight_decay, fused=True)
+
+    def score_on(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> float:
+        """Mean score of a finished network on a part of the data, weighted by examples."""
+        total = 0.0
+        with evaluating(model):
+            size = self.val_batch
+            for x, y in zip(inputs.split(size), targets.split(size), strict=True):
+                total += float(self.score(model(x), y)) * len(x)
+        return total / len(inputs)
 
     def recipe(self, data: DataSplits, catalogue: BlueprintCatalogue | None = None) -> HostRecipe:
         """How to make and train a host on the training and validation parts of `data`; without a

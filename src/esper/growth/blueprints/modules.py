@@ -1,0 +1,254 @@
+"""What a seed is made of, for feature maps (B, C, H, W), sequences (B, T, C) and vectors (B, C).
+
+A seed starts with a last map that is tiny, not zero: its effect is below a thousandth of the host's
+features, yet every one of its parameters receives a gradient from the first step. Residual seeds
+return the change to add to their input, of its shape. A branch is a small path from a slot's
+features straight to the network's output, (B, outputs), or (B, T, outputs) for a network with an
+output at every position: a residual seed cannot widen a narrow trunk, a branch goes around it.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from esper.leyline import ConfigError
+
+TINY = 1e-4
+
+
+def nearly_zero_(layer: nn.Linear | nn.Conv2d) -> nn.Module:
+    """Shrink a linear or convolutional layer so that its output is about TINY times its input."""
+    weight = layer.weight
+    fan_in = weight[0].numel()
+    nn.init.normal_(weight, std=TINY / fan_in**0.5)
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
+    return layer
+
+
+def group_count(channels: int) -> int:
+    """Groups for GroupNorm: at least 16 channels each, so one group for narrow layers."""
+    return next(
+        groups
+        for groups in (32, 16, 8, 4, 2, 1)
+        if groups == 1 or (channels % groups == 0 and channels // groups >= 16)
+    )
+
+
+def group_norm(channels: int) -> nn.GroupNorm:
+    return nn.GroupNorm(group_count(channels), channels)
+
+
+class Renormalize(nn.Module):
+    """tanh(s) * (norm(x) - x): moves the features towards their normalised form."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.norm = norm
+        self.strength = nn.Parameter(torch.tensor(TINY))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.strength) * (self.norm(x) - x)
+
+
+# --- for feature maps ------------------------------------------------------------------------
+#
+# The convolutional ones are in pre-activation order (norm, ReLU, convolution; He et al. 2016): a
+# ReLU behind a tiny layer dies as soon as the layer's bias drifts below zero.
+
+
+def cnn_norm(channels: int) -> nn.Module:
+    return Renormalize(group_norm(channels))
+
+
+class ChannelAttention(nn.Module):
+    """x * tanh(z / 2), z from the pooled channels: the centred form of squeeze-and-excitation.
+
+    The gate is 1 + tanh(z / 2) = 2 * sigmoid(z), which is exactly 1 for z = 0.
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        hidden = max(1, channels // 4)
+        self.squeeze = nn.Linear(channels, hidden, bias=False)
+        # ReLU would leave a narrow squeeze dead whenever all its units start below zero.
+        self.act = nn.SiLU()
+        self.excite = nearly_zero_(nn.Linear(hidden, channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.excite(self.act(self.squeeze(x.mean(dim=(2, 3)))))
+        return x * torch.tanh(z / 2)[:, :, None, None]
+
+
+def cnn_attention(channels: int) -> nn.Module:
+    return ChannelAttention(channels)
+
+
+def _normalized(channels: int) -> list[nn.Module]:
+    return [group_norm(channels), nn.ReLU()]
+
+
+def _conv(channels: int, kernel: int) -> nn.Conv2d:
+    return nn.Conv2d(channels, channels, kernel, padding=kernel // 2, bias=False)
+
+
+def conv_small(channels: int) -> nn.Module:
+    return nn.Sequential(*_normalized(channels), nearly_zero_(_conv(channels, 1)))
+
+
+def conv_light(channels: int) -> nn.Module:
+    return nn.Sequential(*_normalized(channels), nearly_zero_(_conv(channels, 3)))
+
+
+def conv_heavy(channels: int) -> nn.Module:
+    return nn.Sequential(
+        *_normalized(channels),
+        _conv(channels, 3),
+        *_normalized(channels),
+        nearly_zero_(_conv(channels, 3)),
+    )
+
+
+def depthwise(channels: int) -> nn.Module:
+    return nn.Sequential(
+        *_normalized(channels),
+        nn.Conv2d(channels, channels, 3, padding=1, groups=channels, bias=False),
+        nearly_zero_(_conv(channels, 1)),
+    )
+
+
+def bottleneck(channels: int) -> nn.Module:
+    width = max(8, channels // 4)
+    return nn.Sequential(
+        group_norm(channels),
+        nn.Conv2d(channels, width, 1, bias=False),
+        nn.ReLU(),
+        _conv(width, 3),
+        nn.ReLU(),
+        nearly_zero_(nn.Conv2d(width, channels, 1, bias=False)),
+    )
+
+
+# --- for sequences, and those without attention also for vectors -----------------------------
+#
+# Attention is causal, so that a seed never lets a language model look ahead.
+
+
+HEADS = 4
+
+
+def sequence_norm(channels: int) -> nn.Module:
+    return Renormalize(nn.LayerNorm(channels))
+
+
+def _low_rank(channels: int, rank: int) -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(channels, rank, bias=False),
+        nearly_zero_(nn.Linear(rank, channels, bias=False)),
+    )
+
+
+def lora(channels: int) -> nn.Module:
+    return _low_rank(channels, 8)
+
+
+def lora_large(channels: int) -> nn.Module:
+    return _low_rank(channels, 32)
+
+
+def _feed_forward(channels: int, expansion: int) -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(channels, expansion * channels),
+        nn.GELU(),
+        nearly_zero_(nn.Linear(expansion * channels, channels)),
+    )
+
+
+def mlp_small(channels: int) -> nn.Module:
+    return _feed_forward(channels, 2)
+
+
+def mlp(channels: int) -> nn.Module:
+    return _feed_forward(channels, 4)
+
+
+class CausalAttention(nn.Module):
+    """Multi-head causal self-attention; with `distance_bias`, far positions count less.
+
+    The bias is linear in distance with a fixed slope per head (ALiBi, Press et al. 2022).
+    """
+
+    slopes: Tensor
+
+    def __init__(self, channels: int, *, distance_bias: bool = False) -> None:
+        super().__init__()
+        if channels % HEADS:
+            raise ConfigError(
+                f"an attention seed needs a width that {HEADS} heads divide, got {channels}"
+            )
+        self.qkv = nn.Linear(channels, 3 * channels)
+        self.proj = nearly_zero_(nn.Linear(channels, channels))
+        self.distance_bias = distance_bias
+        slopes = 2.0 ** (-8.0 * torch.arange(1, HEADS + 1) / HEADS)
+        self.register_buffer("slopes", slopes[:, None, None], persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, channels = x.shape
+        heads = self.qkv(x).reshape(batch, length, 3, HEADS, channels // HEADS)
+        q, k, v = heads.permute(2, 0, 3, 1, 4).unbind(0)
+        if self.distance_bias:
+            place = torch.ones_like(x[0, :, 0]).cumsum(0)
+            distance = place[:, None] - place[None, :]
+            bias = (-self.slopes * distance).masked_fill(distance < 0, -torch.inf)
+            out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+        else:
+            out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.proj(out.transpose(1, 2).reshape(batch, length, channels))
+
+
+def sequence_attention(channels: int) -> nn.Module:
+    return CausalAttention(channels)
+
+
+def flex_attention(channels: int) -> nn.Module:
+    return CausalAttention(channels, distance_bias=True)
+
+
+# --- branches --------------------------------------------------------------------------------
+
+
+CONV_WIDTH = 8
+POOL = 2
+HIDDEN = 32
+
+
+def cnn_branch(channels: int, outputs: int, *, per_position: bool) -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(channels, CONV_WIDTH, 3, padding=1, bias=False),
+        group_norm(CONV_WIDTH),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(POOL),
+        nn.Flatten(),
+        nearly_zero_(nn.Linear(CONV_WIDTH * POOL**2, outputs)),
+    )
+
+
+class PositionMean(nn.Module):
+    """(B, T, C) -> (B, C)"""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean(dim=1)
+
+
+def mlp_branch(channels: int, outputs: int, *, per_position: bool) -> nn.Module:
+    return nn.Sequential(
+        nn.LayerNorm(channels),
+        nn.Linear(channels, HIDDEN),
+        nn.GELU(),
+        nearly_zero_(nn.Linear(HIDDEN, outputs)),
+    )
+
+
+def sequence_branch(channels: int, outputs: int, *, per_position: bool) -> nn.Module:
+    head = mlp_branch(channels, outputs, per_position=per_position)
+    return head if per_position else nn.Sequential(PositionMean(), head)
