@@ -13,7 +13,6 @@ from agent_support import OBS, filled_buffer, make_agent, parameters_of, random_
 from esper.leyline import HEAD_NAMES, ConfigError
 from esper.simic.agent import FactoredRecurrentActorCritic, compute_gae
 from esper.simic.telemetry import GradientThresholds, start_collecting
-from esper.tamiyo.policy.masked_categorical import MaskedCategorical
 
 
 @pytest.fixture(autouse=True)
@@ -130,13 +129,3 @@ def test_000_a5_what_cannot_be_compiled_is_left_out(call):
 
     caller(torch.ones(3))
     assert traced.op_count == 1
-
-
-def test_000_a5_a_compiled_caller_still_checks_its_masks():
-    @torch.compile(backend="eager")
-    def caller(logits, mask):
-        return MaskedCategorical(logits, mask).entropy()
-
-    caller(torch.zeros(2, 3), torch.ones(2, 3, dtype=torch.bool))
-    with pytest.raises(RuntimeError, match="no legal action"):
-        caller(torch.zeros(2, 3), torch.zeros(2, 3, dtype=torch.bool))

@@ -155,19 +155,31 @@ def test_004_m13_the_gradient_norm_is_that_before_clipping():
     assert norms[0] == norms[1] > 1e-2
 
 
-def test_the_largest_kl_and_gradient_of_an_update_need_not_be_the_last():
-    agent, steps = make_agent(target_kl=None, learning_rate=1e-2), []
+def test_metrics_are_means_over_minibatches_or_true_extremes():
+    """An extreme is the largest of the update, wherever in it it was, and not the last."""
+    agent, losses_seen, steps_seen = make_agent(target_kl=None, learning_rate=1e-2), [], []
     losses, step = agent._losses, agent._step
-    agent._losses = lambda *args: steps.append([losses(*args)]) or steps[-1][0]
-    agent._step = lambda: steps[-1].append(step()) or steps[-1][1]
-    metrics = agent.update(filled_buffer(agent), shuffle())
-    kls = [seen["approx_kl"].item() for seen, _ in steps]
-    norms = [seen["grad_norm"] for _, seen in steps]
-    assert metrics.values["approx_kl_max"] == max(kls) > kls[-1]
-    assert metrics.values["grad_norm_max"] == max(norms) > norms[-1]
+    agent._losses = lambda *args: losses_seen.append(losses(*args)) or losses_seen[-1]
+    agent._step = lambda: steps_seen.append(step()) or steps_seen[-1]
+    values = agent.update(filled_buffer(agent, key=3, ends=0.1), shuffle(3)).values
+    seen = {
+        name: [torch.as_tensor(shown[name]).item() for shown in rows]
+        for rows in (losses_seen, steps_seen)
+        for name in rows[0]
+        if np.ndim(rows[0][name]) == 0
+    }
+    largest = {"approx_kl_max": "approx_kl", "grad_norm_max": "grad_norm"}
+    largest |= {name: name for name in ("vanishing_tensors", "exploding_tensors")}
+    for name, source in largest.items():
+        assert values[name] == max(seen[source]) > seen[source][-1], name
+    means = seen.keys() & values.keys() - largest.keys()
+    assert len(means) == 10
+    for name in means:
+        assert values[name] == pytest.approx(np.mean(seen[name]), rel=1e-6), name
+        assert len(set(seen[name])) > 1, name
 
 
-def test_004_c6_the_health_of_gradients_is_measured_before_clipping():
+def test_004_h14_the_health_of_gradients_is_measured_against_the_clip_norm_before_clipping():
     """The gradient of one step is still there after it, as long as clipping did nothing to it."""
     agent = make_agent(epochs=1, minibatches=1, max_grad_norm=20.0)
     metrics = agent.update(filled_buffer(agent), shuffle())
@@ -246,7 +258,7 @@ def test_a_close_look_at_a_gradient_that_is_not_finite_names_its_layers(monkeypa
     assert [x.layer_name for x in metrics.layers if x.nan_count] == ["op_head.2.bias"]
 
 
-def test_a_close_look_compares_the_new_policy_with_what_was_acted():
+def test_004_gap1_a_close_look_compares_the_new_policy_with_what_was_acted():
     """By hand: every valid step of every episode, every head that its op made relevant."""
     agent = make_agent(learning_rate=1e-2, target_kl=None, ratio_explosion=1.2, ratio_collapse=0.9)
     buffer = filled_buffer(agent, ends=0.1)
