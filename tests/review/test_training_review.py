@@ -14,7 +14,7 @@ from esper.leyline.events import RewardHackingSuspected
 from esper.observatory.comparison import AVERAGED
 from esper.observatory.training_progress import round_line
 from esper.simic import analytic
-from esper.simic.agent.types import PPOUpdateMetrics
+from esper.simic.agent import PPOUpdateMetrics
 from esper.simic.rewards import compute_reward
 from esper.simic.training import shard as shard_module
 from esper.simic.training.checkpoint import MANIFEST, STATE, TENSORS
@@ -82,12 +82,12 @@ def test_004_c5_the_loop_learns_after_the_statistics_took_in_the_round():
     assert counts == pytest.approx(np.cumsum(steps), abs=1e-3)
 
 
-def anomalies_of_two_updates(**metrics):
+def anomalies_of_two_updates(**values):
     """What the loop tells about two equal updates, and whether it looks closer afterwards."""
     config, keeper = tiny_config(), Keeper()
     state = new_state(config, Space(7, 2, ("a", "b")))
     for _ in range(2):
-        diagnose(config, state, PPOUpdateMetrics(steps=9, **metrics), Tally(keeper), {})
+        diagnose(config, state, PPOUpdateMetrics(steps=9, values=values), Tally(keeper), {})
     return [(e.anomaly, e.worst_head) for e in keeper.events], state.escalation.level.name
 
 
@@ -97,7 +97,7 @@ def anomalies_of_two_updates(**metrics):
 )
 def test_004_h1_the_loop_tells_of_the_entropy_of_each_head(head, entropy, expected):
     entropies = dict.fromkeys(HEAD_NAMES, 0.5) | {head: entropy}
-    told, level = anomalies_of_two_updates(head_entropies=entropies)
+    told, level = anomalies_of_two_updates(**{f"{h}_entropy": e for h, e in entropies.items()})
     assert told == ([] if expected is None else [(expected, head)])
     assert level == ("NORMAL" if expected is None else "DEBUG")
 

@@ -17,9 +17,13 @@ import torch
 
 from esper.leyline import EpisodeOutcome, RoundRecorder, draw_key
 from esper.leyline.events import Event, GovernorSnapshot
-from esper.simic.agent.rollout import VectorEnv, action_draws, play_round
-from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
-from esper.simic.agent.types import PPOUpdateMetrics
+from esper.simic.agent import (
+    PPOUpdateMetrics,
+    TamiyoRolloutBuffer,
+    VectorEnv,
+    action_draws,
+    play_round,
+)
 from esper.simic.telemetry import (
     Escalation,
     LSTMHealth,
@@ -168,7 +172,7 @@ def diagnose(
     `health` is that of the hidden states that episodes ended with. While telemetry is escalated,
     the gradient of every layer in the last minibatch is told too.
     """
-    drift = state.gradients.update(metrics.grad_norm, None)
+    drift = state.gradients.update(metrics.flat()["grad_norm"], None)
     hidden = {} if health is None else health.flat()
     report = state.detector.check_update(
         metrics.flat() | hidden,
