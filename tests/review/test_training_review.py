@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from esper.tolaria.scoring import score_on
 
 from esper.api import resume_ppo
 from esper.growth import default_catalogue
@@ -26,7 +27,6 @@ from esper.tamiyo import wait
 from esper.tolaria.batches import LoaderSource, TensorSource
 from esper.tolaria.data.splits import DataSplits
 from esper.tolaria.population import LoopedPopulation
-from esper.tolaria.scoring import score_on
 from esper.tolaria.tasks import all_tasks
 from helpers import small_digits
 from reward_support import Keeper, one_seed, transition

@@ -9,7 +9,7 @@ import torch
 
 from esper.leyline import HEAD_NAMES, OP, ConfigError, LifecycleOp
 from esper.simic.agent import FactoredRecurrentActorCritic
-from esper.simic.control.normalization import RunningMeanStd
+from esper.simic.control import RunningMeanStd
 from esper.simic.lessons.episodes import Episodes
 from esper.simic.lessons.imitation import (
     CloningConfig,

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from esper.leyline import ConfigError, LifecycleOp
-from esper.simic.control.normalization import RunningMeanStd
+from esper.simic.control import RunningMeanStd
 from esper.simic.lessons.imitation import CloningConfig
 from esper.simic.lessons.offline import (
     OfflineConfig,

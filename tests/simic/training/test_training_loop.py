@@ -12,7 +12,7 @@ from esper.api.training import resume_ppo
 from esper.leyline import ConfigError, NullRecorder
 from esper.simic import analytic
 from esper.simic.agent.rollout import play_round
-from esper.simic.control.normalization import RewardNormalizer, RunningMeanStd
+from esper.simic.control import RewardNormalizer, RunningMeanStd
 from esper.simic.training.clock import Clock
 from esper.simic.training.config import DEFAULT_PPO, NetworkSizes, TrainingConfig
 from esper.simic.training.growth_rounds import GrowthRounds

@@ -26,7 +26,7 @@ from esper.leyline import (
     Recorder,
     draw_key,
 )
-from esper.simic.agent.types import MaskTensors
+from esper.simic.agent import MaskTensors
 from esper.simic.rewards import RewardConfig, compute_reward
 from esper.simic.training.shard import space_of
 from esper.simic.training.state import Space

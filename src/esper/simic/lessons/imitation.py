@@ -9,10 +9,8 @@ import torch
 from torch import Tensor
 
 from esper.leyline import OP, ConfigError, LifecycleOp, constants, generator
-from esper.simic.agent import FactoredRecurrentActorCritic
-from esper.simic.agent.advantages import head_relevance
-from esper.simic.agent.types import MaskTensors
-from esper.simic.control.normalization import RunningMeanStd
+from esper.simic.agent import FactoredRecurrentActorCritic, MaskTensors, head_relevance
+from esper.simic.control import RunningMeanStd
 from esper.simic.lessons.episodes import Episodes, decided_on
 
 

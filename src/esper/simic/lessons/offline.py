@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from esper.leyline import BLEND_NAMES, HEAD_RELEVANCE, NUM_OPS, OP, ConfigError, constants, draw_key
 from esper.simic.agent import FactoredRecurrentActorCritic
-from esper.simic.control.normalization import RunningMeanStd
+from esper.simic.control import RunningMeanStd
 from esper.simic.lessons.episodes import Episodes, decided_on
 from esper.simic.lessons.imitation import CloningConfig, Lesson, fit
 from esper.simic.training.state import Space

@@ -8,9 +8,14 @@ import torch
 from torch import Tensor
 
 from esper.leyline import ConfigError, LifecycleOp, draw_key
-from esper.simic.agent import FactoredRecurrentActorCritic, NetworkConfig, PPOAgent
-from esper.simic.agent.saving import agent_from_state, agent_state
-from esper.simic.control.normalization import RewardNormalizer, RunningMeanStd
+from esper.simic.agent import (
+    FactoredRecurrentActorCritic,
+    NetworkConfig,
+    PPOAgent,
+    agent_from_state,
+    agent_state,
+)
+from esper.simic.control import RewardNormalizer, RunningMeanStd
 from esper.simic.telemetry import AnomalyDetector, Escalation, GradientEMATracker
 from esper.simic.training.config import TrainingConfig
 
