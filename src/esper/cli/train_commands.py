@@ -58,6 +58,10 @@ def ppo(
     warm_start: Annotated[
         str | None, typer.Option(help="Run whose policy to start from, such as an imitation.")
     ] = None,
+    profile: Annotated[
+        int | None,
+        typer.Option(min=0, help="Trace this round (the first is 0) to RUN/profile, for Perfetto."),
+    ] = None,
     overwrite: Annotated[bool, typer.Option(help="Replace a run that is already there.")] = False,
 ) -> None:
     """Train a policy by PPO over many host trainings.
@@ -88,4 +92,4 @@ def ppo(
         "ppo.entropy_coef": entropy_coef,
         "ppo.gamma": gamma,
     }
-    run(PPOCommand(flags, config, out, resume, workers, devices, overwrite))
+    run(PPOCommand(flags, config, out, resume, workers, devices, profile, overwrite))

@@ -27,6 +27,7 @@ class PPOCommand:
     resume: str | None
     workers: int | None
     devices: str | None
+    profile: int | None
     overwrite: bool
 
 
@@ -83,6 +84,7 @@ def run(command: PPOCommand) -> None:
         how: dict[str, Any] = {
             "workers": command.workers,
             "devices": None if command.devices is None else command.devices.split(","),
+            "profile": command.profile,
             "hooks": Hooks(show.round, on_step, interrupts.after_round),
         }
         try:

@@ -8,7 +8,7 @@ import torch
 from esper.leyline import ActionMasks
 from esper.simic.agent.rollout import VectorEnv
 from esper.simic.control.normalization import RewardNormalizer, RunningMeanStd
-from esper.simic.training.clock import Clock
+from esper.simic.training.round_log import Clock
 
 
 class ScaledEnv:

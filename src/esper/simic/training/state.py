@@ -1,5 +1,6 @@
 """The state of a training run: one object with everything that the next round depends on."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,8 +30,12 @@ class Space:
 
 @dataclass
 class TrainState:
-    """`round` is the next one to play. Hosts are new in every round, so they are no part of it."""
+    """`round` is the next one to play. Hosts are new in every round, so they are no part of it.
 
+    `settings` are those of the run that decide what happens in it, by dotted name.
+    """
+
+    settings: dict[str, Any]
     space: Space
     agent: PPOAgent
     observations: RunningMeanStd
@@ -67,11 +72,21 @@ def new_state(config: TrainingConfig, space: Space, warm: TrainState | None = No
         network.load_state_dict(warm.agent.network.state_dict())
         observations.load_state_dict(warm.observations.state_dict())
     return TrainState(
+        settings=lasting_settings(config),
         space=space,
         agent=PPOAgent(network, config.ppo),
         observations=observations,
         rewards={mode: RewardNormalizer() for mode in config.modes},
     )
+
+
+def lasting_settings(config: TrainingConfig) -> dict[str, Any]:
+    """All settings that a run cannot change once it has begun, as JSON holds them."""
+    flat = {name: value for name, value in config.flat().items() if name != "rounds"}
+    return {
+        name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in flat.items()
+    }
 
 
 def pack(state: TrainState) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -82,6 +97,7 @@ def pack(state: TrainState) -> tuple[dict[str, Tensor], dict[str, Any]]:
     tensors["observations.var"] = statistics["var"]
     return tensors, {
         "round": state.round,
+        "settings": state.settings,
         "space": {
             "observation_dim": state.space.observation_dim,
             "num_slots": state.space.num_slots,
@@ -107,6 +123,7 @@ def unpack(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> TrainState
         own = ("observations.mean", "observations.var")
         agent = agent_from_state({n: t for n, t in tensors.items() if n not in own}, meta["agent"])
         state = TrainState(
+            settings=dict(meta["settings"]),
             space=space,
             agent=agent,
             observations=RunningMeanStd((space.observation_dim,)),
