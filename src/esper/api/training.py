@@ -1,7 +1,8 @@
 """Train a policy from Python: the loop, its environments and the record of the run, wired up."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -10,7 +11,7 @@ from esper.growth import BlueprintCatalogue
 from esper.leyline import ConfigError
 from esper.observatory.run_directory import CONFIG
 from esper.observatory.training_directory import TrainingDirectory
-from esper.simic.telemetry import training_profiler
+from esper.simic.telemetry import TrainingProfiler
 from esper.simic.training.checkpoint import is_run, load_checkpoint, load_state, save_checkpoint
 from esper.simic.training.config import TrainingConfig, load_config
 from esper.simic.training.loop import Hooks, run_training
@@ -56,7 +57,7 @@ def train_ppo(
     `task` stands in for the one that the config names. The hosts are trained by one worker, by as
     many as `workers` on the CPU, or by one for each of `devices`, such as "cuda:0". With several,
     call it below `if __name__ == "__main__":`. `profile` is the number of a round, the first being
-    0, of which this process writes a trace to the folder `profile` of the run.
+    0: traces of its first steps and of its update go to the folder `profile` of the run.
     """
     places = worker_devices(workers, devices)
     _check_profile(profile, 0, config.rounds)
@@ -142,19 +143,28 @@ def _run(
     profile: int | None,
     hooks: Hooks | None,
 ) -> TrainState:
-    log = RoundLog(record)
+    log, hooks = RoundLog(record), hooks or Hooks()
+    profiler = TrainingProfiler(record.path / PROFILE, profile)
+    told = hooks.on_step
+
+    def on_step(step: int) -> None:
+        profiler.step()
+        told(step)
 
     def save(state: TrainState) -> None:
         save_checkpoint(record.path, state, record.sync())
 
-    def around(round_: int) -> AbstractContextManager[None]:
-        if round_ != profile:
-            return nullcontext()
-        return training_profiler(record.path.resolve() / PROFILE / f"round-{round_:06d}.json")
-
     with growth_environments(config, task, log, devices) as env:
-        steps = config.steps or task.steps
-        return run_training(config, state, env, steps, log, save=save, around=around, hooks=hooks)
+        return run_training(
+            config,
+            state,
+            env,
+            config.steps or task.steps,
+            log,
+            save=save,
+            traced=profiler.traced,
+            hooks=replace(hooks, on_step=on_step),
+        )
 
 
 def load_policy(path: str | Path, *, deterministic: bool = True) -> LearnedController:

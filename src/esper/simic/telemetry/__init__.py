@@ -25,7 +25,7 @@ from esper.simic.telemetry.gradient_collector import (
 )
 from esper.simic.telemetry.lstm_health import LSTMHealth, compute_lstm_health
 from esper.simic.telemetry.newborn import newborn_rows
-from esper.simic.telemetry.profiler import resident_mb, training_profiler
+from esper.simic.telemetry.profiler import TrainingProfiler, resident_mb
 from esper.simic.telemetry.ratio_diagnostic import RatioExplosionDiagnostic
 
 __all__ = [
@@ -43,6 +43,7 @@ __all__ = [
     "NumericalStabilityReport",
     "PendingGradientMetrics",
     "RatioExplosionDiagnostic",
+    "TrainingProfiler",
     "check_numerical_stability",
     "collect_gradients",
     "collect_per_layer_gradients",
@@ -51,5 +52,4 @@ __all__ = [
     "resident_mb",
     "start_collecting",
     "summarize_layers",
-    "training_profiler",
 ]

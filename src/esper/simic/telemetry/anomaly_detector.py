@@ -282,7 +282,7 @@ class Escalation:
         return self.remaining > 0
 
     def note(self, anomaly: bool) -> None:
-        """Once per round: an anomaly counts for the next rounds, a quiet one uses one of them up."""
+        """Once per round: an anomaly counts for the next rounds, a quiet one uses one up."""
         self.remaining = c.ESCALATION_ROUNDS if anomaly else max(0, self.remaining - 1)
 
     def state_dict(self) -> dict[str, int]:

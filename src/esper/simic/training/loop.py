@@ -54,14 +54,14 @@ def run_training(
     log: RoundLog,
     *,
     save: Callable[[TrainState], None] = lambda state: None,
-    around: Callable[[int], AbstractContextManager[None]] = lambda round_: nullcontext(),
+    traced: Callable[[int, str], AbstractContextManager[None]] = lambda *part: nullcontext(),
     hooks: Hooks | None = None,
 ) -> TrainState:
     """Play and learn until `config.rounds` are done or a hook ends the run.
 
     `env` is any vectorised environment with episodes of at most `max_steps`; if it is one of
-    growth, it tells `log` what happens. `save` gets the state after each round; playing and
-    learning of a round happen within `around` of its number.
+    growth, it tells `log` what happens. `save` gets the state after each round. The parts of a
+    round, "play" and "update", happen within `traced` of its number and their names.
     """
     hooks = hooks or Hooks()
     buffer = state.agent.new_buffer(env.num_envs, max_steps)
@@ -72,13 +72,12 @@ def run_training(
         scaled = ScaledEnv(
             env, state.observations, state.rewards, config.mode_of, clock, hooks.on_step
         )
-        with around(number):
-            with clock.phase("policy"):
-                draws = action_draws(config.key, number, env.num_envs, max_steps)
-                play_round(state.agent, scaled, buffer, number, draws)
-            with clock.phase("update"):
-                shuffle = torch.Generator().manual_seed(draw_key(config.key, "shuffle", number))
-                metrics = state.agent.update(buffer, shuffle, closely=closely)
+        with traced(number, "play"), clock.phase("policy"):
+            draws = action_draws(config.key, number, env.num_envs, max_steps)
+            play_round(state.agent, scaled, buffer, number, draws)
+        with traced(number, "update"), clock.phase("update"):
+            shuffle = torch.Generator().manual_seed(draw_key(config.key, "shuffle", number))
+            metrics = state.agent.update(buffer, shuffle, closely=closely)
         with clock.phase("telemetry"):
             row = round_row(config, state, buffer, scaled.returns, log.outcomes, metrics)
             row |= diagnose(config, state, metrics, compute_lstm_health(buffer.last_hidden), log)
