@@ -1,25 +1,36 @@
 """The learner: a recurrent policy over factored, masked actions, and the PPO that trains it."""
 
-from esper.simic.agent.advantages import compute_gae, compute_per_head_advantages
+from esper.simic.agent.advantages import (
+    compute_gae,
+    compute_per_head_advantages,
+    head_relevance,
+)
 from esper.simic.agent.config import PPOConfig
+from esper.simic.agent.metrics import PPOUpdateMetrics
 from esper.simic.agent.network import FactoredRecurrentActorCritic, NetworkConfig
 from esper.simic.agent.ppo import PPOAgent, ReplayMismatchError
+from esper.simic.agent.rollout import VectorEnv, action_draws, play_round
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
-from esper.simic.agent.saving import load_agent, save_agent
-from esper.simic.agent.types import Decision, Hidden, PPOUpdateMetrics
+from esper.simic.agent.saving import agent_from_state, agent_state
+from esper.simic.agent.types import Decision, Hidden, MaskTensors
 
 __all__ = [
     "Decision",
     "FactoredRecurrentActorCritic",
     "Hidden",
+    "MaskTensors",
     "NetworkConfig",
     "PPOAgent",
     "PPOConfig",
     "PPOUpdateMetrics",
     "ReplayMismatchError",
     "TamiyoRolloutBuffer",
+    "VectorEnv",
+    "action_draws",
+    "agent_from_state",
+    "agent_state",
     "compute_gae",
     "compute_per_head_advantages",
-    "load_agent",
-    "save_agent",
+    "head_relevance",
+    "play_round",
 ]

@@ -24,6 +24,15 @@ from esper.simic.agent.losses import (
     ratio_diagnostics,
     value_errors,
 )
+from esper.simic.agent.metrics import (
+    Collected,
+    PPOUpdateMetrics,
+    collect,
+    new_collection,
+    non_finite,
+    reduce_all,
+    to_host,
+)
 from esper.simic.agent.network import FactoredRecurrentActorCritic
 from esper.simic.agent.optimization import (
     clip_gradients,
@@ -33,14 +42,12 @@ from esper.simic.agent.optimization import (
     make_optimizer,
 )
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
-from esper.simic.agent.types import (
-    Decision,
-    Hidden,
-    MaskTensors,
-    MetricLists,
-    PPOUpdateMetrics,
-    SequenceBatch,
-    summarize,
+from esper.simic.agent.types import Decision, Hidden, MaskTensors, SequenceBatch
+from esper.simic.telemetry import (
+    GradientThresholds,
+    RatioExplosionDiagnostic,
+    collect_per_layer_gradients,
+    start_collecting,
 )
 
 logger = logging.getLogger(__name__)
@@ -114,11 +121,14 @@ class PPOAgent:
             )
         return observed
 
-    def update(self, buffer: TamiyoRolloutBuffer, generator: torch.Generator) -> PPOUpdateMetrics:
+    def update(
+        self, buffer: TamiyoRolloutBuffer, generator: torch.Generator, *, closely: bool = False
+    ) -> PPOUpdateMetrics:
         """Learn from the episodes in `buffer`; `generator` shuffles environments into minibatches.
 
         Raises ReplayMismatchError if the episodes cannot be replayed as they were acted. A
         non-finite loss or gradient ends the update before its step and is reported as `skipped`.
+        Looking `closely` costs time and changes nothing: the result then has `layers` and `ratios`.
         """
         if buffer.network != self.network.config:
             raise ConfigError(
@@ -137,64 +147,94 @@ class PPOAgent:
             self.config.gae_lambda,
         )
         self.update_count += 1
-        replay_error = self._check_replay(batch)
-        collected = MetricLists()
+        metrics, collected = PPOUpdateMetrics(steps=len(buffer)), new_collection()
+        shown = {
+            "replay_error": self._check_replay(batch),
+            "entropy_coef": self.get_entropy_coef(batch.masks.op[batch.valid]),
+            "explained_variance": explained_variance(
+                values=batch.values[batch.valid], returns=returns[batch.valid]
+            ),
+            **_advantage_metrics(advantages[batch.valid]),
+        }
+        collect(collected, shown)
+        self._learn(
+            batch,
+            normalize_advantages(advantages, batch.valid),
+            returns,
+            self._minibatches(len(batch.valid), generator),
+            shown["entropy_coef"],
+            closely,
+            metrics,
+            collected,
+        )
+        if metrics.skipped:
+            logger.warning(
+                "the rest of update %d is skipped: %s", self.update_count, metrics.skipped
+            )
+        metrics.values = reduce_all(collected)
+        if closely:
+            metrics.ratios = self._ratios(batch)
+        return metrics
+
+    def _learn(
+        self,
+        batch: SequenceBatch,
+        advantages: Tensor,
+        returns: Tensor,
+        minibatches: Iterator[tuple[int, Tensor]],
+        entropy_coef: float,
+        closely: bool,
+        metrics: PPOUpdateMetrics,
+        collected: Collected,
+    ) -> None:
+        """Step through the minibatches until they, the KL or finite numbers end."""
         target_kl = self.config.target_kl
         stop_at_kl = math.inf if target_kl is None else constants.KL_STOP_FACTOR * target_kl
-        optimizer_steps, early_stop_epoch, skipped = 0, None, None
-        normalized = normalize_advantages(advantages, batch.valid)
-        entropy_coef = self.get_entropy_coef(batch.masks.op[batch.valid])
-        critic_only = self.update_count <= self.config.critic_first
-        epochs = self.config.epochs * (constants.CRITIC_FIRST_REPEATS if critic_only else 1)
-        for epoch, rows in self._minibatches(len(batch.valid), epochs, generator):
-            losses = self._losses(batch.rows(rows), normalized[rows], returns[rows])
+        for epoch, rows in minibatches:
+            losses = self._losses(batch.rows(rows), advantages[rows], returns[rows])
             total = (
                 losses["policy_loss"]
                 + self.config.value_coef * losses["value_loss"]
                 - entropy_coef * losses["entropy_bonus"]
             )
-            seen = to_host(losses)
-            skipped = non_finite(seen)
-            if skipped:
-                break
-            collected.add(seen)
-            if seen["approx_kl"] > stop_at_kl:
-                early_stop_epoch = epoch
-                break
-            skipped = self._step(total, collected, critic_only)
-            if skipped:
-                break
-            optimizer_steps += 1
-        if skipped:
-            logger.warning("the rest of update %d is skipped: %s", self.update_count, skipped)
-        return summarize(
-            collected,
-            steps=len(buffer),
-            optimizer_steps=optimizer_steps,
-            early_stop_epoch=early_stop_epoch,
-            skipped=skipped,
-            replay_error=replay_error,
-            entropy_coef=entropy_coef,
-            explained_variance=explained_variance(batch.values[batch.valid], returns[batch.valid]),
-            **_advantage_metrics(advantages[batch.valid]),
-        )
+            shown = to_host(losses)
+            metrics.skipped = non_finite(shown)
+            if metrics.skipped:
+                return
+            collect(collected, shown)
+            if shown["approx_kl"] > stop_at_kl:
+                metrics.early_stop_epoch = epoch
+                return
+            self._backward(total)
+            if closely:
+                metrics.layers = collect_per_layer_gradients(self.network)
+            shown = self._step()
+            metrics.skipped = non_finite(shown)
+            if metrics.skipped:
+                return
+            collect(collected, shown)
+            metrics.optimizer_steps += 1
 
-    def _minibatches(
-        self, rows: int, epochs: int, generator: torch.Generator
-    ) -> Iterator[tuple[int, Tensor]]:
+    @property
+    def _critic_only(self) -> bool:
+        return self.update_count <= self.config.critic_first
+
+    def _minibatches(self, rows: int, generator: torch.Generator) -> Iterator[tuple[int, Tensor]]:
         """(epoch, environments): every epoch sees each environment once, in a new order."""
-        for epoch in range(epochs):
+        repeats = constants.CRITIC_FIRST_REPEATS if self._critic_only else 1
+        for epoch in range(self.config.epochs * repeats):
             order = torch.randperm(rows, generator=generator).to(self.device)
             for chosen in order.tensor_split(min(self.config.minibatches, rows)):
                 yield epoch, chosen
 
     @torch.no_grad()
+    def _replay(self, batch: SequenceBatch) -> Tensor:
+        """Log-probs [N, T, heads] of what was done, under the policy as it is now."""
+        return self._evaluate(batch.observations, batch.actions, batch.masks, batch.hidden)[0]
+
     def _check_replay(self, batch: SequenceBatch) -> float:
         """Largest |ratio - 1| of any head and step before the first optimiser step."""
-        log_probs, _, _ = self._evaluate(
-            batch.observations, batch.actions, batch.masks, batch.hidden
-        )
-        error = torch.expm1(log_probs - batch.log_probs)[batch.valid].abs()
+        error = torch.expm1(self._replay(batch) - batch.log_probs)[batch.valid].abs()
         worst = error.amax(dim=0)
         largest = worst.max().item()
         # Not 'largest > tolerance': that would let NaN pass.
@@ -205,6 +245,17 @@ class PPOAgent:
                 "observations and initial hidden state"
             )
         return largest
+
+    def _ratios(self, batch: SequenceBatch) -> RatioExplosionDiagnostic:
+        actions = batch.actions[batch.valid]
+        return RatioExplosionDiagnostic.from_batch(
+            batch.log_probs[batch.valid],
+            self._replay(batch)[batch.valid],
+            head_relevance(actions[:, OP]),
+            actions,
+            max_ratio=self.config.ratio_explosion,
+            min_ratio=self.config.ratio_collapse,
+        )
 
     def _losses(
         self, batch: SequenceBatch, advantages: Tensor, returns: Tensor
@@ -244,23 +295,40 @@ class PPOAgent:
             ),
         }
 
-    def _step(self, total: Tensor, collected: MetricLists, critic_only: bool) -> str | None:
-        """One optimiser step; says why not if the gradient is not finite."""
+    def _backward(self, total: Tensor) -> None:
         self.optimizer.zero_grad(set_to_none=True)
         total.backward()
-        if critic_only:
+        if self._critic_only:
             keep_gradients(self.network, "critic")
-        head_norms = torch.stack(
-            [grad_norm(self.network.head(name)) for name in (*HEAD_NAMES, "value")]
+
+    def _step(self) -> dict[str, Any]:
+        """One optimiser step if the gradient is finite; what the gradient was before clipping."""
+        config = self.config
+        pending = start_collecting(
+            self.network.parameters(), GradientThresholds.for_clip_norm(config.max_grad_norm)
         )
-        norm = clip_gradients(self.network, self.config.max_grad_norm, self.config.clip_separately)
-        *per_head, total_norm = torch.cat([head_norms, norm.reshape(1)]).tolist()
-        if not math.isfinite(total_norm):
-            return f"the norm of the gradient is {total_norm}"
-        collected.grad_norm.append(total_norm)
-        collected.head_grad_norms.append(per_head)
-        self.optimizer.step()
-        return None
+        # The critic's head always has a gradient, and the policy is of one type on one device.
+        assert pending is not None
+        (row,) = pending.rows
+        heads = [grad_norm(self.network.head(name)) for name in (*HEAD_NAMES, "value")]
+        shown = to_host(
+            {
+                "gradients": row,
+                "head_grad_norms": torch.stack(heads),
+                "grad_norm": clip_gradients(
+                    self.network, config.max_grad_norm, config.clip_separately
+                ),
+            }
+        )
+        if math.isfinite(shown["grad_norm"]):
+            self.optimizer.step()
+        gradients = pending.read([shown.pop("gradients")])
+        return shown | {
+            "gradient_health": gradients.health,
+            "vanishing_tensors": gradients.vanishing,
+            "exploding_tensors": gradients.exploding,
+            "zero_gradient_fraction": gradients.zero_fraction,
+        }
 
     def get_entropy_coef(self, op_masks: Tensor | None = None) -> float:
         """The coefficient of this update; `op_masks` [steps, ops] feed the adaptive floor.
@@ -286,24 +354,6 @@ def entropy_floor_scale(op_masks: Tensor) -> float:
     if legal >= total or legal <= 1.0:
         return 1.0
     return min(constants.ENTROPY_FLOOR_MAX_SCALE, math.log(total) / math.log(legal))
-
-
-def non_finite(seen: dict[str, Any]) -> str | None:
-    """A sentence naming the first loss term that is NaN or infinite, or None."""
-    for name in ("policy_loss", "value_loss", "entropy_bonus", "approx_kl"):
-        if not math.isfinite(seen[name]):
-            return f"{name} is {seen[name]}"
-    return None
-
-
-def to_host(tensors: dict[str, Tensor]) -> dict[str, Any]:
-    """The same names with floats and lists of floats, after one transfer from the device."""
-    flat = torch.cat([tensor.detach().reshape(-1) for tensor in tensors.values()]).tolist()
-    values: dict[str, Any] = {}
-    for name, tensor in tensors.items():
-        first, flat = flat[: tensor.numel()], flat[tensor.numel() :]
-        values[name] = first if tensor.dim() else first[0]
-    return values
 
 
 def _advantage_metrics(advantages: Tensor) -> dict[str, float]:

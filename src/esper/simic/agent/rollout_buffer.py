@@ -143,13 +143,6 @@ class TamiyoRolloutBuffer:
     def _tensor(self, values: np.ndarray | Tensor) -> Tensor:
         return torch.as_tensor(values, dtype=torch.float32, device=self.device)
 
-    def clear_env(self, env: int) -> None:
-        """Forget the episode of one environment; the update will not see it."""
-        if not 0 <= env < self.num_envs:
-            raise ValueError(f"no environment {env}; there are 0 to {self.num_envs - 1}")
-        self.step_counts[env] = 0
-        self.ended[env] = True
-
     def sequences(self) -> SequenceBatch:
         """The rows that hold steps, cut to the longest; refuses an episode that has no end."""
         filled = np.flatnonzero(self.step_counts > 0)

@@ -69,7 +69,11 @@ class PendingGradientMetrics:
     rows: list[Tensor]
 
     def result(self) -> GradientHealthMetrics:
-        columns = list(zip(*(row.tolist() for row in self.rows), strict=True))
+        return self.read([row.tolist() for row in self.rows])
+
+    def read(self, rows: list[list[float]]) -> GradientHealthMetrics:
+        """The result from `self.rows` as lists, for who fetches them along with other numbers."""
+        columns = list(zip(*rows, strict=True))
         squares, vanishing, exploding, zeros, nans, infs = columns
         return GradientHealthMetrics(
             tensors=self.tensors,

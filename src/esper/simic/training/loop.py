@@ -17,9 +17,13 @@ import numpy as np
 import torch
 
 from esper.leyline import EpisodeOutcome, draw_key
-from esper.simic.agent.rollout import VectorEnv, action_draws, play_round
-from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
-from esper.simic.agent.types import PPOUpdateMetrics
+from esper.simic.agent import (
+    PPOUpdateMetrics,
+    TamiyoRolloutBuffer,
+    VectorEnv,
+    action_draws,
+    play_round,
+)
 from esper.simic.telemetry import (
     LSTMHealth,
     check_numerical_stability,
@@ -133,10 +137,10 @@ def diagnose(
     `health` is that of the hidden states that episodes ended with. While an anomaly lasts and for
     some rounds more, rounds are looked at closely.
     """
-    drift = state.gradients.update(metrics.grad_norm, metrics.gradient_health)
-    hidden = {} if health is None else health.flat()
+    flat, hidden = metrics.flat(), {} if health is None else health.flat()
+    drift = state.gradients.update(flat["grad_norm"], flat["gradient_health"])
     report = state.detector.check_update(
-        metrics.flat() | hidden,
+        flat | hidden,
         current_round=state.round + 1,
         total_rounds=config.rounds,
         norm_drift=drift.norm,
@@ -163,7 +167,7 @@ def details(state: TrainState, metrics: PPOUpdateMetrics) -> Iterator[dict[str, 
         for example in metrics.ratios.examples():
             yield {"kind": "ratio", **example}
     if metrics.skipped is not None and metrics.steps:
-        report = check_numerical_stability(state.agent.network, metrics.grad_norm_max)
+        report = check_numerical_stability(state.agent.network, metrics.flat()["grad_norm"])
         yield {"kind": "stability", "skipped": metrics.skipped, **report.flat()}
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from esper.leyline import ActionMasks, ConfigError, EsperError, History
-from esper.simic.agent.rollout import VectorEnv
+from esper.simic.agent import VectorEnv
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.round_log import RoundLog
 from esper.simic.training.shard import Shard, ShardSpec
