@@ -96,7 +96,7 @@ def summarize_layers(layers: Iterable[LayerGradientStats]) -> LayerSummary | Non
 class NumericalStabilityReport:
     """Names of parameters with NaN or infinity in weights or gradients; None is not measured.
 
-    pre_clip_grad_norm   the norm that clipping saw last, which gradients no longer show
+    pre_clip_grad_norm   the largest norm that clipping saw, which gradients no longer show
     """
 
     nan_in_weights: tuple[str, ...]

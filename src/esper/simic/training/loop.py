@@ -167,7 +167,7 @@ def details(state: TrainState, metrics: PPOUpdateMetrics) -> Iterator[dict[str, 
         for example in metrics.ratios.examples():
             yield {"kind": "ratio", **example}
     if metrics.skipped is not None and metrics.steps:
-        report = check_numerical_stability(state.agent.network, metrics.flat()["grad_norm"])
+        report = check_numerical_stability(state.agent.network, metrics.flat()["grad_norm_max"])
         yield {"kind": "stability", "skipped": metrics.skipped, **report.flat()}
 
 
