@@ -64,9 +64,9 @@ class RoundLog(History):
     def __init__(self, record: RoundRecorder | None = None) -> None:
         self.record = record or NullRecorder()
         super().__init__(listeners=(self.record,))
-        self.begin(0)
+        self.clock, self.closely = Clock(), True
 
-    def begin(self, round_: int, *, closely: bool = True) -> None:
+    def begin(self, round_: int, *, closely: bool) -> None:
         self.clear()
         self.clock, self.closely = Clock(), closely
         self.record.begin_round(round_)

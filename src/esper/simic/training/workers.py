@@ -19,7 +19,7 @@ import torch
 from esper.leyline import ActionMasks, ConfigError, EsperError, History
 from esper.simic.agent import VectorEnv
 from esper.simic.training.config import TrainingConfig
-from esper.simic.training.round_log import RoundLog
+from esper.simic.training.round_log import Clock, RoundLog
 from esper.simic.training.shard import Shard, ShardSpec
 from esper.tolaria.tasks import Task
 
@@ -82,7 +82,8 @@ def _serve(spec: ShardSpec, pipe: Connection) -> None:
             values = getattr(shard, name)(argument)
             told = History((), log.rows, log.events, log.outcomes)
             pipe.send(("done", Answer(values, told, log.clock.seconds["reward"])))
-            log.begin(0)
+            log.clear()
+            log.clock = Clock()
     except EOFError:
         pass
     except EsperError as error:
