@@ -110,7 +110,8 @@ def test_a_run_that_is_looked_at_closely_is_so_after_a_resume(tmp_path):
 def test_a_setting_that_was_changed_is_refused_by_its_name(tmp_path, name, value):
     tiny_run(tmp_path / "run", rounds=1)
     config = tmp_path / "run" / "config.toml"
-    kept = [line for line in config.read_text().splitlines() if not line.startswith(f"{name} =")]
+    other = (f"{name} =", "reward = {}")
+    kept = [line for line in config.read_text().splitlines() if not line.startswith(other)]
     config.write_text("\n".join([f"{name} = {value}", *kept]) + "\n")
     before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
     with pytest.raises(ConfigError, match=rf"was changed: {name} is .*the run began with") as error:
@@ -118,12 +119,6 @@ def test_a_setting_that_was_changed_is_refused_by_its_name(tmp_path, name, value
     assert "\n" not in str(error.value)
     after = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
     assert before == after
-
-
-def test_a_setting_may_be_infinite(tmp_path):
-    """JSON has no such number, but TOML has."""
-    tiny_run(tmp_path / "run", rounds=1, max_params=float("inf"))
-    assert resume_ppo(tmp_path / "run", task=tiny_task(), rounds=2).round == 2
 
 
 def test_more_rounds_can_be_asked_for_later(tmp_path):

@@ -44,6 +44,7 @@ def test_every_preset_is_a_config(task):
         ("rounds = true", "rounds must be a whole number, got True"),
         ("rounds = 0", "rounds must be at least 1"),
         ("[ppo]\nlearning_rate = 'fast'", "ppo.learning_rate must be a number"),
+        ("[ppo]\ntarget_kl = inf", "ppo.target_kl must be a number, got inf"),
         ("[ppo]\nlearning_rate = -1.0", "learning_rate must be positive"),
         ("[ppo]\nvalue_loss = 'l1'", "value_loss must be 'mse' or 'huber'"),
         ("ppo = 3", "ppo must be a table"),

@@ -6,6 +6,7 @@ messages.
 """
 
 import difflib
+import math
 import tomllib
 import types
 from collections.abc import Iterator, Mapping
@@ -264,7 +265,10 @@ def _fits(value: Any, hint: Any) -> bool:
     if origin is not None:
         return isinstance(value, dict) and all(_fits(v, float) for v in value.values())
     if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
+        # Neither the file of a run nor its checkpoints can hold infinity.
+        return (
+            isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        )
     if hint is int:
         return isinstance(value, int) and not isinstance(value, bool)
     return isinstance(value, hint)

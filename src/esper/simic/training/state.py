@@ -1,6 +1,5 @@
 """The state of a training run: one object with everything that the next round depends on."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -81,12 +80,9 @@ def new_state(config: TrainingConfig, space: Space, warm: TrainState | None = No
 
 
 def lasting_settings(config: TrainingConfig) -> dict[str, Any]:
-    """All settings that a run cannot change once it has begun, as JSON holds them."""
-    flat = {name: value for name, value in config.flat().items() if name != "rounds"}
-    return {
-        name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
-        for name, value in flat.items()
-    }
+    """All settings that a run cannot change once it has begun, but for tables with nothing in."""
+    flat = config.flat()
+    return {name: value for name, value in flat.items() if name != "rounds" and value != {}}
 
 
 def pack(state: TrainState) -> tuple[dict[str, Tensor], dict[str, Any]]:
