@@ -1,5 +1,6 @@
 """Which head made ratios explode, and which decisions of it."""
 
+import inspect
 import math
 
 import pytest
@@ -96,3 +97,28 @@ def test_001_l4_the_ratio_diagnostic_examines_every_head():
             torch.zeros(6, 4), change, relevant, torch.zeros(6, 4)
         )
         assert quiet.outliers[head] == 0
+
+
+def test_002_low4_the_ratio_diagnostic_uses_every_argument():
+    """Each one, changed alone, changes what is found."""
+    base = {
+        "old_log_probs": torch.zeros(2, 4),
+        "new_log_probs": torch.full((2, 4), math.log(3.0)),
+        "relevant": torch.ones(2, 4, dtype=torch.bool),
+        "actions": torch.zeros(2, 4),
+        "max_ratio": 2.0,
+        "min_ratio": 0.1,
+    }
+    changed = {
+        "old_log_probs": torch.full((2, 4), -1.0),
+        "new_log_probs": torch.full((2, 4), -3.0),
+        "relevant": torch.eye(4, dtype=torch.bool)[:2],
+        "actions": torch.ones(2, 4),
+        "max_ratio": 4.0,
+        "min_ratio": 3.5,
+    }
+    assert set(base) == set(inspect.signature(RatioExplosionDiagnostic.from_batch).parameters)
+    found = RatioExplosionDiagnostic.from_batch(**base)
+    for name, value in changed.items():
+        settings = base | {name: value} | ({"max_ratio": 4.0} if name == "min_ratio" else {})
+        assert RatioExplosionDiagnostic.from_batch(**settings) != found, name
