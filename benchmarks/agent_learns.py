@@ -24,8 +24,15 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 
 from esper.leyline import draw_key
 from esper.simic import analytic
-from esper.simic.agent import FactoredRecurrentActorCritic, NetworkConfig, PPOAgent, PPOConfig
-from esper.simic.agent.rollout import VectorEnv, action_draws, play_round
+from esper.simic.agent import (
+    FactoredRecurrentActorCritic,
+    NetworkConfig,
+    PPOAgent,
+    PPOConfig,
+    VectorEnv,
+    action_draws,
+    play_round,
+)
 from toy_problems import ConditionalBandit, CueMemory
 
 GOAL = 0.95

@@ -20,8 +20,14 @@ from sb3_contrib import RecurrentPPO
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from esper.leyline import ActionMasks
-from esper.simic.agent import FactoredRecurrentActorCritic, NetworkConfig, PPOAgent, PPOConfig
-from esper.simic.agent.rollout import action_draws, play_round
+from esper.simic.agent import (
+    FactoredRecurrentActorCritic,
+    NetworkConfig,
+    PPOAgent,
+    PPOConfig,
+    action_draws,
+    play_round,
+)
 
 ENVS, STEPS, OBS, HIDDEN = 16, 150, 80, 128
 SLOTS, BLUEPRINTS = 3, 13
@@ -33,8 +39,8 @@ class Noise:
 
     num_envs = ENVS
 
-    def reset(self, episode: int) -> tuple[np.ndarray, ActionMasks]:
-        self.rng, self.time = np.random.default_rng(episode), 0
+    def reset(self, round_: int) -> tuple[np.ndarray, ActionMasks]:
+        self.rng, self.time = np.random.default_rng(round_), 0
         self.masks = ActionMasks(
             *(
                 np.ones(shape, dtype=bool)

@@ -25,10 +25,10 @@ class CueMemory:
     def __init__(self, num_envs: int, key: int, blanks: int = 8) -> None:
         self.num_envs, self.key, self.steps = num_envs, key, blanks + 2
 
-    def reset(self, episode: int) -> tuple[np.ndarray, ActionMasks]:
+    def reset(self, round_: int) -> tuple[np.ndarray, ActionMasks]:
         self.cues = np.array(
             [
-                int(generator(self.key, "cue", episode, env).integers(NUM_OPS))
+                int(generator(self.key, "cue", round_, env).integers(NUM_OPS))
                 for env in range(self.num_envs)
             ]
         )
@@ -71,8 +71,8 @@ class ConditionalBandit:
     def __init__(self, num_envs: int, key: int) -> None:
         self.num_envs, self.key, self.steps = num_envs, key, 1
 
-    def reset(self, episode: int) -> tuple[np.ndarray, ActionMasks]:
-        rng = generator(self.key, "bandit", episode)
+    def reset(self, round_: int) -> tuple[np.ndarray, ActionMasks]:
+        rng = generator(self.key, "bandit", round_)
         self.context = rng.integers(3, size=self.num_envs)
         return self._observe()
 

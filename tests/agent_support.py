@@ -6,13 +6,14 @@ import torch
 from esper.leyline import ActionMasks, LifecycleOp, generator
 from esper.simic.agent import (
     FactoredRecurrentActorCritic,
+    MaskTensors,
     NetworkConfig,
     PPOAgent,
     PPOConfig,
     TamiyoRolloutBuffer,
+    action_draws,
+    play_round,
 )
-from esper.simic.agent.rollout import action_draws, play_round
-from esper.simic.agent.types import MaskTensors
 
 OBS, SLOTS, BLUEPRINTS = 7, 3, 5
 
@@ -67,8 +68,8 @@ class RandomGrowth:
         self.num_envs, self.steps, self.key, self.ends = num_envs, steps, key, ends
         self.obs, self.slots, self.blueprints = obs, slots, blueprints
 
-    def reset(self, episode: int) -> tuple[np.ndarray, ActionMasks]:
-        self.rng = generator(self.key, "random-growth", episode)
+    def reset(self, round_: int) -> tuple[np.ndarray, ActionMasks]:
+        self.rng = generator(self.key, "random-growth", round_)
         self.time = 0
         return self._observe()
 

@@ -23,11 +23,11 @@ class VectorEnv(Protocol):
         """Observations, masks, rewards, terminated, truncated."""
 
 
-def action_draws(run_key: int, round_: int, num_envs: int, steps: int) -> np.ndarray:
+def action_draws(key: int, round_: int, num_envs: int, steps: int) -> np.ndarray:
     """Uniform numbers [E, steps, heads]: a function of (key, round, environment) only."""
     shape = (steps, len(HEAD_NAMES))
     return np.stack(
-        [generator(run_key, "action", round_, env).random(shape) for env in range(num_envs)]
+        [generator(key, "action", round_, env).random(shape) for env in range(num_envs)]
     )
 
 

@@ -8,8 +8,7 @@ import torch
 
 from agent_support import BLUEPRINTS, OBS, SLOTS, make_network, mask_tensors, random_masks
 from esper.leyline import HEAD_NAMES, HEAD_RELEVANCE, ActionMasks, LifecycleOp
-from esper.simic.agent.advantages import compute_per_head_advantages
-from esper.simic.agent.types import MaskTensors
+from esper.simic.agent import MaskTensors, compute_per_head_advantages
 from esper.tamiyo.policy.masked_categorical import MaskedCategorical
 
 SIZES = (SLOTS, BLUEPRINTS, 3, 4)

@@ -2,7 +2,6 @@
 
 import json
 import logging
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,8 +9,7 @@ import torch
 
 from agent_support import OBS, filled_buffer, make_agent, parameters_of, random_masks, shuffle
 from esper.leyline import ConfigError, InvalidStateMachineError
-from esper.simic.agent import NetworkConfig, PPOConfig, TamiyoRolloutBuffer
-from esper.simic.control import RewardNormalizer, RunningMeanStd
+from esper.simic.agent import NetworkConfig, PPOConfig
 
 
 def acting(agent, observations, masks=None, envs=4):
@@ -98,7 +96,7 @@ def test_a_non_finite_gradient_is_skipped_and_reported(monkeypatch):
     monkeypatch.setattr(agent, "_losses", poisoned)
     metrics = agent.update(buffer, shuffle())
     assert metrics.optimizer_steps == 0
-    assert metrics.skipped == "the norm of the gradient is nan"
+    assert metrics.skipped == "grad_norm is nan"
     assert all(torch.equal(p, before[n]) for n, p in parameters_of(agent).items())
 
 
@@ -120,81 +118,6 @@ def test_huge_finite_inputs_leave_finite_parameters():
     metrics = agent.update(buffer, shuffle())
     assert metrics.optimizer_steps > 0
     assert all(p.isfinite().all() for p in parameters_of(agent).values())
-
-
-def test_a_buffer_takes_no_more_than_it_holds():
-    agent = make_agent()
-    buffer = filled_buffer(agent, envs=2, steps=3)
-    buffer.ended[:] = False
-    decision = acting(agent, np.zeros((2, OBS), dtype=np.float32), envs=2)
-    step = (np.zeros((2, OBS)), random_masks(np.random.default_rng(0), 2), decision)
-    off = np.zeros(2, dtype=bool)
-    with pytest.raises(RuntimeError, match="already has 3 steps"):
-        buffer.add(*step, np.zeros(2), off, off, np.zeros(2))
-
-
-def one_step(agent, buffer, terminated, active=None, observations=None):
-    envs = buffer.num_envs
-    seen = np.zeros((envs, OBS), dtype=np.float32) if observations is None else observations
-    masks = random_masks(np.random.default_rng(0), envs)
-    decision = acting(agent, np.zeros((envs, OBS), dtype=np.float32), masks, envs)
-    off = np.zeros(envs, dtype=bool)
-    buffer.add(seen, masks, decision, np.ones(envs), terminated, off, np.zeros(envs), active)
-
-
-def test_a_row_takes_one_episode_only():
-    agent = make_agent()
-    buffer = agent.new_buffer(2, 5)
-    buffer.start(agent.initial_hidden(2))
-    one_step(agent, buffer, np.array([True, False]))
-    with pytest.raises(RuntimeError, match="episode of environment 0 is over"):
-        one_step(agent, buffer, np.array([False, False]))
-    one_step(agent, buffer, np.array([False, True]), active=np.array([False, True]))
-    assert buffer.step_counts.tolist() == [1, 2]
-    assert len(buffer) == 3
-
-
-def test_an_episode_without_an_end_is_refused():
-    agent = make_agent()
-    buffer = agent.new_buffer(2, 5)
-    buffer.start(agent.initial_hidden(2))
-    one_step(agent, buffer, np.array([True, False]))
-    with pytest.raises(RuntimeError, match="environment 1 has not ended"):
-        agent.update(buffer, shuffle())
-
-
-def test_a_buffer_stores_no_nan():
-    agent = make_agent()
-    buffer = agent.new_buffer(2, 5)
-    buffer.start(agent.initial_hidden(2))
-    observations = np.full((2, OBS), np.nan)
-    with pytest.raises(ValueError, match="finite"):
-        one_step(agent, buffer, np.array([True, True]), observations=observations)
-    assert len(buffer) == 0
-
-
-def test_a_buffer_refuses_arrays_of_other_sizes():
-    agent = make_agent()
-    buffer = agent.new_buffer(2, 5)
-    with pytest.raises(ConfigError, match="hidden state for this buffer"):
-        buffer.start(agent.initial_hidden(3))
-    with pytest.raises(ConfigError, match=rf"\[2, {OBS}\] here, got \[2, {OBS + 2}\]"):
-        one_step(agent, buffer, np.array([True, True]), observations=np.zeros((2, OBS + 2)))
-
-
-def test_a_buffer_for_another_network_is_refused():
-    agent = make_agent()
-    other = replace(agent.network.config, num_slots=5)
-    with pytest.raises(ConfigError, match="num_slots=5"):
-        agent.update(TamiyoRolloutBuffer(2, 5, other), shuffle())
-    with pytest.raises(ConfigError, match="at least one"):
-        agent.new_buffer(0, 5)
-
-
-def test_clearing_an_environment_that_is_not_there():
-    buffer = make_agent().new_buffer(2, 5)
-    with pytest.raises(ValueError, match="no environment 2"):
-        buffer.clear_env(2)
 
 
 @pytest.mark.parametrize(
@@ -228,14 +151,3 @@ def test_sizes_that_cannot_work_are_refused_by_name(wrong):
     (name,) = wrong
     with pytest.raises(ConfigError, match=name.removesuffix("_gain")):
         NetworkConfig(**({"observation_dim": 4, "num_slots": 2, "num_blueprints": 2} | wrong))
-
-
-def test_normalisers_refuse_what_would_stay_for_ever():
-    with pytest.raises(ValueError, match="finite"):
-        RunningMeanStd((2,)).update(torch.tensor([[1.0, torch.nan]]))
-    with pytest.raises(ConfigError, match="takes batches"):
-        RunningMeanStd((2,)).update(torch.zeros(3, 4))
-    with pytest.raises(ValueError, match="finite"):
-        RewardNormalizer()(torch.tensor([torch.inf]))
-    with pytest.raises(ConfigError, match="momentum"):
-        RunningMeanStd((2,), momentum=1.0)

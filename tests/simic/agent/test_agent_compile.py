@@ -5,10 +5,14 @@ import logging
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch._dynamo.backends.registry import register_backend
-from torch._dynamo.testing import CompileCounterWithBackend
+from torch._dynamo.testing import CompileCounter, CompileCounterWithBackend
 
 from agent_support import OBS, filled_buffer, make_agent, parameters_of, random_masks, shuffle
+from esper.leyline import HEAD_NAMES, ConfigError
+from esper.simic.agent import FactoredRecurrentActorCritic, compute_gae
+from esper.simic.telemetry import GradientThresholds, start_collecting
 
 
 @pytest.fixture(autouse=True)
@@ -42,8 +46,9 @@ def test_compiled_and_uncompiled_agree(backend):
     acted = counter.frame_count
     metrics = [a.update(b, shuffle()) for a, b in zip((eager, compiled), buffers, strict=True)]
     assert metrics[1].optimizer_steps == metrics[0].optimizer_steps > 0
-    for name, norm in metrics[0].head_grad_norms.items():
-        assert metrics[1].head_grad_norms[name] == pytest.approx(norm, rel=1e-4)
+    for name in (*HEAD_NAMES, "value"):
+        norms = [found.values[f"{name}_grad_norm"] for found in metrics]
+        assert norms[1] == pytest.approx(norms[0], rel=1e-4)
     for name, parameter in parameters_of(eager).items():
         torch.testing.assert_close(parameter, parameters_of(compiled)[name], rtol=0, atol=1e-5)
     if backend == "counting":
@@ -65,3 +70,62 @@ def test_an_error_of_ours_is_not_taken_for_a_failing_compiler():
     masks.op[:] = False
     with pytest.raises(RuntimeError, match="no legal action"):
         agent.act(np.zeros((2, OBS)), agent.initial_hidden(2), masks, None)
+
+
+def test_004_m22_compiling_uses_dynamic_shapes_and_a_failure_is_logged(monkeypatch, caplog):
+    asked = {}
+
+    def failing(function, **settings):
+        asked.update(settings)
+
+        def call(*args):
+            raise torch._dynamo.exc.TorchDynamoException("no compiler here")
+
+        return call
+
+    monkeypatch.setattr(torch, "compile", failing)
+    agent = make_agent(compile_backend="inductor")
+    with caplog.at_level(logging.WARNING):
+        metrics = agent.update(filled_buffer(agent), shuffle())
+    assert asked == {"backend": "inductor", "dynamic": True}
+    assert "failed for evaluate_actions, running eagerly: no compiler here" in caplog.text
+    assert metrics.optimizer_steps > 0
+
+
+def test_004_m22_an_unknown_compiler_is_refused():
+    with pytest.raises(ConfigError, match="compile_backend 'nonsense'"):
+        make_agent(compile_backend="nonsense")
+
+
+def test_002_crit2_gradients_are_read_from_the_network_itself():
+    agent = make_agent(compile_backend="eager")
+    assert type(agent.network) is FactoredRecurrentActorCritic
+    assert {id(p) for group in agent.optimizer.param_groups for p in group["params"]} == {
+        id(p) for p in agent.network.parameters()
+    }
+
+
+ROWS, OFF = torch.ones(2, 3), torch.zeros(2, 3, dtype=torch.bool)
+LEARNT = nn.Parameter(torch.ones(3))
+LEARNT.grad = torch.ones(3)
+LIMITS = GradientThresholds(0.1, 10.0)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        pytest.param(lambda: compute_gae(ROWS, ROWS, ROWS, OFF, OFF, 0.9, 0.9), id="gae"),
+        pytest.param(lambda: start_collecting([LEARNT], LIMITS), id="gradients"),
+    ],
+)
+def test_000_a5_what_cannot_be_compiled_is_left_out(call):
+    """A compiled caller traces what it does itself, here one sum, and nothing of the callee."""
+    traced = CompileCounter()
+
+    @torch.compile(backend=traced)
+    def caller(x):
+        call()
+        return x + 1.0
+
+    caller(torch.ones(3))
+    assert traced.op_count == 1

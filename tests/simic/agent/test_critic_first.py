@@ -3,18 +3,14 @@
 import pytest
 import torch
 
-from agent_support import filled_buffer, make_agent
+from agent_support import filled_buffer, make_agent, shuffle
 from esper.leyline import ConfigError, constants
-
-
-def shuffle() -> torch.Generator:
-    return torch.Generator().manual_seed(0)
 
 
 def test_at_first_only_the_critic_learns_then_everything_does():
     agent = make_agent(critic_first=2, learning_rate=1e-2, target_kl=None)
     start = {name: p.clone() for name, p in agent.network.named_parameters()}
-    losses = [agent.update(filled_buffer(agent), shuffle()).value_loss for _ in range(2)]
+    losses = [agent.update(filled_buffer(agent), shuffle()).values["value_loss"] for _ in range(2)]
     for name, parameter in agent.network.named_parameters():
         assert torch.equal(parameter, start[name]) != name.startswith("value_head"), name
     assert losses[1] < losses[0]

@@ -11,6 +11,7 @@ from tensordict.nn import TensorDictModule as Mod
 from torch import nn
 from torchrl.objectives import ClipPPOLoss
 
+from agent_support import make_agent
 from esper.simic.agent.losses import (
     clipped_surrogate,
     explained_variance,
@@ -108,15 +109,6 @@ def test_k3_is_the_exact_kl_in_expectation():
     assert (k3_kl(new - old) >= 0).all()
 
 
-def test_joint_kl_by_hand():
-    # Two steps; head 0 matters in both, head 1 only in the second.
-    log_ratio = torch.tensor([[0.1, 5.0], [-0.2, 0.3]], dtype=torch.float64)
-    relevant = torch.tensor([[True, False], [True, True]])
-    k = k3_kl(log_ratio)
-    expected = (k[0, 0] + k[1, 0] + k[1, 1]) / 2
-    assert joint_kl(log_ratio, relevant).item() == pytest.approx(expected.item(), rel=1e-6)
-
-
 def test_masked_mean_of_nothing_is_zero():
     mean = masked_mean(torch.ones(3, 2), torch.tensor([[True, False]] * 3))
     assert mean.tolist() == [1.0, 0.0]
@@ -142,3 +134,29 @@ def test_losses_refuse_shapes_that_would_broadcast():
         clipped_surrogate(torch.ones(4, 1), torch.ones(4), 0.2)
     with pytest.raises(ValueError, match="differ in shape"):
         value_errors(torch.ones(4, 1), torch.ones(4), torch.ones(4))
+
+
+def test_000_m1_huber_bounds_the_gradient_of_huge_errors():
+    values = torch.tensor([1e6, -1e6, 0.1], requires_grad=True)
+    zeros = torch.zeros(3)
+    value_errors(values, zeros, zeros, huber_delta=2.0).sum().backward()
+    assert values.grad.tolist() == pytest.approx([2.0, -2.0, 0.1])
+    squared = torch.tensor([1e3], requires_grad=True)
+    value_errors(squared, zeros[:1], zeros[:1]).sum().backward()
+    assert squared.grad.item() == pytest.approx(2e3)
+
+
+def test_001_m2_value_clip_is_independent_of_the_ratio_and_can_be_off():
+    values, old, returns = torch.tensor([5.0]), torch.zeros(1), torch.tensor([5.0])
+    assert value_errors(values, returns, old, clip=None).item() == 0.0
+    assert value_errors(values, returns, old, clip=1.0).item() == 16.0
+    assert make_agent().config.value_clip is None
+    assert make_agent(value_clip=3.0).config.clip_ratio == make_agent().config.clip_ratio
+
+
+def test_004_m20_kl_is_the_sum_over_heads_weighted_by_their_share_of_steps():
+    log_ratio = torch.tensor([[0.2, 0.0, 0.0, 0.1], [0.0, 0.0, 0.0, -0.3]])
+    relevant = torch.tensor([[True, False, False, True], [False, False, False, True]])
+    k = k3_kl(log_ratio)
+    by_hand = 0.5 * k[0, 0] + 1.0 * (k[0, 3] + k[1, 3]) / 2
+    assert joint_kl(log_ratio, relevant).item() == pytest.approx(by_hand.item(), rel=1e-6)

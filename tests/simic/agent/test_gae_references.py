@@ -169,3 +169,18 @@ def test_normalised_advantages_equal_the_usual_formula_over_valid_steps():
     expected = (chosen - chosen.mean()) / chosen.std(ddof=1)
     np.testing.assert_allclose(normalized[valid], expected, rtol=1e-5, atol=1e-6)
     assert (normalized[~valid] == 0).all()
+
+
+def test_d33_a_truncation_in_the_middle_of_a_row_uses_its_own_bootstrap():
+    """The two-step probe: nothing but the reward is worth anything, so A0 is the reward's."""
+    zeros = torch.zeros(1, 2)
+    advantages, _ = compute_gae(
+        rewards=torch.tensor([[0.0, 3.0]]),
+        values=zeros,
+        bootstrap_values=torch.tensor([[1.0, 0.0]]),
+        terminated=torch.tensor([[False, True]]),
+        truncated=torch.tensor([[True, False]]),
+        gamma=0.995,
+        lam=0.97,
+    )
+    assert advantages[0].tolist() == pytest.approx([0.995, 3.0])

@@ -6,8 +6,7 @@ import torch
 
 from agent_support import OBS, RandomGrowth, filled_buffer, make_agent, parameters_of, shuffle
 from esper.leyline import HEAD_NAMES
-from esper.simic.agent import ReplayMismatchError
-from esper.simic.agent.rollout import action_draws
+from esper.simic.agent import ReplayMismatchError, action_draws
 from esper.simic.control import RunningMeanStd
 
 
@@ -15,7 +14,7 @@ from esper.simic.control import RunningMeanStd
 def test_ratios_are_one_before_the_first_step(envs, steps, layers):
     agent = make_agent(network={"lstm_layers": layers})
     metrics = agent.update(filled_buffer(agent, envs, steps, ends=0.02), shuffle())
-    assert metrics.replay_error < 1e-5
+    assert metrics.values["replay_error"] < 1e-5
     assert metrics.optimizer_steps > 0
 
 
@@ -60,18 +59,17 @@ def test_parameters_that_changed_since_acting_are_caught():
 def round_with_normalizer(agent, store_normalized_again: bool):
     """A round whose observations are normalised by statistics that move at every step."""
     env, steps = RandomGrowth(4, 8), 8
-    normalizer = RunningMeanStd((OBS,))
+    normalizer = RunningMeanStd((OBS,), epsilon=1e-12)
     buffer, hidden = agent.new_buffer(4, steps), agent.initial_hidden(4)
     buffer.start(hidden)
     raw, masks = env.reset(0)
     draws = action_draws(0, 0, 4, steps)
-    acted_on, raws = [], []
+    raws = []
     for step in range(steps):
         raw_tensor = torch.from_numpy(3.0 * raw + 5.0)
         normalizer.update(raw_tensor)
         seen = normalizer.normalize(raw_tensor)
         raws.append(raw_tensor)
-        acted_on.append(seen)
         decision = agent.act(seen, hidden, masks, draws[:, step])
         hidden, offered = decision.hidden, masks
         raw, masks, rewards, terminated, truncated = env.step(decision.actions)
@@ -79,26 +77,27 @@ def round_with_normalizer(agent, store_normalized_again: bool):
     if store_normalized_again:
         for step, raw_tensor in enumerate(raws):
             buffer.observations[:, step] = normalizer.normalize(raw_tensor)
-    return buffer
+    return buffer, normalizer, raws
 
 
-def test_storing_what_the_policy_saw_survives_a_moving_normaliser():
+def test_004_c5_statistics_include_the_batch_and_the_ratio_is_still_one():
     agent = make_agent()
-    metrics = agent.update(round_with_normalizer(agent, False), shuffle())
-    assert metrics.replay_error < 1e-5
+    buffer, normalizer, raws = round_with_normalizer(agent, False)
+    np.testing.assert_allclose(normalizer.mean, torch.cat(raws).double().mean(0), atol=1e-9)
+    assert agent.update(buffer, shuffle()).values["replay_error"] < 1e-5
 
 
 def test_a_normaliser_that_moved_between_acting_and_learning_is_caught():
     agent = make_agent()
-    untouched_after_mismatch(agent, round_with_normalizer(agent, True), "head is off")
+    buffer, _, _ = round_with_normalizer(agent, True)
+    untouched_after_mismatch(agent, buffer, "head is off")
 
 
 def test_after_one_update_every_head_has_had_a_gradient():
     agent = make_agent()
     before = parameters_of(agent)
     metrics = agent.update(filled_buffer(agent), shuffle())
-    assert set(metrics.head_grad_norms) == {*HEAD_NAMES, "value"}
-    assert all(norm > 0 for norm in metrics.head_grad_norms.values())
+    assert all(metrics.values[f"{name}_grad_norm"] > 0 for name in (*HEAD_NAMES, "value"))
     for name, parameter in parameters_of(agent).items():
         assert not torch.equal(parameter, before[name]), name
 
@@ -109,5 +108,5 @@ def test_old_log_probs_are_the_stored_ones():
     buffer = filled_buffer(agent)
     buffer.log_probs[..., 3] -= 5e-5
     metrics = agent.update(buffer, shuffle())
-    assert metrics.replay_error == pytest.approx(5e-5, rel=0.05)
-    assert metrics.ratio_max == pytest.approx(1 + 5e-5, abs=3e-6)
+    assert metrics.values["replay_error"] == pytest.approx(5e-5, rel=0.05)
+    assert metrics.values["ratio_max"] == pytest.approx(1 + 5e-5, abs=3e-6)

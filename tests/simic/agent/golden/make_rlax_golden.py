@@ -1,7 +1,7 @@
 """Write rlax.json: advantages, and clipped surrogates with gradients, as rlax computes them.
 
 Run it where rlax is installed (it needs jax, which is large, so the tests only read the result):
-    python tests/simic/golden/make_rlax_golden.py
+    python tests/simic/agent/golden/make_rlax_golden.py
 """
 
 import json

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from agent_support import shuffle
 from esper.leyline import ConfigError
 from esper.simic.control import RewardNormalizer, RunningMeanStd
 
@@ -88,3 +89,41 @@ def test_scaling_without_learning_and_round_trip():
     other.load_state_dict(before)
     assert other.normalize_only(torch.tensor([2.0])).item() == scaled.item()
     assert other.std == normalizer.std
+
+
+def test_004_m23_ema_of_a_constant_converges_to_it():
+    running = RunningMeanStd((2,), momentum=0.9)
+    running.update(torch.randn(16, 2, generator=shuffle()))
+    for _ in range(300):
+        running.update(torch.full((8, 2), 7.0))
+    np.testing.assert_allclose(running.mean, 7.0, atol=1e-9)
+    np.testing.assert_allclose(running.var, 0.0, atol=1e-9)
+
+
+def test_004_m23_a_shift_of_the_mean_adds_its_cross_term():
+    momentum, delta = 0.9, 5.0
+    running = RunningMeanStd((1,), momentum=momentum)
+    running.update(torch.zeros(4, 1))
+    running.update(torch.full((4, 1), delta))
+    assert running.mean.item() == pytest.approx((1 - momentum) * delta)
+    assert running.var.item() == pytest.approx(momentum * (1 - momentum) * delta**2)
+
+
+def test_d22_a_forgetting_normaliser_does_not_saturate_at_the_start():
+    running = RunningMeanStd((2,), momentum=0.99)
+    rng = np.random.default_rng(0)
+    for _ in range(5):
+        batch = torch.from_numpy(rng.normal([1e5, -40.0], [1e3, 2.0], size=(16, 2)))
+        running.update(batch)
+        assert running.normalize(batch).abs().max() < 5.0
+
+
+def test_normalisers_refuse_what_would_stay_for_ever():
+    with pytest.raises(ValueError, match="finite"):
+        RunningMeanStd((2,)).update(torch.tensor([[1.0, torch.nan]]))
+    with pytest.raises(ConfigError, match="takes batches"):
+        RunningMeanStd((2,)).update(torch.zeros(3, 4))
+    with pytest.raises(ValueError, match="finite"):
+        RewardNormalizer()(torch.tensor([torch.inf]))
+    with pytest.raises(ConfigError, match="momentum"):
+        RunningMeanStd((2,), momentum=1.0)

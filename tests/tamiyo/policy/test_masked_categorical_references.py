@@ -114,3 +114,28 @@ def test_draws_are_legal_even_at_the_edges(row, uniform):
     ours = MaskedCategorical(logits, mask)
     assert mask[0, ours.icdf(torch.tensor([uniform], dtype=torch.float64)).item()]
     assert mask[0, ours.sample(torch.Generator().manual_seed(0)).item()]
+
+
+def test_000_m5_validation_can_be_switched_off_and_then_waits_for_nothing(monkeypatch):
+    logits, mask = torch.zeros(2, 3), torch.tensor([[True] * 3, [False] * 3])
+    with pytest.raises(RuntimeError, match="no legal action"):
+        MaskedCategorical(logits, mask)
+    with pytest.raises(ValueError, match="1 NaN"):
+        MaskedCategorical(torch.tensor([[torch.nan, 0.0]]), torch.ones(1, 2, dtype=torch.bool))
+    monkeypatch.setattr(MaskedCategorical, "validate", False)
+
+    def synchronised(self):
+        raise AssertionError("read a tensor back")
+
+    for name in ("__bool__", "item", "tolist"):
+        monkeypatch.setattr(torch.Tensor, name, synchronised)
+    MaskedCategorical(logits, mask)
+
+
+def test_000_l5_entropy_of_one_legal_action_is_exactly_zero_with_zero_gradient():
+    logits = torch.randn(3, 4, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    mask = torch.tensor([[True, False, False, False]] * 3)
+    entropy = MaskedCategorical(logits, mask).entropy()
+    entropy.sum().backward()
+    assert entropy.tolist() == [0.0] * 3
+    assert (logits.grad == 0).all()

@@ -151,7 +151,7 @@ def sb3_model(kind, policy, entropy_nats, batch, steps, extractor, network, **po
 
 def our_agent(entropy):
     return make_agent(
-        seed=1,
+        key=1,
         network={
             "observation_dim": OBS,
             "num_slots": 1,
