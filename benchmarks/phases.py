@@ -12,8 +12,8 @@ import tempfile
 from pathlib import Path
 
 from esper.api.training import train_ppo
-from esper.simic.training.clock import PHASES
 from esper.simic.training.config import load_config
+from esper.simic.training.round_log import PHASES
 
 GOAL = 0.90
 

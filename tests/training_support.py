@@ -12,11 +12,14 @@ from typing import Any
 
 from esper.api.training import resume_ppo, train_ppo
 from esper.growth import CNNHost
+from esper.leyline import History
+from esper.simic import analytic
 from esper.simic.training import checkpoint
 from esper.simic.training.checkpoint import load_checkpoint
 from esper.simic.training.config import TrainingConfig, load_config
-from esper.simic.training.loop import Hooks
-from esper.simic.training.state import TrainState, pack
+from esper.simic.training.loop import Hooks, run_training
+from esper.simic.training.round_log import RoundLog
+from esper.simic.training.state import Space, TrainState, new_state, pack
 from esper.tolaria.data import digits
 from esper.tolaria.data.splits import DataSplits
 from esper.tolaria.tasks import Task, find_task
@@ -58,10 +61,47 @@ def tiny_run(
     workers: int | None = None,
     devices: Sequence[str] | None = None,
     hooks: Hooks | None = None,
+    profile: int | None = None,
     **flags: Any,
 ) -> TrainState:
     how: dict[str, Any] = {"workers": workers, "devices": devices, "hooks": hooks}
+    how["profile"] = profile
     return train_ppo(tiny_config(**flags), out, task=tiny_task(), **how)
+
+
+ANALYTIC = Space(analytic.OBSERVATION_DIM, analytic.NUM_SLOTS, ("small", "medium", "large"))
+
+
+class RunHistory(History):
+    """The record of a run that leaves nothing on disk: rows know their round."""
+
+    def begin_round(self, number: int) -> None:
+        self.round = number
+
+    def metrics(self, row: dict[str, Any]) -> None:
+        super().metrics({"round": self.round, **row})
+
+    def timing(self, row: dict[str, Any]) -> None:
+        pass
+
+    def sync(self) -> dict[str, int]:
+        return {}
+
+    def of(self, kind: str, round_: int | None = None) -> list[dict[str, Any]]:
+        """Rows of a kind, of one round or of all."""
+        return [r for r in self.rows if r["kind"] == kind and round_ in (None, r["round"])]
+
+
+def analytic_state(**flags: Any) -> tuple[TrainingConfig, TrainState]:
+    config = tiny_config(task="analytic", **flags)
+    return config, new_state(config, ANALYTIC)
+
+
+def play(config: TrainingConfig, state: TrainState) -> RunHistory:
+    """The training loop on the analytic problem, which takes no time."""
+    history, env = RunHistory(), analytic.AnalyticGrowth(config.envs, config.key)
+    run_training(config, state, env, analytic.HORIZON, RoundLog(history))
+    return history
 
 
 def rows(path: Path) -> list[dict[str, Any]]:

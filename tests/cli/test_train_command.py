@@ -1,6 +1,7 @@
 """`esper train ppo` as a user meets it: a process, its output and its exit code."""
 
 import io
+import json
 import os
 import signal
 import subprocess
@@ -9,10 +10,13 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from torch.profiler import ProfilerActivity
 
 from command_support import esper_here, start_esper
 from esper.api import resume_ppo
 from esper.cli.train_command import Interrupts, LeaveRoundError
+from esper.leyline import ConfigError
+from esper.simic.telemetry import profiler
 from esper.simic.training.loop import Hooks
 from training_support import rows, same_run, tiny_run, tiny_task
 
@@ -90,6 +94,7 @@ def test_the_second_ctrl_c_leaves_the_round_which_is_played_again(tmp_path):
         (["--devices", "toaster"], "no device 'toaster'"),
         (["--devices", "cpu,"], "no device ''"),
         (["--devices", "cpu", "--workers", "2"], "leave out workers"),
+        (["--profile", "3", "--rounds", "3"], "round 3 cannot be profiled"),
     ],
 )
 def test_what_cannot_work_is_one_sentence_and_exit_code_2(
@@ -112,3 +117,62 @@ def test_a_run_is_not_overwritten_by_accident(tmp_path, monkeypatch, capsys):
     assert esper_here(monkeypatch, "train", "ppo", *SMALL, "--out", "run") == 2
     assert "already holds a run" in capsys.readouterr().err
     assert os.listdir(tmp_path / "run") == ["config.toml"]
+
+
+@pytest.fixture(scope="module")
+def profiled(tmp_path_factory):
+    """The folder in which `esper train ppo --profile 1 --out run` was started."""
+    folder = tmp_path_factory.mktemp("profiled")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        flags = ["--envs", "1", "--steps", "4", "--rounds", "2", "--profile", "1", "--out", "run"]
+        assert esper_here(patch, "train", "ppo", *flags) == 0
+    return folder
+
+
+def spans(path: Path) -> list[str]:
+    return [e["name"] for e in json.loads(path.read_text())["traceEvents"] if "dur" in e]
+
+
+def test_004_m16_the_traces_of_a_round_lie_in_the_folder_of_the_run(profiled):
+    names = sorted(path.name for path in (profiled / "run" / "profile").iterdir())
+    assert names == ["round-000001-play.json", "round-000001-update.json"]
+    assert [path.name for path in profiled.iterdir()] == ["run"]
+
+
+def test_traces_show_phases_and_what_torch_did_in_them(profiled):
+    folder = profiled / "run" / "profile"
+    play, update = (spans(folder / f"round-000001-{part}.json") for part in ("play", "update"))
+    # The warm-up, and the first two of four steps.
+    assert play.count("hosts") == 1 + 2
+    assert {"policy", "reward", "telemetry", "aten::conv2d"} <= set(play)
+    assert "update" not in play
+    assert {"update", "aten::lstm"} <= set(update)
+    assert "hosts" not in update
+
+
+def test_to_profile_changes_nothing_else(profiled, tmp_path, monkeypatch):
+    flags = ["--envs", "1", "--steps", "4", "--rounds", "2", "--out", str(tmp_path / "run")]
+    assert esper_here(monkeypatch, "train", "ppo", *flags) == 0
+    same_run(tmp_path / "run", profiled / "run")
+    assert not (tmp_path / "run" / "profile").exists()
+
+
+def test_004_m15_a_trace_is_of_all_that_this_machine_has(tmp_path, monkeypatch):
+    asked, make = [], profiler.profile
+
+    def spy(activities, **options):
+        asked.append(set(activities))
+        return make(activities=[ProfilerActivity.CPU], **options)
+
+    has = {ProfilerActivity.CPU, ProfilerActivity.XPU}
+    monkeypatch.setattr(profiler, "supported_activities", lambda: has)
+    monkeypatch.setattr(profiler, "profile", spy)
+    tiny_run(tmp_path / "run", rounds=1, profile=0)
+    assert asked == [has, has]
+
+
+def test_a_round_that_was_played_already_cannot_be_profiled(tmp_path):
+    tiny_run(tmp_path / "run", rounds=1)
+    with pytest.raises(ConfigError, match="round 0 cannot be profiled: the rounds to play are 1"):
+        resume_ppo(tmp_path / "run", task=tiny_task(), rounds=2, profile=0)

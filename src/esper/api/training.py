@@ -2,23 +2,41 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from esper.leyline import ConfigError
 from esper.observatory.run_directory import CONFIG, RunDirectory
+from esper.simic.telemetry import TrainingProfiler
 from esper.simic.training.checkpoint import is_run, load_checkpoint, load_state, save_checkpoint
 from esper.simic.training.config import TrainingConfig, load_config
-from esper.simic.training.growth_rounds import GrowthRounds
-from esper.simic.training.loop import Hooks, Tally, run_training
+from esper.simic.training.loop import Hooks, run_training
+from esper.simic.training.round_log import RoundLog
 from esper.simic.training.shard import space_of
-from esper.simic.training.state import TrainState, new_state
-from esper.simic.training.workers import worker_devices
+from esper.simic.training.state import TrainState, lasting_settings, new_state
+from esper.simic.training.workers import growth_environments, worker_devices
 from esper.tolaria.data.catalogue import data_root
 from esper.tolaria.tasks import Task, find_task
 
+# Where traces of rounds go, in the folder of the run.
+PROFILE = "profile"
 
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Sums depend on how they are split over threads, from the first weights on; one thread gives
+    the same bits in every process."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@one_thread()
 def train_ppo(
     config: TrainingConfig,
     out: str | Path,
@@ -27,23 +45,26 @@ def train_ppo(
     overwrite: bool = False,
     workers: int | None = None,
     devices: Sequence[str] | None = None,
+    profile: int | None = None,
     hooks: Hooks | None = None,
 ) -> TrainState:
     """Train from the start; the record and the checkpoints go to the folder `out`.
 
     `task` stands in for the one that the config names. The hosts are trained by one worker, by as
     many as `workers` on the CPU, or by one for each of `devices`, such as "cuda:0". With several,
-    call it below `if __name__ == "__main__":`.
+    call it below `if __name__ == "__main__":`. `profile` is the number of a round, the first being
+    0: traces of its first steps and of its update go to the folder `profile` of the run.
     """
-    torch.set_num_threads(1)
     places = worker_devices(workers, devices)
+    _check_profile(profile, 0, config.rounds)
     chosen = task or find_task(config.task)
     state = _first_state(config, chosen)
     with RunDirectory.create(Path(out), config.flat(), overwrite=overwrite) as record:
         save_checkpoint(record.path, state, record.sync())
-        return _run(config, chosen, state, record, places, hooks)
+        return _run(config, chosen, state, record, places, profile, hooks)
 
 
+@one_thread()
 def resume_ppo(
     run: str | Path,
     *,
@@ -51,13 +72,13 @@ def resume_ppo(
     rounds: int | None = None,
     workers: int | None = None,
     devices: Sequence[str] | None = None,
+    profile: int | None = None,
     hooks: Hooks | None = None,
 ) -> TrainState:
     """Go on from the newest intact checkpoint of a run, up to `rounds` if given.
 
     However often a run is killed and resumed, it ends with the same parameters and history.
     """
-    torch.set_num_threads(1)
     places = worker_devices(workers, devices)
     run = Path(run)
     if not (run / CONFIG).is_file():
@@ -70,6 +91,7 @@ def resume_ppo(
             checkpoint = load_checkpoint(run)
             state = checkpoint.state
             _check_unchanged(run, config, chosen, state)
+            _check_profile(profile, state.round, config.rounds)
             chosen.load(data_root())
             record.go_on(config.flat(), checkpoint.files, state.round)
         else:
@@ -77,7 +99,7 @@ def resume_ppo(
             state = _first_state(config, chosen)
             record.begin(config.flat())
             save_checkpoint(run, state, record.sync())
-        return _run(config, chosen, state, record, places, hooks)
+        return _run(config, chosen, state, record, places, profile, hooks)
 
 
 def _first_state(config: TrainingConfig, task: Task) -> TrainState:
@@ -89,22 +111,23 @@ def _first_state(config: TrainingConfig, task: Task) -> TrainState:
 
 
 def _check_unchanged(run: Path, config: TrainingConfig, task: Task, state: TrainState) -> None:
-    if set(state.rewards) != set(config.modes) or state.agent.config != config.ppo:
-        raise ConfigError(f"{run / CONFIG} was changed: it does not fit the checkpoint any more")
+    before, now = state.settings, lasting_settings(config)
+    for name in {**before, **now}:
+        if before.get(name) != now.get(name):
+            raise ConfigError(
+                f"{run / CONFIG} was changed: {name} is {now.get(name)!r}, but the run began with "
+                f"{before.get(name)!r}; put that back, or start a new run"
+            )
     if state.space != space_of(task):
         raise ConfigError(f"{run} was trained with other slots or blueprints than there are now")
 
 
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Sums depend on how they are split over threads, from the first weights on; one thread gives
-    the same bits in every process. What was set before is set again afterwards."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+def _check_profile(profile: int | None, first: int, rounds: int) -> None:
+    if profile is not None and not first <= profile < rounds:
+        raise ConfigError(
+            f"round {profile} cannot be profiled: the rounds to play are {first} up to, "
+            f"but not including, {rounds}"
+        )
 
 
 def _run(
@@ -113,12 +136,28 @@ def _run(
     state: TrainState,
     record: RunDirectory,
     devices: Sequence[str],
+    profile: int | None,
     hooks: Hooks | None,
 ) -> TrainState:
-    tally = Tally(record)
+    log, hooks = RoundLog(record), hooks or Hooks()
+    profiler = TrainingProfiler(record.path / PROFILE, profile)
+    told = hooks.on_step
+
+    def on_step(step: int) -> None:
+        profiler.step()
+        told(step)
 
     def save(state: TrainState) -> None:
         save_checkpoint(record.path, state, record.sync())
 
-    with GrowthRounds(config, task, tally, devices) as env:
-        return run_training(config, state, env, env.max_steps, tally, save=save, hooks=hooks)
+    with growth_environments(config, task, log, devices) as env:
+        return run_training(
+            config,
+            state,
+            env,
+            config.steps or task.steps,
+            log,
+            save=save,
+            traced=profiler.traced,
+            hooks=replace(hooks, on_step=on_step),
+        )

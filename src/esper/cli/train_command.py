@@ -46,6 +46,9 @@ class PPOSettings:
         "warm_start", "Run whose policy to start from, such as an imitation."
     )
     overwrite: bool = option(False, "Replace a run that is already there.")
+    profile: int | None = option(
+        None, "Write traces of this round, counted from 0, that open in Perfetto.", min=0
+    )
 
     def given(self) -> dict[str, Any]:
         """The settings of the run that were given as flags, by their dotted names."""
@@ -102,6 +105,7 @@ def ppo(settings: PPOSettings) -> None:
         how: dict[str, Any] = {
             "workers": settings.workers,
             "devices": None if settings.devices is None else settings.devices.split(","),
+            "profile": settings.profile,
             "hooks": Hooks(show.round, on_step, interrupts.after_round),
         }
         try:

@@ -77,3 +77,9 @@ class History:
         self.outcomes.append(outcome)
         for listener in self.listeners:
             listener.outcome(outcome)
+
+    def clear(self) -> None:
+        """Forget what was told so far."""
+        self.rows.clear()
+        self.events.clear()
+        self.outcomes.clear()

@@ -16,6 +16,9 @@ from esper.leyline import ConfigError
 from esper.observatory import RunDirectory
 from esper.simic.training import checkpoint
 from esper.simic.training.checkpoint import (
+    MANIFEST,
+    STATE,
+    TENSORS,
     CheckpointWriteError,
     DamagedCheckpointError,
     load_checkpoint,
@@ -84,11 +87,12 @@ def test_nothing_intact_is_one_sentence(run):
         load_checkpoint(run)
 
 
-def test_a_format_of_the_future_is_refused(run):
+@pytest.mark.parametrize(("change", "age"), [(1, "a newer"), (-1, "an older")])
+def test_another_format_is_refused(run, change, age):
     manifest = json.loads((newest(run) / "manifest.json").read_text())
-    manifest["format"] += 1
+    manifest["format"] += change
     (newest(run) / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(ConfigError, match="use a newer version of esper"):
+    with pytest.raises(ConfigError, match=f"use {age} version of esper"):
         load_checkpoint(run)
 
 
@@ -175,6 +179,7 @@ def test_a_malicious_file_is_not_run_even_with_a_checksum_that_fits(run, tmp_pat
     "change",
     [
         {"agent": None},
+        {"settings": None},
         {"round": "many"},
         {"space": {"observation_dim": 3}},
         {"rewards": [1, 2]},
@@ -221,3 +226,16 @@ def test_no_module_of_training_can_unpickle_or_evaluate():
             if isinstance(node, ast.Call):
                 called = ast.unparse(node.func)
                 assert called not in ("eval", "exec", "torch.load", "__import__"), path
+
+
+def test_004_m6_resuming_reads_every_file_of_a_checkpoint_once(tmp_path, monkeypatch):
+    tiny_run(tmp_path / "run", rounds=1)
+    read, names = Path.read_bytes, []
+
+    def spy(path):
+        names.append(path.name)
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", spy)
+    resume_ppo(tmp_path / "run", task=tiny_task())
+    assert sorted(n for n in names if n in (MANIFEST, STATE, TENSORS)) == [MANIFEST, STATE, TENSORS]

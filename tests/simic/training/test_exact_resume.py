@@ -13,7 +13,7 @@ import pytest
 from esper.api.training import resume_ppo
 from esper.leyline import ConfigError
 from esper.simic.training.loop import Hooks
-from training_support import same_run, tiny_run, tiny_task
+from training_support import rows, same_run, tiny_run, tiny_task
 
 TESTS = Path(__file__).parents[2]
 
@@ -76,6 +76,49 @@ def test_a_run_that_was_stopped_after_a_round_goes_on_exactly(tmp_path):
     assert rounds_seen == [0]
     resume_ppo(tmp_path / "stopped", task=tiny_task())
     same_run(tmp_path / "whole", tmp_path / "stopped")
+
+
+def test_a_run_that_is_looked_at_closely_is_so_after_a_resume(tmp_path):
+    """What anomalies of earlier rounds set off goes on: closer looks, and what is told once."""
+    wild = {"rounds": 4, "ppo.learning_rate": 0.3, "ppo.target_kl": 100.0}
+    tiny_run(tmp_path / "whole", **wild)
+    played = []
+    hooks = Hooks(lambda number, row, timing: played.append(number), stop=lambda: played == [0, 1])
+    state = tiny_run(tmp_path / "stopped", hooks=hooks, **wild)
+    assert state.escalation.closely
+    resume_ppo(tmp_path / "stopped", task=tiny_task())
+    found = rows(tmp_path / "stopped" / "metrics.jsonl")
+    assert any(row["kind"] == "layer" and row["round"] == 2 for row in found)
+    same_run(tmp_path / "whole", tmp_path / "stopped")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("key", "6"),
+        ("envs", "5"),
+        ("incubation", '"joint"'),
+        ("steps", "4"),
+        ("max_seeds", "2"),
+        ("ppo.learning_rate", "0.1"),
+        ("network.lstm_hidden_dim", "8"),
+        ("network.op_bias.CULL", "1.5"),
+        ("reward_mode", '"shaped"'),
+        ("reward.param_cost", "0.5"),
+    ],
+)
+def test_a_setting_that_was_changed_is_refused_by_its_name(tmp_path, name, value):
+    tiny_run(tmp_path / "run", rounds=1)
+    config = tmp_path / "run" / "config.toml"
+    other = (f"{name} =", "reward = {}")
+    kept = [line for line in config.read_text().splitlines() if not line.startswith(other)]
+    config.write_text("\n".join([f"{name} = {value}", *kept]) + "\n")
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    with pytest.raises(ConfigError, match=rf"was changed: {name} is .*the run began with") as error:
+        resume_ppo(tmp_path / "run", task=tiny_task(), rounds=2)
+    assert "\n" not in str(error.value)
+    after = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    assert before == after
 
 
 def test_more_rounds_can_be_asked_for_later(tmp_path):

@@ -2,17 +2,20 @@
 
 import json
 from collections import defaultdict
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
 
 from esper.api.training import train_ppo
 from esper.growth import LifecycleRules, default_catalogue
-from esper.leyline import History
+from esper.leyline import EpisodeOutcome, History
+from esper.observatory.comparison import AVERAGED
 from esper.observatory.run_directory import episode_script
+from esper.observatory.training_progress import round_line
 from esper.simic.telemetry import lstm_health, resident_mb
-from esper.simic.training.clock import PHASES
+from esper.simic.training.loop import Hooks
+from esper.simic.training.round_log import PHASES
 from esper.tamiyo import ScriptedController
 from esper.tolaria.environment import GrowthEnv
 from esper.tolaria.governor import Governor
@@ -168,8 +171,27 @@ def test_anomalies_reach_the_record_and_raise_the_level_of_telemetry(tmp_path):
     metrics = rows(tmp_path / "run" / "metrics.jsonl")
     levels = [r["telemetry_level"] for r in metrics if r["kind"] == "round"]
     layers = {r["round"] for r in metrics if r["kind"] == "layer"}
-    assert layers == {r for r in range(4) if levels[r] == "DEBUG"}
     first = found[0]["round"]
     assert levels[first] == "DEBUG"
+    # What an anomaly changes begins with the round after it.
+    closely = {r for r in range(1, 4) if levels[r - 1] == "DEBUG"}
+    assert closely
+    assert layers == {r["round"] for r in metrics if r["kind"] == "ratios"} == closely
     snapshots = {e["round"] for e in events if e["event"] == "GovernorSnapshot"}
-    assert snapshots == {r for r in range(1, 4) if levels[r - 1] == "DEBUG"}
+    assert snapshots == closely
+
+
+class Strict(dict):
+    """A row in which nothing is silently absent."""
+
+    get = dict.__getitem__
+
+
+def test_d26_views_read_only_what_training_writes(tmp_path):
+    told = []
+    hooks = Hooks(on_round=lambda number, row, timing: told.append((Strict(row), Strict(timing))))
+    tiny_run(tmp_path / "run", rounds=1, hooks=hooks)
+    ((row, timing),) = told
+    assert "op 0." in round_line(row, timing, 0, 1, 0.0)
+    read = {"task", "controller", "total_reward", *AVERAGED}
+    assert read <= {field.name for field in fields(EpisodeOutcome)}

@@ -1,11 +1,15 @@
 """Settings: strict, in one sentence, and each in one place."""
 
+from dataclasses import dataclass
+
 import pytest
 
 from esper.leyline import ConfigError
 from esper.observatory.run_directory import to_toml
+from esper.simic.agent import PPOConfig
 from esper.simic.rewards import ContributionRewardConfig, ObjectiveRewardConfig
-from esper.simic.training.config import PRESETS, TrainingConfig, load_config
+from esper.simic.training import config as config_module
+from esper.simic.training.config import DEFAULT_PPO, PRESETS, TrainingConfig, load_config
 from training_support import tiny_config
 
 
@@ -40,6 +44,7 @@ def test_every_preset_is_a_config(task):
         ("rounds = true", "rounds must be a whole number, got True"),
         ("rounds = 0", "rounds must be at least 1"),
         ("[ppo]\nlearning_rate = 'fast'", "ppo.learning_rate must be a number"),
+        ("[ppo]\ntarget_kl = inf", "ppo.target_kl must be a number, got inf"),
         ("[ppo]\nlearning_rate = -1.0", "learning_rate must be positive"),
         ("[ppo]\nvalue_loss = 'l1'", "value_loss must be 'mse' or 'huber'"),
         ("ppo = 3", "ppo must be a table"),
@@ -97,3 +102,42 @@ def test_settings_of_a_reward_go_to_its_family():
     assert isinstance(second, ContributionRewardConfig)
     assert (second.mode, second.rent_weight) == ("shaped", 2.0)
     assert [config.mode_of(env) for env in range(4)] == ["objective"] * 2 + ["shaped"] * 2
+
+
+@pytest.mark.parametrize("mode", ["objective", "shaped", "simplified", "loss"])
+def test_004_c1_a_run_whose_reward_names_another_gamma_does_not_start(mode):
+    losses = {"reward.baseline_loss": 2.3, "reward.target_loss": 0.3}
+    losses["reward.typical_loss_delta_std"] = 0.1
+    flags = {"reward_mode": mode, "ppo.gamma": 0.99, **(losses if mode == "loss" else {})}
+    assert tiny_config(**flags, **{"reward.gamma": 0.99}).ppo.gamma == 0.99
+    with pytest.raises(ConfigError, match=r"gamma=0\.995 but the run uses gamma=0\.99;"):
+        tiny_config(**flags, **{"reward.gamma": 0.995})
+
+
+@dataclass(frozen=True)
+class PatientPPO(PPOConfig):
+    patience: int | None = None
+
+
+@dataclass(frozen=True)
+class WiderConfig(TrainingConfig):
+    """A setting is added by its line: name, type and default."""
+
+    curriculum: str = "none"
+    ppo: PatientPPO = PatientPPO(**vars(DEFAULT_PPO))
+
+
+def test_a_field_is_all_that_a_new_setting_needs(tmp_path, monkeypatch):
+    monkeypatch.setattr(config_module, "TrainingConfig", WiderConfig)
+    config = load(tmp_path, "[ppo]\npatience = 3", curriculum="slow")
+    assert (config.curriculum, config.ppo.patience) == ("slow", 3)
+    assert config.ppo.entropy_coef == PRESETS["digits"]["ppo.entropy_coef"]
+    assert {"curriculum": "slow", "ppo.patience": 3}.items() <= config.flat().items()
+    for text, sentence in {
+        "curriculum = 3": "curriculum must be text, got 3",
+        "curriculun = 'slow'": r"no setting curriculun; did you mean curriculum\?",
+        "[ppo]\npatience = 'long'": "ppo.patience must be a whole number, got 'long'",
+        "[ppo]\npatienc = 3": r"no setting ppo.patienc; did you mean ppo.patience\?",
+    }.items():
+        with pytest.raises(ConfigError, match=sentence):
+            load(tmp_path, text)

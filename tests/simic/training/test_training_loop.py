@@ -1,7 +1,5 @@
-"""One loop for every environment: it learns, scales in one place, and spreads over processes."""
+"""One loop for every environment: it learns, and the same key gives the same run."""
 
-import os
-import signal
 from dataclasses import replace
 
 import numpy as np
@@ -9,21 +7,25 @@ import pytest
 import torch
 
 from esper.api.training import resume_ppo
-from esper.leyline import ConfigError, NullRecorder
+from esper.leyline import ConfigError
 from esper.simic import analytic
-from esper.simic.agent.rollout import play_round
-from esper.simic.control import RewardNormalizer, RunningMeanStd
-from esper.simic.training.clock import Clock
+from esper.simic.agent import play_round
+from esper.simic.control.normalization import RewardNormalizer, RunningMeanStd
 from esper.simic.training.config import DEFAULT_PPO, NetworkSizes, TrainingConfig
-from esper.simic.training.growth_rounds import GrowthRounds
-from esper.simic.training.loop import Hooks, Tally, run_training
+from esper.simic.training.loop import Hooks, run_training
+from esper.simic.training.round_log import Clock, RoundLog
 from esper.simic.training.scaling import ScaledEnv
-from esper.simic.training.state import Space, TrainState, new_state
-from esper.simic.training.workers import worker_devices
-from esper.tamiyo import wait
-from training_support import rows, same_run, tiny_config, tiny_run, tiny_task
-
-ANALYTIC = Space(analytic.OBSERVATION_DIM, analytic.NUM_SLOTS, ("small", "medium", "large"))
+from esper.simic.training.state import TrainState, new_state
+from training_support import (
+    ANALYTIC,
+    analytic_state,
+    play,
+    rows,
+    same_run,
+    tiny_config,
+    tiny_run,
+    tiny_task,
+)
 
 
 def analytic_config(key: int) -> TrainingConfig:
@@ -81,66 +83,10 @@ def test_the_analytic_problem_is_solved_to_95_percent_by_the_same_loop(key):
         state,
         analytic.AnalyticGrowth(config.envs, key),
         analytic.HORIZON,
-        Tally(NullRecorder()),
+        RoundLog(),
         hooks=Hooks(on_round=look, stop=lambda: bool(scores) and scores[-1] >= 0.95 * optimum),
     )
     assert scores[-1] >= 0.95 * optimum
-
-
-class Scripted:
-    """Three environments with known observations and rewards; the first ends after one step."""
-
-    num_envs = 3
-
-    def __init__(self, rewards: np.ndarray) -> None:
-        self.rewards, self.time = rewards, 0
-        self.masks = analytic.AnalyticGrowth(3).reset()[1]
-
-    def reset(self, episode: int):
-        return np.full((3, 2), 5.0), self.masks
-
-    def step(self, actions: np.ndarray):
-        rewards = self.rewards[self.time]
-        self.time += 1
-        last = np.full(3, self.time == len(self.rewards))
-        first = np.array([self.time == 1, False, False])
-        return np.full((3, 2), 5.0 + self.time), self.masks, rewards, first, last & ~first
-
-
-def scaled_env(rewards: np.ndarray, modes: list[str]) -> ScaledEnv:
-    normalizers = {mode: RewardNormalizer() for mode in dict.fromkeys(modes)}
-    return ScaledEnv(
-        Scripted(rewards), RunningMeanStd((2,)), normalizers, lambda env: modes[env], Clock()
-    )
-
-
-def test_each_reward_mode_has_a_normaliser_of_its_own():
-    rewards = np.array([[1.0, 100.0, 300.0], [9.0, 500.0, 100.0]])
-    env = scaled_env(rewards, ["sparse", "shaped", "shaped"])
-    env.reset(0)
-    env.step(np.zeros((3, 4), dtype=int))
-    *_, scaled, _, _ = env.step(np.zeros((3, 4), dtype=int))
-    expected = torch.tensor([100.0, 300.0, 500.0, 100.0]).std().item()
-    assert env.rewards["shaped"].std == pytest.approx(expected)
-    assert scaled[1:] == pytest.approx(np.array([500.0, 100.0]) / expected)
-    # The first environment ended with its first step: what comes later is not its reward.
-    assert (env.rewards["sparse"].count, scaled[0]) == (1, 0.0)
-    assert env.returns.tolist() == [1.0, 600.0, 400.0]
-
-
-def test_observations_enter_the_statistics_before_they_are_scaled_and_only_if_acted_on():
-    env = scaled_env(np.zeros((3, 3)), ["sparse"] * 3)
-    observed, _ = env.reset(0)
-    assert env.observations.mean.tolist() == pytest.approx([5.0, 5.0], abs=1e-3)
-    assert observed == pytest.approx(np.zeros((3, 2)), abs=0.1)
-    actions = np.zeros((3, 4), dtype=int)
-    env.step(actions)
-    assert env.observations.mean[0].item() == pytest.approx((3 * 5 + 2 * 6) / 5, abs=1e-3)
-    observed, *_ = env.step(actions)
-    assert observed[0].tolist() == [0.0, 0.0]
-    seen = env.observations.count
-    env.step(actions)
-    assert env.observations.count == seen
 
 
 def test_two_reward_modes_share_a_run(tmp_path):
@@ -162,81 +108,18 @@ def test_the_same_key_gives_the_same_bytes_and_another_does_not(tmp_path):
         same_run(tmp_path / "a", tmp_path / "c")
 
 
-def test_the_number_of_threads_before_a_run_does_not_matter(tmp_path):
+def test_the_number_of_threads_before_a_run_does_not_matter_and_is_put_back(tmp_path):
     try:
         torch.set_num_threads(2)
         tiny_run(tmp_path / "a", rounds=1, **{"network.lstm_hidden_dim": 128})
         tiny_run(tmp_path / "b", rounds=1, **{"network.lstm_hidden_dim": 128})
+        assert torch.get_num_threads() == 2
+        with pytest.raises(ConfigError):
+            resume_ppo(tmp_path)
+        assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(1)
     same_run(tmp_path / "a", tmp_path / "b")
-
-
-def test_workers_change_nothing_even_if_one_is_killed(tmp_path, monkeypatch, caplog):
-    tiny_run(tmp_path / "one", rounds=2)
-    pools, make = [], GrowthRounds.__init__
-
-    def remember(self, *args, **settings) -> None:
-        make(self, *args, **settings)
-        pools.append(self)
-
-    steps = []
-
-    def kill(step: int) -> None:
-        steps.append(step)
-        if len(steps) == 11:
-            os.kill(pools[0].shards[1].process.pid, signal.SIGKILL)
-
-    monkeypatch.setattr(GrowthRounds, "__init__", remember)
-    tiny_run(tmp_path / "two", rounds=2, workers=2, hooks=Hooks(on_step=kill))
-    assert len(pools[0].shards) == 2
-    assert "died (exit code -9); its round is played again" in caplog.text
-    assert not any(shard.process.is_alive() for shard in pools[0].shards)
-    same_run(tmp_path / "one", tmp_path / "two")
-
-
-def test_one_worker_per_device_and_on_cpus_the_same_bits(tmp_path, monkeypatch):
-    shards, make = [], GrowthRounds.__init__
-
-    def remember(self, *args, **settings) -> None:
-        make(self, *args, **settings)
-        shards.append(self.shards)
-
-    monkeypatch.setattr(GrowthRounds, "__init__", remember)
-    tiny_run(tmp_path / "one", rounds=1)
-    tiny_run(tmp_path / "two", rounds=1, devices=["cpu", "cpu"])
-    assert [len(each) for each in shards] == [1, 2]
-    same_run(tmp_path / "one", tmp_path / "two")
-    # What devices a run is on is no part of it.
-    resume_ppo(tmp_path / "one", task=tiny_task(), rounds=2, devices=["cpu", "cpu"])
-    resume_ppo(tmp_path / "two", task=tiny_task(), rounds=2)
-    same_run(tmp_path / "one", tmp_path / "two")
-
-
-def test_hosts_are_on_the_device_of_their_shard():
-    with GrowthRounds(tiny_config(), tiny_task(), NullRecorder(), ["cpu:0"]) as env:
-        env.reset(0)
-        # Not the default: it has an index.
-        assert env.shards[0].shard.env.population.device == torch.device("cpu:0")
-
-
-def test_devices_are_those_that_torch_finds(monkeypatch):
-    monkeypatch.setattr(
-        torch.accelerator, "current_accelerator", lambda check_available: torch.device("cuda")
-    )
-    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
-    assert worker_devices(None, ["cuda:1", "cuda:0", "cpu"]) == ("cuda:1", "cuda:0", "cpu")
-    with pytest.raises(ConfigError, match="no device 'cuda:7'; torch finds cpu, cuda:0, cuda:1"):
-        worker_devices(None, ["cuda:0", "cuda:7"])
-
-
-def test_workers_are_on_the_cpu_and_some_number_of_them():
-    assert worker_devices(None, None) == ("cpu",)
-    assert worker_devices(3, None) == ("cpu", "cpu", "cpu")
-    with pytest.raises(ConfigError, match="at least one worker, got 0"):
-        worker_devices(0, None)
-    with pytest.raises(ConfigError, match="list of devices is empty"):
-        worker_devices(None, [])
 
 
 def test_a_policy_that_is_to_wait_at_first_waits_more_often(tmp_path):
@@ -246,20 +129,6 @@ def test_a_policy_that_is_to_wait_at_first_waits_more_often(tmp_path):
     tiny_run(tmp_path / "even", rounds=1, **{"network.op_bias": {}})
     tiny_run(tmp_path / "patient", rounds=1, **{"network.op_bias": {"WAIT": 3.0}})
     assert waits(tmp_path / "patient") > waits(tmp_path / "even") + 8
-
-
-def test_the_last_epoch_ends_the_episode_for_the_learner():
-    """Nothing follows that counts, so the critic must not be asked what would."""
-    config = tiny_config(envs=2, steps=3)
-    with GrowthRounds(config, tiny_task(), NullRecorder(), ["cpu"]) as env:
-        env.reset(0)
-        flags = [env.step(wait(2))[3:] for _ in range(3)]
-    assert [terminated.tolist() for terminated, _ in flags] == [
-        [False] * 2,
-        [False] * 2,
-        [True] * 2,
-    ]
-    assert not any(truncated.any() for _, truncated in flags)
 
 
 def test_a_policy_can_start_from_another_run(tmp_path):
@@ -284,3 +153,20 @@ def test_a_round_on_the_real_digits_runs_through(tmp_path):
     assert state.round == 1
     assert all(o["task"] == "digits" for o in rows(tmp_path / "run" / "outcomes.jsonl"))
     assert tiny_task().name == "digits"
+
+
+def test_every_round_is_shuffled_anew_and_the_same_in_every_run():
+    shuffles = []
+    for _ in range(2):
+        config, state = analytic_state(rounds=3)
+        update, orders = state.agent.update, []
+
+        def spy(buffer, generator, closely, update=update, orders=orders):
+            orders.append(torch.randperm(16, generator=generator.clone_state()).tolist())
+            return update(buffer, generator, closely=closely)
+
+        state.agent.update = spy
+        play(config, state)
+        shuffles.append(orders)
+    assert shuffles[0] == shuffles[1]
+    assert len({tuple(order) for order in shuffles[0]}) == 3

@@ -8,13 +8,13 @@ import pytest
 from esper.leyline import EsperError
 from esper.simic.training import workers
 from esper.simic.training.shard import Shard, ShardSpec
-from esper.simic.training.workers import MAX_RESTARTS, WorkerError, WorkerShard, _serve
+from esper.simic.training.workers import MAX_RESTARTS, Worker, WorkerError, _serve
 from training_support import tiny_config, tiny_task
 
 SPEC = ShardSpec(tiny_config(), tiny_task(), (0, 1))
 
 
-class InThisProcess(WorkerShard):
+class InThisProcess(Worker):
     """Serves the first call at once, where we are, and then the pipe closes."""
 
     def _start(self) -> None:
@@ -60,8 +60,8 @@ def test_a_worker_that_dies_again_and_again_is_given_up(monkeypatch, caplog):
         self.process = multiprocessing.get_context("spawn").Process(target=int)
         self.process.join = lambda timeout=None: None
 
-    monkeypatch.setattr(workers.WorkerShard, "_start", stillborn)
-    worker = WorkerShard(SPEC)
+    monkeypatch.setattr(workers.Worker, "_start", stillborn)
+    worker = Worker(SPEC)
     worker.begin("reset", 0)
     with pytest.raises(WorkerError, match=f"died {1 + MAX_RESTARTS} times in the same step"):
         worker.result()

@@ -134,7 +134,9 @@ def test_damaged_idx_file_is_named_with_the_cure(mnist, file, harm):
     assert str(path) in str(error.value)
 
 
-@pytest.mark.parametrize("contents", [gzip.compress(bytes(500))[:-9], b"no gzip at all"])
+@pytest.mark.parametrize(
+    "contents", [gzip.compress(bytes(500))[:-9], b"no gzip at all"], ids=["cut off", "no gzip"]
+)
 def test_damaged_gzip_is_named_with_the_cure(mnist, contents):
     path = mnist / "mnist" / idx.FILES[0]
     path.unlink()

@@ -46,13 +46,20 @@ def keep_gradients(network: FactoredRecurrentActorCritic, group: str) -> None:
 def clip_gradients(
     network: FactoredRecurrentActorCritic, max_norm: float, separately: bool
 ) -> Tensor:
-    """Clip in place, all together or trunk, actor and critic apart; the norm before clipping."""
+    """Clip in place, all together or trunk, actor and critic apart; the norm before clipping.
+
+    Gradients whose norm is not finite stay as they are, so that it can be seen which are broken.
+    """
     if not separately:
-        return nn.utils.clip_grad_norm_(network.parameters(), max_norm)
-    norms = [
-        nn.utils.clip_grad_norm_(group, max_norm) for group in parameter_groups(network).values()
-    ]
+        return _clip(list(network.parameters()), max_norm)
+    norms = [_clip(group, max_norm) for group in parameter_groups(network).values()]
     return torch.stack(norms).norm()
+
+
+def _clip(parameters: list[nn.Parameter], max_norm: float) -> Tensor:
+    norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+    nn.utils.clip_grads_with_norm_(parameters, max_norm, norm.where(norm.isfinite(), 0.0))
+    return norm
 
 
 def compiled_or_eager(function: Callable[..., Any], backend: str | None) -> Callable[..., Any]:

@@ -4,6 +4,7 @@ from esper.simic.telemetry.anomaly_detector import (
     AnomalyDetector,
     AnomalyReport,
     AnomalyThresholds,
+    Escalation,
 )
 from esper.simic.telemetry.debug_telemetry import (
     LayerGradientStats,
@@ -13,25 +14,23 @@ from esper.simic.telemetry.debug_telemetry import (
     collect_per_layer_gradients,
     summarize_layers,
 )
-from esper.simic.telemetry.escalation import Escalation, TelemetryConfig, TelemetryLevel
 from esper.simic.telemetry.gradient_collector import (
+    GradientDrift,
+    GradientEMATracker,
     GradientHealthMetrics,
     GradientThresholds,
     PendingGradientMetrics,
     collect_gradients,
     start_collecting,
 )
-from esper.simic.telemetry.gradient_ema import GradientDrift, GradientEMATracker
 from esper.simic.telemetry.lstm_health import LSTMHealth, compute_lstm_health
-from esper.simic.telemetry.memory import resident_mb
-from esper.simic.telemetry.profiler import DeviceTimer, training_profiler
+from esper.simic.telemetry.profiler import TrainingProfiler, resident_mb
 from esper.simic.telemetry.ratio_diagnostic import RatioExplosionDiagnostic
 
 __all__ = [
     "AnomalyDetector",
     "AnomalyReport",
     "AnomalyThresholds",
-    "DeviceTimer",
     "Escalation",
     "GradientDrift",
     "GradientEMATracker",
@@ -43,8 +42,7 @@ __all__ = [
     "NumericalStabilityReport",
     "PendingGradientMetrics",
     "RatioExplosionDiagnostic",
-    "TelemetryConfig",
-    "TelemetryLevel",
+    "TrainingProfiler",
     "check_numerical_stability",
     "collect_gradients",
     "collect_per_layer_gradients",
@@ -52,5 +50,4 @@ __all__ = [
     "resident_mb",
     "start_collecting",
     "summarize_layers",
-    "training_profiler",
 ]

@@ -1,4 +1,4 @@
-"""Tells when learning goes wrong, from the numbers of each update.
+"""Tells when learning goes wrong, from the numbers of each update, and when to look closer.
 
 One noisy update is not an anomaly: a finding counts after `patience` updates in a row, and is over
 after as many without it. What cannot be noise (a NaN, an extreme KL) counts at once.
@@ -266,3 +266,27 @@ class AnomalyDetector:
         self.bad_in_a_row = dict(state["bad_in_a_row"])
         self.good_in_a_row = dict(state["good_in_a_row"])
         self.active = dict(state["active"])
+
+
+class Escalation:
+    """Whether to look closely: for some rounds after each one in which something was wrong.
+
+    It decides what is recorded of the policy's learning, never what a seed may do.
+    """
+
+    def __init__(self) -> None:
+        self.remaining = 0
+
+    @property
+    def closely(self) -> bool:
+        return self.remaining > 0
+
+    def note(self, anomaly: bool) -> None:
+        """Once per round: an anomaly counts for the next rounds, a quiet one uses one up."""
+        self.remaining = c.ESCALATION_ROUNDS if anomaly else max(0, self.remaining - 1)
+
+    def state_dict(self) -> dict[str, int]:
+        return {"remaining": self.remaining}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        self.remaining = state["remaining"]

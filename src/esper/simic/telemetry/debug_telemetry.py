@@ -96,7 +96,7 @@ def summarize_layers(layers: Iterable[LayerGradientStats]) -> LayerSummary | Non
 class NumericalStabilityReport:
     """Names of parameters with NaN or infinity in weights or gradients; None is not measured.
 
-    pre_clip_grad_norm   the total norm that clipping saw, which the gradients no longer show
+    pre_clip_grad_norm   the largest norm that clipping saw, which gradients no longer show
     """
 
     nan_in_weights: tuple[str, ...]
@@ -105,32 +105,20 @@ class NumericalStabilityReport:
     inf_in_gradients: tuple[str, ...]
     max_weight: float | None
     max_gradient: float | None
-    loss_value: float | None
     pre_clip_grad_norm: float | None
 
-    @property
-    def loss_is_finite(self) -> bool | None:
-        return None if self.loss_value is None else math.isfinite(self.loss_value)
-
-    def has_issues(self) -> bool:
-        broken = (
-            self.nan_in_weights
-            + self.inf_in_weights
-            + self.nan_in_gradients
-            + self.inf_in_gradients
-        )
-        norm = self.pre_clip_grad_norm
-        return (
-            bool(broken)
-            or self.loss_is_finite is False
-            or (norm is not None and not math.isfinite(norm))
-        )
+    def flat(self) -> dict[str, Any]:
+        """Columns of a row of metrics: lists of names as text, None for none."""
+        return {
+            name: (", ".join(value) or None) if isinstance(value, tuple) else value
+            for name, value in vars(self).items()
+        }
 
 
 @torch.compiler.disable
 @torch.no_grad()
 def check_numerical_stability(
-    module: nn.Module, loss: float | None = None, pre_clip_grad_norm: float | None = None
+    module: nn.Module, pre_clip_grad_norm: float | None = None
 ) -> NumericalStabilityReport:
     """One transfer for the weights and one for the gradients."""
     weights = _scan([(name, p.detach()) for name, p in module.named_parameters()])
@@ -142,7 +130,6 @@ def check_numerical_stability(
         inf_in_gradients=grads[1],
         max_weight=weights[2],
         max_gradient=grads[2],
-        loss_value=loss,
         pre_clip_grad_norm=pre_clip_grad_norm,
     )
 

@@ -1,6 +1,7 @@
-"""Health of a set of gradients, with a constant number of tensor operations and one transfer."""
+"""Health of gradients: measured with few operations and one transfer, and how it drifts."""
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import cast
 
@@ -11,9 +12,6 @@ from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 
 from esper.leyline import ConfigError
 from esper.leyline import constants as c
-
-MAX_NORM_RATIO = 1000.0
-MAX_ZERO_FRACTION = 0.5
 
 
 @dataclass(frozen=True)
@@ -38,32 +36,17 @@ class GradientThresholds:
 class GradientHealthMetrics:
     """Gradients of n tensors. `norm` is the norm of all of them together.
 
-    norm_ratio      largest over smallest norm of a tensor
     zero_fraction   share of elements that are exactly 0
     health          1 is good: 1 - 0.5 share vanishing - 0.8 share exploding, 0 with NaN or infinity
     """
 
     tensors: int
     norm: float
-    min_layer_norm: float
-    max_layer_norm: float
     vanishing: int
     exploding: int
     zero_fraction: float
     nan_count: int
     inf_count: int
-
-    @property
-    def norm_ratio(self) -> float:
-        return self.max_layer_norm / max(self.min_layer_norm, 1e-10)
-
-    @property
-    def has_vanishing(self) -> bool:
-        return self.vanishing > 0
-
-    @property
-    def has_exploding(self) -> bool:
-        return self.exploding > 0
 
     @property
     def is_finite(self) -> bool:
@@ -75,15 +58,6 @@ class GradientHealthMetrics:
             return 0.0
         loss = 0.5 * self.vanishing / self.tensors + 0.8 * self.exploding / self.tensors
         return max(0.0, 1.0 - loss)
-
-    @property
-    def is_healthy(self) -> bool:
-        return (
-            self.is_finite
-            and not self.has_exploding
-            and self.norm_ratio < MAX_NORM_RATIO
-            and self.zero_fraction < MAX_ZERO_FRACTION
-        )
 
 
 @dataclass(frozen=True)
@@ -100,12 +74,10 @@ class PendingGradientMetrics:
     def read(self, rows: list[list[float]]) -> GradientHealthMetrics:
         """The result from `self.rows` as lists, for who fetches them along with other numbers."""
         columns = list(zip(*rows, strict=True))
-        squares, low, high, vanishing, exploding, zeros, nans, infs = columns
+        squares, vanishing, exploding, zeros, nans, infs = columns
         return GradientHealthMetrics(
             tensors=self.tensors,
             norm=sum(squares) ** 0.5,
-            min_layer_norm=min(low),
-            max_layer_norm=max(high),
             vanishing=int(sum(vanishing)),
             exploding=int(sum(exploding)),
             zero_fraction=sum(zeros) / self.elements,
@@ -138,14 +110,12 @@ def collect_gradients(
 
 
 def _measure(grads: list[Tensor], thresholds: GradientThresholds) -> Tensor:
-    """float64 [8]; the tensors share a device and dtype."""
+    """float64 [6]; the tensors share a device and dtype."""
     norms = torch.stack(torch._foreach_norm(grads)).double()
     flat = _flatten_dense_tensors(grads)
     return torch.stack(
         [
             norms.square().sum(),
-            norms.min(),
-            norms.max(),
             (norms < thresholds.vanishing).sum().double(),
             (norms > thresholds.exploding).sum().double(),
             (flat == 0).sum().double(),
@@ -153,3 +123,48 @@ def _measure(grads: list[Tensor], thresholds: GradientThresholds) -> Tensor:
             flat.isinf().sum().double(),
         ]
     )
+
+
+@dataclass(frozen=True)
+class GradientDrift:
+    """|x - mean| / mean of the norm and of the health; None while there is no mean, or no x."""
+
+    norm: float | None
+    health: float | None
+
+
+class GradientEMATracker:
+    """Exponential moving averages of gradient norm and health.
+
+    What is None or not finite is left out: it would poison the mean of all later updates.
+    """
+
+    def __init__(self, momentum: float = 0.99, epsilon: float = 1e-8) -> None:
+        if not 0.0 < momentum < 1.0:
+            raise ValueError(f"momentum must lie between 0 and 1, got {momentum}")
+        self.momentum, self.epsilon = momentum, epsilon
+        self.norm: float | None = None
+        self.health: float | None = None
+
+    def update(self, norm: float | None, health: float | None) -> GradientDrift:
+        """Drift against the means so far; then the readings join them."""
+        drift = GradientDrift(self._drift(norm, self.norm), self._drift(health, self.health))
+        self.norm = self._join(norm, self.norm)
+        self.health = self._join(health, self.health)
+        return drift
+
+    def _drift(self, value: float | None, mean: float | None) -> float | None:
+        if value is None or mean is None or not math.isfinite(value):
+            return None
+        return abs(value - mean) / (mean + self.epsilon)
+
+    def _join(self, value: float | None, mean: float | None) -> float | None:
+        if value is None or not math.isfinite(value):
+            return mean
+        return value if mean is None else self.momentum * mean + (1.0 - self.momentum) * value
+
+    def state_dict(self) -> dict[str, float | None]:
+        return {"norm": self.norm, "health": self.health}
+
+    def load_state_dict(self, state: Mapping[str, float | None]) -> None:
+        self.norm, self.health = state["norm"], state["health"]

@@ -1,71 +1,58 @@
-"""Where the time goes: torch's profiler into the run directory, and a timer that waits."""
+"""Where time and memory go: traces of a round, and what this process holds."""
 
-import time
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 
-import torch
-from torch.profiler import (
-    profile,
-    schedule,
-    supported_activities,
-    tensorboard_trace_handler,
-)
+from torch.profiler import ProfilerAction, profile, supported_activities
+
+# Steps are much like each other, and a trace of all of them is too large to be opened.
+TRACED_STEPS = 2
 
 
-@contextmanager
-def training_profiler(
-    run_dir: Path,
-    enabled: bool = True,
-    *,
-    wait: int = 1,
-    warmup: int = 1,
-    active: int = 3,
-    repeat: int = 1,
-) -> Iterator[profile | None]:
-    """Trace `active` rounds into `run_dir`/profile; call `step()` on what it yields every round.
+class TrainingProfiler:
+    """Writes traces of one round to `folder`, in Chrome's format, which Perfetto opens.
 
-    Yields None when not enabled. It traces every kind of device that this machine has, so it works
-    on one that has none but its CPU.
+    They show every kind of device that this machine has, so it works on one that has none but its
+    CPU; and this process only. Without a round it does nothing.
     """
-    if not enabled:
-        yield None
-        return
-    folder = run_dir.resolve() / "profile"
-    folder.mkdir(parents=True, exist_ok=True)
-    with profile(
-        activities=sorted(supported_activities(), key=str),
-        schedule=schedule(wait=wait, warmup=warmup, active=active, repeat=repeat),
-        on_trace_ready=tensorboard_trace_handler(str(folder)),
-        record_shapes=True,
-        profile_memory=True,
-    ) as profiler:
-        yield profiler
+
+    def __init__(self, folder: Path, round_: int | None) -> None:
+        self.folder, self.round = folder.resolve(), round_
+        self.profile: profile | None = None
+
+    @contextmanager
+    def traced(self, round_: int, part: str) -> Iterator[None]:
+        """A part of a round, up to the end of its first steps if it has any."""
+        if round_ != self.round:
+            yield
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / f"round-{round_:06d}-{part}.json"
+        self.profile = profile(
+            activities=sorted(supported_activities(), key=str),
+            schedule=_first_steps,
+            on_trace_ready=lambda done: done.export_chrome_trace(str(path)),
+        )
+        with self.profile:
+            yield
+        self.profile = None
+
+    def step(self) -> None:
+        """A step of the environments is over."""
+        if self.profile is not None:
+            self.profile.step()
 
 
-class DeviceTimer:
-    """Milliseconds spent inside a `with`, after the device has finished what was asked of it."""
+def _first_steps(step: int) -> ProfilerAction:
+    if step < TRACED_STEPS - 1:
+        return ProfilerAction.RECORD
+    return ProfilerAction.RECORD_AND_SAVE if step < TRACED_STEPS else ProfilerAction.NONE
 
-    def __init__(self, device: torch.device | str = "cpu") -> None:
-        self.device = torch.device(device)
-        self.milliseconds: float | None = None
 
-    def __enter__(self) -> "DeviceTimer":
-        self._wait()
-        self._start = time.perf_counter()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._wait()
-        self.milliseconds = 1000.0 * (time.perf_counter() - self._start)
-
-    def _wait(self) -> None:
-        if self.device.type != "cpu":
-            torch.accelerator.synchronize(self.device)
+def resident_mb(statm: Path = Path("/proc/self/statm")) -> float | None:
+    """Megabytes that this process holds; None where the system does not tell."""
+    if not statm.exists():
+        return None
+    return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6

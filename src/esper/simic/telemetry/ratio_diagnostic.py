@@ -1,6 +1,6 @@
 """Which decisions, and which head, made probability ratios explode or collapse."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -77,5 +77,20 @@ class RatioExplosionDiagnostic:
             log_prob_change_max=float(size.max()),
         )
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+    def flat(self) -> dict[str, Any]:
+        """Columns of one row of metrics, without the examples."""
+        return {
+            "worst_head": self.worst_head,
+            "worst_ratio": self.worst_ratio,
+            **{f"{head}_outliers": count for head, count in self.outliers.items()},
+            "log_prob_change_mean": self.log_prob_change_mean,
+            "log_prob_change_max": self.log_prob_change_max,
+        }
+
+    def examples(self) -> list[dict[str, Any]]:
+        """One row of metrics for each of the worst outliers, worst first."""
+        columns = zip(self.steps, self.heads, self.values, self.actions, strict=True)
+        return [
+            {"index": step, "head": head, "ratio": ratio, "action": action}
+            for step, head, ratio, action in columns
+        ]

@@ -28,7 +28,7 @@ from esper.simic.training.state import TrainState, pack, unpack
 
 logger = logging.getLogger(__name__)
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 FOLDER = "checkpoints"
 MANIFEST, STATE, TENSORS = "manifest.json", "state.json", "tensors.safetensors"
 KEPT = 2
@@ -114,10 +114,11 @@ def read_checkpoint(path: Path, run: Path | None = None) -> Checkpoint:
     version = manifest.get("format")
     if not isinstance(version, int) or version < 1:
         raise DamagedCheckpointError(f"{path} is not a checkpoint: its format is {version!r}")
-    if version > FORMAT_VERSION:
+    if version != FORMAT_VERSION:
+        age = "a newer" if version > FORMAT_VERSION else "an older"
         raise ConfigError(
-            f"{path} has format {version}, this program reads up to {FORMAT_VERSION}; "
-            "use a newer version of esper"
+            f"{path} has format {version}, this program reads {FORMAT_VERSION}; "
+            f"use {age} version of esper"
         )
     sums = manifest.get("sha256")
     for name in (STATE, TENSORS):

@@ -6,6 +6,7 @@ messages.
 """
 
 import difflib
+import math
 import tomllib
 import types
 from collections.abc import Iterator, Mapping
@@ -31,8 +32,6 @@ REWARD_MODES = ("objective", *CONTRIBUTION_MODES, "loss")
 # a return is of the order of the episode's length; at the agent's own default weight the errors of
 # the critic would drown the policy's gradient.
 DEFAULT_PPO = PPOConfig(gamma=1.0, gae_lambda=1.0, value_coef=0.05)
-# Keys of TOML that hold a table of settings of another class.
-_TABLES = ("ppo", "network", "reward")
 
 
 @dataclass(frozen=True)
@@ -158,10 +157,8 @@ def load_config(
         for name, value in preset.items():
             _put(settings, name, value)
     for name, value in given.items():
-        if name in _TABLES and isinstance(value, dict):
-            settings[name] = {**settings.get(name, {}), **value}
-        else:
-            settings[name] = value
+        added = isinstance(value, dict)
+        settings[name] = {**settings.get(name, {}), **value} if added else value
     return _build(settings)
 
 
@@ -211,19 +208,20 @@ def _put(settings: dict[str, Any], dotted: str, value: Any) -> None:
 
 
 def _build(settings: dict[str, Any]) -> TrainingConfig:
+    """Whatever is a field is a setting; a field that holds settings of its own is a table."""
     _refuse_unknown(settings, _settings_of(TrainingConfig), "")
-    for name in _TABLES:
-        if not isinstance(settings.get(name, {}), dict):
-            raise ConfigError(f"{name} must be a table of settings, got {settings[name]!r}")
-    plain = {name: value for name, value in settings.items() if name not in _TABLES}
-    _check_types(plain, TrainingConfig, "")
-    tables: dict[str, Any] = {"reward": settings.get("reward", {})}
-    for name, default in (("ppo", DEFAULT_PPO), ("network", NetworkSizes())):
-        table = settings.get(name, {})
-        _refuse_unknown(table, _settings_of(type(default)), f"{name}.")
-        _check_types(table, type(default), f"{name}.")
-        tables[name] = replace(default, **table)
-    return TrainingConfig(**plain, **tables)
+    defaults, chosen = TrainingConfig(), dict(settings)
+    for name, value in settings.items():
+        default = getattr(defaults, name)
+        if not is_dataclass(default) and not isinstance(default, Mapping):
+            _check_types({name: value}, TrainingConfig, "")
+        elif not isinstance(value, dict):
+            raise ConfigError(f"{name} must be a table of settings, got {value!r}")
+        elif is_dataclass(default) and not isinstance(default, type):
+            _refuse_unknown(value, _settings_of(type(default)), f"{name}.")
+            _check_types(value, type(default), f"{name}.")
+            chosen[name] = replace(default, **value)
+    return TrainingConfig(**chosen)
 
 
 def _settings_of(kind: type) -> set[str]:
@@ -267,7 +265,10 @@ def _fits(value: Any, hint: Any) -> bool:
     if origin is not None:
         return isinstance(value, dict) and all(_fits(v, float) for v in value.values())
     if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
+        # Neither the file of a run nor its checkpoints can hold infinity.
+        return (
+            isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        )
     if hint is int:
         return isinstance(value, int) and not isinstance(value, bool)
     return isinstance(value, hint)

@@ -8,15 +8,15 @@ before a round and the config decide all that follows.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from esper.leyline import EpisodeOutcome, RoundRecorder, draw_key
-from esper.leyline.events import Event, GovernorSnapshot
+from esper.leyline import EpisodeOutcome, draw_key
 from esper.simic.agent import (
     PPOUpdateMetrics,
     TamiyoRolloutBuffer,
@@ -25,48 +25,15 @@ from esper.simic.agent import (
     play_round,
 )
 from esper.simic.telemetry import (
-    Escalation,
     LSTMHealth,
-    TelemetryLevel,
-    collect_per_layer_gradients,
+    check_numerical_stability,
     compute_lstm_health,
-    resident_mb,
+    summarize_layers,
 )
-from esper.simic.training.clock import Clock
 from esper.simic.training.config import TrainingConfig
+from esper.simic.training.round_log import RoundLog
 from esper.simic.training.scaling import ScaledEnv
 from esper.simic.training.state import TrainState
-
-
-class Tally:
-    """The recorder that environments talk to: passes on, and remembers the round's outcomes.
-
-    Snapshots of the governor, one per environment and step, are told only when telemetry is
-    escalated.
-    """
-
-    def __init__(self, recorder: RoundRecorder) -> None:
-        self.recorder = recorder
-
-    def begin(self, round_: int, escalation: Escalation, clock: Clock) -> None:
-        self.outcomes: list[EpisodeOutcome] = []
-        self.escalation, self.clock = escalation, clock
-        self.recorder.begin_round(round_)
-
-    def event(self, event: Event) -> None:
-        if isinstance(event, GovernorSnapshot) and not self.escalation.wants(TelemetryLevel.DEBUG):
-            return
-        with self.clock.phase("telemetry"):
-            self.recorder.event(event)
-
-    def metrics(self, row: Mapping[str, Any]) -> None:
-        with self.clock.phase("telemetry"):
-            self.recorder.metrics(row)
-
-    def outcome(self, outcome: EpisodeOutcome) -> None:
-        self.outcomes.append(outcome)
-        with self.clock.phase("telemetry"):
-            self.recorder.outcome(outcome)
 
 
 @dataclass(frozen=True)
@@ -88,44 +55,43 @@ def run_training(
     state: TrainState,
     env: VectorEnv,
     max_steps: int,
-    tally: Tally,
+    log: RoundLog,
     *,
     save: Callable[[TrainState], None] = lambda state: None,
+    traced: Callable[[int, str], AbstractContextManager[None]] = lambda *part: nullcontext(),
     hooks: Hooks | None = None,
 ) -> TrainState:
     """Play and learn until `config.rounds` are done or a hook ends the run.
 
-    `env` is any vectorised environment with episodes of at most `max_steps`; if it is a growth
-    environment, `tally` is its recorder. `save` gets the state after each round.
+    `env` is any vectorised environment with episodes of at most `max_steps`; if it is one of
+    growth, it tells `log` what happens. `save` gets the state after each round. The parts of a
+    round, "play" and "update", happen within `traced` of its number and their names.
     """
     hooks = hooks or Hooks()
     buffer = state.agent.new_buffer(env.num_envs, max_steps)
     while state.round < config.rounds and not hooks.stop():
-        clock = Clock()
-        tally.begin(state.round, state.escalation, clock)
-        reward_seconds = getattr(env, "reward_seconds", 0.0)
+        number, closely = state.round, state.escalation.closely
+        log.begin(number, closely=closely)
+        clock = log.clock
         scaled = ScaledEnv(
             env, state.observations, state.rewards, config.mode_of, clock, hooks.on_step
         )
-        with clock.phase("policy"):
-            draws = action_draws(config.key, state.round, env.num_envs, max_steps)
-            play_round(state.agent, scaled, buffer, state.round, draws)
-        # Rewards are computed where the hosts are, possibly in other processes.
-        clock.move(getattr(env, "reward_seconds", 0.0) - reward_seconds, "hosts", "reward")
-        with clock.phase("update"):
-            shuffle = torch.Generator().manual_seed(draw_key(config.key, "shuffle", state.round))
-            metrics = state.agent.update(buffer, shuffle)
+        with traced(number, "play"), clock.phase("policy"):
+            draws = action_draws(config.key, number, env.num_envs, max_steps)
+            play_round(state.agent, scaled, buffer, number, draws)
+        with traced(number, "update"), clock.phase("update"):
+            shuffle = torch.Generator().manual_seed(draw_key(config.key, "shuffle", number))
+            metrics = state.agent.update(buffer, shuffle, closely=closely)
         with clock.phase("telemetry"):
-            row = round_row(config, state, buffer, scaled.returns, tally.outcomes, metrics)
-            health = compute_lstm_health(buffer.last_hidden)
-            diagnose(config, state, metrics, tally, row, health)
-            tally.recorder.metrics(row)
+            row = round_row(config, state, buffer, scaled.returns, log.outcomes, metrics)
+            row |= diagnose(config, state, metrics, compute_lstm_health(buffer.last_hidden), log)
+            for detail in details(state, metrics):
+                log.metrics(_finite(detail))
+            log.metrics(row)
         state.round += 1
         with clock.phase("checkpoint"):
             save(state)
-        timing = clock.row(len(buffer)) | {"memory_mb": resident_mb()}
-        tally.recorder.timing(timing)
-        hooks.on_round(state.round - 1, row, timing)
+        hooks.on_round(number, row, log.end(len(buffer)))
     return state
 
 
@@ -163,32 +129,46 @@ def diagnose(
     config: TrainingConfig,
     state: TrainState,
     metrics: PPOUpdateMetrics,
-    tally: Tally,
-    row: dict[str, Any],
-    health: LSTMHealth | None = None,
-) -> None:
-    """Tell of anomalies that began with this update; any that lasts escalates telemetry.
+    health: LSTMHealth | None,
+    log: RoundLog,
+) -> dict[str, Any]:
+    """Columns of the round's row; tells of anomalies that began with this update.
 
-    `health` is that of the hidden states that episodes ended with. While telemetry is escalated,
-    the gradient of every layer in the last minibatch is told too.
+    `health` is that of the hidden states that episodes ended with. While an anomaly lasts and for
+    some rounds more, rounds are looked at closely.
     """
-    drift = state.gradients.update(metrics.flat()["grad_norm"], None)
-    hidden = {} if health is None else health.flat()
+    flat, hidden = metrics.flat(), {} if health is None else health.flat()
+    drift = state.gradients.update(flat["grad_norm"], flat["gradient_health"])
     report = state.detector.check_update(
-        metrics.flat() | hidden,
+        flat | hidden,
         current_round=state.round + 1,
         total_rounds=config.rounds,
         norm_drift=drift.norm,
+        health_drift=drift.health,
     )
     for event in report.events(state.round):
-        tally.recorder.event(event)
+        log.event(event)
     state.escalation.note(report.has_anomaly)
-    row |= _finite(hidden)
-    row["anomalies"] = ", ".join(report.anomaly_types) or None
-    row["telemetry_level"] = state.escalation.level.name
-    if state.escalation.wants(TelemetryLevel.DEBUG):
-        for layer in collect_per_layer_gradients(state.agent.network):
-            tally.recorder.metrics({"kind": "layer", **_finite(asdict(layer))})
+    layers = summarize_layers(metrics.layers)
+    return {
+        **_finite(hidden),
+        "anomalies": ", ".join(report.anomaly_types) or None,
+        "telemetry_level": "DEBUG" if state.escalation.closely else "NORMAL",
+        **({} if layers is None else asdict(layers)),
+    }
+
+
+def details(state: TrainState, metrics: PPOUpdateMetrics) -> Iterator[dict[str, Any]]:
+    """Rows of what was looked at closely, and of what is broken if the update was skipped."""
+    for layer in metrics.layers:
+        yield {"kind": "layer", **asdict(layer)}
+    if metrics.ratios is not None:
+        yield {"kind": "ratios", **metrics.ratios.flat()}
+        for example in metrics.ratios.examples():
+            yield {"kind": "ratio", **example}
+    if metrics.skipped is not None and metrics.steps:
+        report = check_numerical_stability(state.agent.network, metrics.flat()["grad_norm_max"])
+        yield {"kind": "stability", "skipped": metrics.skipped, **report.flat()}
 
 
 def _finite(row: dict[str, Any]) -> dict[str, Any]:

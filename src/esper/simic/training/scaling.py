@@ -6,9 +6,9 @@ import numpy as np
 import torch
 
 from esper.leyline import ActionMasks
-from esper.simic.agent.rollout import VectorEnv
+from esper.simic.agent import VectorEnv
 from esper.simic.control import RewardNormalizer, RunningMeanStd
-from esper.simic.training.clock import Clock
+from esper.simic.training.round_log import Clock
 
 
 class ScaledEnv:

@@ -34,8 +34,12 @@ class Space:
 
 @dataclass
 class TrainState:
-    """`round` is the next one to play. Hosts are new in every round, so they are no part of it."""
+    """`round` is the next one to play. Hosts are new in every round, so they are no part of it.
 
+    `settings` are those of the run that decide what happens in it, by dotted name.
+    """
+
+    settings: dict[str, Any]
     space: Space
     agent: PPOAgent
     observations: RunningMeanStd
@@ -72,11 +76,18 @@ def new_state(config: TrainingConfig, space: Space, warm: TrainState | None = No
         network.load_state_dict(warm.agent.network.state_dict())
         observations.load_state_dict(warm.observations.state_dict())
     return TrainState(
+        settings=lasting_settings(config),
         space=space,
         agent=PPOAgent(network, config.ppo),
         observations=observations,
         rewards={mode: RewardNormalizer() for mode in config.modes},
     )
+
+
+def lasting_settings(config: TrainingConfig) -> dict[str, Any]:
+    """All settings that a run cannot change once it has begun, but for tables with nothing in."""
+    flat = config.flat()
+    return {name: value for name, value in flat.items() if name != "rounds" and value != {}}
 
 
 def pack(state: TrainState) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -87,6 +98,7 @@ def pack(state: TrainState) -> tuple[dict[str, Tensor], dict[str, Any]]:
     tensors["observations.var"] = statistics["var"]
     return tensors, {
         "round": state.round,
+        "settings": state.settings,
         "space": {
             "observation_dim": state.space.observation_dim,
             "num_slots": state.space.num_slots,
@@ -112,6 +124,7 @@ def unpack(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> TrainState
         own = ("observations.mean", "observations.var")
         agent = agent_from_state({n: t for n, t in tensors.items() if n not in own}, meta["agent"])
         state = TrainState(
+            settings=dict(meta["settings"]),
             space=space,
             agent=agent,
             observations=RunningMeanStd((space.observation_dim,)),

@@ -1,19 +1,27 @@
-"""Shards in processes of their own: one torch thread each, restarted and replayed if they die."""
+"""All growth environments of a run as one: in this process, or spread over others.
+
+Workers have one torch thread each, and are restarted and replayed if they die.
+"""
 
 import contextlib
 import logging
 import multiprocessing
 import signal
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
 from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
 import torch
 
-from esper.leyline import ConfigError, EsperError
-from esper.simic.training.shard import Shard, ShardSpec, ShardStep
+from esper.leyline import ActionMasks, ConfigError, EsperError, History
+from esper.simic.agent import VectorEnv
+from esper.simic.training.config import TrainingConfig
+from esper.simic.training.round_log import Clock, RoundLog
+from esper.simic.training.shard import Shard, ShardSpec
+from esper.tolaria.tasks import Task
 
 logger = logging.getLogger(__name__)
 
@@ -52,16 +60,30 @@ def worker_devices(workers: int | None, devices: Sequence[str] | None) -> tuple[
     return tuple(devices)
 
 
+@dataclass(frozen=True)
+class Answer:
+    """What a call gave, what happened during it, and how long its rewards and observations took."""
+
+    values: tuple[Any, ...]
+    told: History
+    reward_seconds: float
+
+
 def _serve(spec: ShardSpec, pipe: Connection) -> None:
     """The life of a worker: answer until the pipe closes."""
     # Ctrl-C reaches the whole group; the parent decides when to stop.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
     try:
-        shard = Shard(spec)
+        log = RoundLog()
+        shard = Shard(spec, log)
         while True:
             name, argument = pipe.recv()
-            pipe.send(("done", getattr(shard, name)(argument)))
+            values = getattr(shard, name)(argument)
+            told = History((), log.rows, log.events, log.outcomes)
+            pipe.send(("done", Answer(values, told, log.clock.seconds["reward"])))
+            log.clear()
+            log.clock = Clock()
     except EOFError:
         pass
     except EsperError as error:
@@ -70,23 +92,73 @@ def _serve(spec: ShardSpec, pipe: Connection) -> None:
         pipe.send(("failed", traceback.format_exc()))
 
 
-class LocalShard:
-    """A shard in this process, with the manners of a `WorkerShard`."""
+@contextlib.contextmanager
+def growth_environments(
+    config: TrainingConfig, task: Task, log: RoundLog, devices: Sequence[str] = ("cpu",)
+) -> Iterator[VectorEnv]:
+    """`config.envs` growth environments, with one worker for each of `devices`: a process of its
+    own, or this one if there is only one. `log` is told what happens, in the same order for any
+    number of workers."""
+    parts = np.array_split(np.arange(config.envs), min(len(devices), config.envs))
+    specs = [
+        ShardSpec(config, task, tuple(part.tolist()), device)
+        for part, device in zip(parts, devices, strict=False)
+    ]
+    if len(specs) == 1:
+        yield Shard(specs[0], log)
+        return
+    with contextlib.ExitStack() as stack:
+        workers = [stack.enter_context(contextlib.closing(Worker(spec))) for spec in specs]
+        yield Workers(workers, log)
 
-    def __init__(self, spec: ShardSpec) -> None:
-        self.shard = Shard(spec)
 
-    def begin(self, name: str, argument: Any) -> None:
-        self.pending = getattr(self.shard, name)(argument)
+class Workers:
+    """A `VectorEnv` of the environments of several workers, in the order of their numbers."""
 
-    def result(self) -> ShardStep:
-        return self.pending
+    def __init__(self, workers: "Sequence[Worker]", log: RoundLog) -> None:
+        self.workers, self.log = workers, log
+        ends = np.cumsum([len(worker.spec.envs) for worker in workers])
+        self.num_envs, self.cuts = int(ends[-1]), ends[:-1]
 
-    def close(self) -> None:
-        pass
+    def reset(self, round_: int) -> tuple[np.ndarray, ActionMasks]:
+        observations, masks = self._all("reset", [round_] * len(self.workers))
+        return observations, masks
+
+    def step(
+        self, actions: np.ndarray
+    ) -> tuple[np.ndarray, ActionMasks, np.ndarray, np.ndarray, np.ndarray]:
+        observations, masks, *arrays = self._all("step", np.split(actions, self.cuts))
+        rewards, terminated, truncated = arrays
+        return observations, masks, rewards, terminated, truncated
+
+    def _all(self, name: str, arguments: Sequence[Any]) -> list[Any]:
+        for worker, argument in zip(self.workers, arguments, strict=True):
+            worker.begin(name, argument)
+        answers = [worker.result() for worker in self.workers]
+        self.log.clock.move(max(answer.reward_seconds for answer in answers), "hosts", "reward")
+        with self.log.clock.phase("telemetry"):
+            for answer in answers:
+                self._tell(answer.told)
+        return [_joined(parts) for parts in zip(*(a.values for a in answers), strict=True)]
+
+    def _tell(self, told: History) -> None:
+        for row in told.rows:
+            self.log.metrics(row)
+        for event in told.events:
+            self.log.event(event)
+        for outcome in told.outcomes:
+            self.log.outcome(outcome)
 
 
-class WorkerShard:
+def _joined(parts: tuple[Any, ...]) -> Any:
+    """Arrays, or masks, of one worker after the other."""
+    if not isinstance(parts[0], ActionMasks):
+        return np.concatenate(parts)
+    names = [f.name for f in fields(ActionMasks)]
+    return ActionMasks(**{n: np.concatenate([getattr(p, n) for p in parts]) for n in names})
+
+
+class Worker:
     """A shard in another process: `begin` something, then wait for its `result`.
 
     It remembers what the round was made of. A process that dies is replaced by one that plays
@@ -114,7 +186,7 @@ class WorkerShard:
         with contextlib.suppress(OSError):
             self.pipe.send(self.calls[-1])
 
-    def result(self) -> ShardStep:
+    def result(self) -> Answer:
         for attempt in range(1 + MAX_RESTARTS):
             try:
                 if attempt:
@@ -127,7 +199,7 @@ class WorkerShard:
             "the same step; there may be too little memory for so many environments"
         ) from last
 
-    def _receive(self) -> ShardStep:
+    def _receive(self) -> Answer:
         kind, value = self.pipe.recv()
         if kind == "refused":
             raise EsperError(value)

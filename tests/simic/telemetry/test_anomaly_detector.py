@@ -1,20 +1,20 @@
 """Each detector fires on its failure and is silent while learning is healthy."""
 
-import os
+import math
 
 import numpy as np
 import pytest
+import torch
 
 from esper.leyline import HEAD_NAMES, ConfigError
+from esper.leyline import constants as c
 from esper.leyline.events import ANOMALIES
 from esper.simic.telemetry import (
     AnomalyDetector,
     AnomalyThresholds,
     Escalation,
     GradientEMATracker,
-    TelemetryConfig,
-    TelemetryLevel,
-    resident_mb,
+    RatioExplosionDiagnostic,
 )
 from esper.simic.telemetry.anomaly_detector import check_entropy, check_kl, value_threshold
 
@@ -196,38 +196,60 @@ def test_detector_goes_on_where_its_state_stopped():
     assert one.bad_in_a_row["ratio_explosion"] == 1
 
 
-# --- escalation, memory --------------------------------------------------------------------------
+# --- when to look closely ------------------------------------------------------------------------
 
 
-def test_an_anomaly_raises_the_level_for_some_rounds():
-    escalation = Escalation(TelemetryConfig(escalation_rounds=3))
-    levels = []
-    for anomaly in (False, True, False, False, False, False):
+def test_an_anomaly_has_the_next_five_rounds_looked_at_closely():
+    escalation, found = Escalation(), []
+    for anomaly in (False, True, False, True, *[False] * 6):
+        found.append(escalation.closely)
         escalation.note(anomaly)
-        levels.append(escalation.level)
-    debug, normal = TelemetryLevel.DEBUG, TelemetryLevel.NORMAL
-    assert levels == [normal, debug, debug, debug, normal, normal]
+    # Before the round in question; the second anomaly counts from its own round.
+    assert found == [False, False, *[True] * 7, False]
 
 
-def test_escalation_respects_those_who_want_none():
-    for config in (TelemetryConfig(auto_escalate=False), TelemetryConfig(TelemetryLevel.OFF)):
-        escalation = Escalation(config)
-        escalation.note(True)
-        assert escalation.level == config.level
-        assert not escalation.wants(TelemetryLevel.DEBUG)
-    with pytest.raises(ConfigError, match="escalation_rounds"):
-        TelemetryConfig(escalation_rounds=0)
+def row(**changed):
+    healthy = {f"{head}_entropy": 0.5 for head in HEAD_NAMES}
+    return healthy | {"steps": 10, "skipped": None, "approx_kl_max": 0.01} | changed
 
 
-def test_escalation_survives_a_restart():
-    one, two = Escalation(), Escalation()
-    one.note(True)
-    two.load_state_dict(one.state_dict())
-    assert two.wants(TelemetryLevel.DEBUG)
+def look_twice(metrics):
+    detector = AnomalyDetector()
+    for _ in range(2):
+        report = detector.check_update(metrics, current_round=5, total_rounds=10)
+    return report
 
 
-def test_memory_of_this_process_is_told_where_the_system_tells_it(tmp_path):
-    (tmp_path / "statm").write_text("900 250 30 1 0 60 0\n")
-    page = os.sysconf("SC_PAGE_SIZE")
-    assert resident_mb(tmp_path / "statm") == 250 * page / 1e6
-    assert resident_mb(tmp_path / "nothing") is None
+@pytest.mark.parametrize("head", HEAD_NAMES)
+@pytest.mark.parametrize(
+    ("entropy", "expected"), [(0.05, "entropy_collapse"), (0.2, "entropy_low"), (0.5, None)]
+)
+def test_004_h1_entropy_is_watched_for_each_head_and_escalates(head, entropy, expected):
+    report = look_twice(row(**{f"{head}_entropy": entropy}))
+    assert report.anomaly_types == (() if expected is None else (expected,))
+    escalation = Escalation()
+    escalation.note(bool(report.new))
+    assert escalation.closely == (expected is not None)
+
+
+@pytest.mark.parametrize(("kl", "expected"), [(0.2, "kl_spike"), (0.6, "kl_extreme"), (0.05, None)])
+def test_004_h2_kl_is_watched(kl, expected):
+    found = look_twice(row(approx_kl_max=kl)).anomaly_types
+    assert found == (() if expected is None else (expected,))
+
+
+def test_004_m11_collapse_uses_the_shared_constant_and_a_number_between_zero_and_one():
+    assert AnomalyThresholds().entropy_collapse == c.ENTROPY_COLLAPSE_THRESHOLD == 0.1
+    assert look_twice(row(op_entropy=0.0999)).anomaly_types == ("entropy_collapse",)
+    assert look_twice(row(op_entropy=0.1001)).anomaly_types == ("entropy_low",)
+
+
+def test_004_m21_ratio_limits_are_settings_of_detector_and_diagnostic():
+    strict = AnomalyDetector(AnomalyThresholds(ratio_max=2.0, patience=1))
+    found = strict.check_update(row(ratio_max=3.0), current_round=1, total_rounds=2)
+    assert found.anomaly_types == ("ratio_explosion",)
+    assert not look_twice(row(ratio_max=3.0)).has_anomaly
+    change, ones = torch.full((1, 4), math.log(3.0)), torch.ones(1, 4, dtype=torch.bool)
+    arguments = torch.zeros(1, 4), change, ones, torch.zeros(1, 4)
+    assert not RatioExplosionDiagnostic.from_batch(*arguments).steps
+    assert RatioExplosionDiagnostic.from_batch(*arguments, max_ratio=2.0).steps

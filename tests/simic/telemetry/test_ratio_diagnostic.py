@@ -1,6 +1,6 @@
 """Which head made ratios explode, and which decisions of it."""
 
-import json
+import inspect
 import math
 
 import pytest
@@ -33,7 +33,21 @@ def test_ratio_diagnostic_names_the_worst_head_and_its_decisions():
     assert found.actions == (13, 4)
     assert found.values == pytest.approx((0.01, 6.0))
     assert found.log_prob_change_max == pytest.approx(-math.log(0.01))
-    assert json.loads(json.dumps(found.to_dict()))["worst_head"] == "blueprint"
+    summary = {
+        "worst_head": "blueprint",
+        "worst_ratio": found.worst_ratio,
+        "slot_outliers": 1,
+        "blueprint_outliers": 1,
+        "blend_outliers": 0,
+        "op_outliers": 0,
+        "log_prob_change_mean": found.log_prob_change_mean,
+        "log_prob_change_max": found.log_prob_change_max,
+    }
+    assert found.flat() == summary
+    assert found.examples() == [
+        {"index": 3, "head": "blueprint", "ratio": found.values[0], "action": 13},
+        {"index": 1, "head": "slot", "ratio": found.values[1], "action": 4},
+    ]
 
 
 def test_ratio_diagnostic_without_outliers_still_names_the_furthest():
@@ -67,3 +81,43 @@ def test_limits_of_ratios_are_settings_and_shapes_are_checked():
     assert len(strict.steps) == 8
     with pytest.raises(ValueError, match="one shape"):
         RatioExplosionDiagnostic.from_batch(change, change[:1], ones, ones)
+
+
+def test_001_l4_the_ratio_diagnostic_examines_every_head():
+    for index, head in enumerate(HEAD_NAMES):
+        change = torch.zeros(6, 4)
+        change[2, index] = 3.0
+        relevant = torch.ones(6, 4, dtype=torch.bool)
+        found = RatioExplosionDiagnostic.from_batch(
+            torch.zeros(6, 4), change, relevant, torch.zeros(6, 4)
+        )
+        assert found.worst_head == head
+        relevant[2, index] = False
+        quiet = RatioExplosionDiagnostic.from_batch(
+            torch.zeros(6, 4), change, relevant, torch.zeros(6, 4)
+        )
+        assert quiet.outliers[head] == 0
+
+
+def test_002_low4_the_ratio_diagnostic_uses_every_argument():
+    """Each one, changed alone, changes what is found."""
+    base = {
+        "old_log_probs": torch.zeros(2, 4),
+        "new_log_probs": torch.tensor([3.0, 1.0, 1.0, 0.5]).log().repeat(2, 1),
+        "relevant": torch.ones(2, 4, dtype=torch.bool),
+        "actions": torch.zeros(2, 4),
+        "max_ratio": 2.0,
+        "min_ratio": 0.1,
+    }
+    changed = {
+        "old_log_probs": torch.full((2, 4), -1.0),
+        "new_log_probs": torch.full((2, 4), -3.0),
+        "relevant": torch.eye(4, dtype=torch.bool)[:2],
+        "actions": torch.ones(2, 4),
+        "max_ratio": 4.0,
+        "min_ratio": 0.9,
+    }
+    assert set(base) == set(inspect.signature(RatioExplosionDiagnostic.from_batch).parameters)
+    found = RatioExplosionDiagnostic.from_batch(**base)
+    for name, value in changed.items():
+        assert RatioExplosionDiagnostic.from_batch(**base | {name: value}) != found, name

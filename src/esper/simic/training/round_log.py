@@ -1,0 +1,82 @@
+"""What a round leaves behind: what happened in it, and where its time and memory went."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch.profiler import record_function
+
+from esper.leyline import History, NullRecorder, RoundRecorder
+from esper.leyline.events import Event, GovernorSnapshot
+from esper.simic.telemetry import resident_mb
+
+# What a round spends its time on; `hosts` is training and evaluating them.
+PHASES = ("hosts", "reward", "policy", "update", "telemetry", "checkpoint")
+
+
+class Clock:
+    """Seconds of one round by phase. A phase inside another interrupts it: nothing counts twice.
+
+    What a phase gives back must be on the host when it ends, so that a device has done its work.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = dict.fromkeys(PHASES, 0.0)
+        self.current: str | None = None
+        self.began = self.mark = time.perf_counter()
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        self._charge()
+        outer, self.current = self.current, name
+        try:
+            # Traces show phases too.
+            with record_function(name):
+                yield
+        finally:
+            self._charge()
+            self.current = outer
+
+    def _charge(self) -> None:
+        now = time.perf_counter()
+        if self.current is not None:
+            self.seconds[self.current] += now - self.mark
+        self.mark = now
+
+    def move(self, seconds: float, source: str, target: str) -> None:
+        """What was measured elsewhere belongs to another phase."""
+        self.seconds[source] -= seconds
+        self.seconds[target] += seconds
+
+    def row(self, env_steps: int) -> dict[str, Any]:
+        total = time.perf_counter() - self.began
+        phases = {f"seconds.{name}": self.seconds[name] for name in PHASES}
+        return {"seconds": total, "steps_per_second": env_steps / total, **phases}
+
+
+class RoundLog(History):
+    """What environments and the loop tell of one round: kept until the next, passed on at once.
+
+    Snapshots of the governor, one per environment and step, count only while looking closely.
+    """
+
+    def __init__(self, record: RoundRecorder | None = None) -> None:
+        self.record = record or NullRecorder()
+        super().__init__(listeners=(self.record,))
+        self.clock, self.closely = Clock(), True
+
+    def begin(self, round_: int, *, closely: bool) -> None:
+        self.clear()
+        self.clock, self.closely = Clock(), closely
+        self.record.begin_round(round_)
+
+    def event(self, event: Event) -> None:
+        if self.closely or not isinstance(event, GovernorSnapshot):
+            super().event(event)
+
+    def end(self, env_steps: int) -> dict[str, Any]:
+        """The row of timings, once everything else is done."""
+        row = self.clock.row(env_steps) | {"memory_mb": resident_mb()}
+        self.record.timing(row)
+        return row
