@@ -87,6 +87,7 @@ def test_a_folder_with_a_run_or_without_permission_is_refused(tmp_path: Path) ->
 def test_whatever_a_run_leaves_keeps_others_out_and_goes_with_overwrite(
     tmp_path: Path, name: str
 ) -> None:
+    RunDirectory(tmp_path).close()
     left = tmp_path / name
     left.mkdir() if "." not in name else left.write_text("")
     (tmp_path / "mine.txt").write_text("")
@@ -96,6 +97,16 @@ def test_whatever_a_run_leaves_keeps_others_out_and_goes_with_overwrite(
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         *(".lock", "config.toml", "events.jsonl", "metrics.jsonl", "mine.txt", "outcomes.jsonl")
     ]
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_what_no_run_has_left_is_never_taken_for_one(tmp_path: Path, overwrite: bool) -> None:
+    (tmp_path / "config.toml").write_text("mine")
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.raises(ConfigError, match=r"holds a config\.toml that is of no run"):
+        RunDirectory.create(tmp_path, {}, overwrite=overwrite)
+    assert (tmp_path / "config.toml").read_text() == "mine"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoints", "config.toml"]
 
 
 FILL = """

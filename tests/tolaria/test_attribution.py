@@ -210,3 +210,18 @@ def test_no_seed_no_attribution():
     env = small_env([0], recorder=Keeper())
     env.reset()
     assert attribute_seeds(env, 0) is None
+
+
+def test_d27_shapley_values_are_real_evaluations_with_a_full_payload(grown):
+    asked = []
+
+    def evaluate(members):
+        asked.append(len(members))
+        return members.sum(axis=1).astype(float)
+
+    found = attribute(CoalitionGame(9, evaluate), key=3, pairs=5)
+    # Nine players have 362,880 orders and 512 coalitions.
+    assert sum(asked) == found.evaluations < 150
+    _, event = attribute_seeds(grown, 0)
+    assert (event.env, event.step, event.slot_ids) == (0, 6, ("r0c0", "r0c1"))
+    assert len(event.shapley) == len(event.leave_one_out) == 2

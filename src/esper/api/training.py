@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from esper.leyline import ConfigError
-from esper.observatory.run_directory import CONFIG, RunDirectory
+from esper.observatory.run_directory import CONFIG, PROFILE, RunDirectory
 from esper.simic.telemetry import TrainingProfiler
 from esper.simic.training.checkpoint import is_run, load_checkpoint, load_state, save_checkpoint
 from esper.simic.training.config import TrainingConfig, load_config
@@ -19,9 +19,6 @@ from esper.simic.training.state import TrainState, lasting_settings, new_state
 from esper.simic.training.workers import growth_environments, worker_devices
 from esper.tolaria.data.catalogue import data_root
 from esper.tolaria.tasks import Task, find_task
-
-# Where traces of rounds go, in the folder of the run.
-PROFILE = "profile"
 
 
 @contextmanager

@@ -24,12 +24,14 @@ PICTURE = "growth.png"  # the growth, drawn
 MODEL = "model.pt2"  # the grown network, as a torch.export program
 ARMS = "arms"  # a folder: run directories of what the grown network is compared with
 CHECKPOINTS = "checkpoints"  # a folder: written by the training itself
+PROFILE = "profile"  # a folder: traces of a round that was looked at closely
+EPISODES = "episodes.safetensors"  # what was recorded, to learn from
 LOCK = ".lock"  # locked, not merely there, while a process writes to the run
 
 # What makes a folder a run, and goes when another run takes its place.
 OWN = (
     *(CONFIG, EVENTS, METRICS, OUTCOMES, ACTIONS, TIMINGS, SUMMARY, PICTURE, MODEL),
-    *(ARMS, CHECKPOINTS),
+    *(EPISODES, ARMS, CHECKPOINTS, PROFILE),
 )
 # Cut back to a checkpoint when a run goes on from it.
 HISTORY = (EVENTS, METRICS, OUTCOMES)
@@ -57,11 +59,15 @@ class RunDirectory:
     def create(
         path: Path, config: Mapping[str, Any], *, overwrite: bool = False, script: bool = False
     ) -> "RunDirectory":
-        """Raises ConfigError if the folder already holds a run, or cannot be written."""
-        if not overwrite and any((path / name).exists() for name in OWN):
-            resume = (
-                f", or go on with it (--resume {path})" if (path / CHECKPOINTS).exists() else ""
-            )
+        """Raises ConfigError if the folder already holds a run, or cannot be written.
+
+        With `overwrite` a run that is there makes room; what no run has left does not.
+        """
+        taken = [name for name in OWN if (path / name).exists()]
+        if taken and not (path / LOCK).exists():
+            raise ConfigError(f"{path} holds a {taken[0]} that is of no run; choose another folder")
+        if taken and not overwrite:
+            resume = f", or go on with it (--resume {path})" if CHECKPOINTS in taken else ""
             raise ConfigError(
                 f"{path} already holds a run; choose another folder, or overwrite it "
                 f"(--overwrite){resume}"
@@ -186,7 +192,7 @@ def _lock(path: Path) -> IO[bytes]:
 
 
 def _remove(path: Path) -> None:
-    if path.name in (ARMS, CHECKPOINTS) and path.is_dir():
+    if path.name in (ARMS, CHECKPOINTS, PROFILE) and path.is_dir():
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
