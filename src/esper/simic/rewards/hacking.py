@@ -8,7 +8,7 @@ import numpy as np
 from esper.growth import SlotTable
 from esper.leyline import constants as c
 from esper.leyline.events import RewardHackingSuspected
-from esper.tolaria import Transition
+from esper.tolaria.transition import Transition
 
 
 def ransomware(table: SlotTable) -> np.ndarray:
@@ -28,9 +28,7 @@ def disproportion(table: SlotTable, ratio_threshold: float) -> np.ndarray:
     )
 
 
-def suspicions(
-    t: Transition, ratio_threshold: float = c.HACKING_RATIO_THRESHOLD
-) -> tuple[RewardHackingSuspected, ...]:
+def suspicions(t: Transition, ratio_threshold: float) -> tuple[RewardHackingSuspected, ...]:
     """Seeds that came under suspicion in this step; one that stays so is not named again."""
     checks: dict[str, Callable[[SlotTable], np.ndarray]] = {
         "ransomware": ransomware,

@@ -9,7 +9,7 @@ import numpy as np
 from esper.growth import SlotTable
 from esper.leyline import SeedStage
 from esper.leyline import constants as c
-from esper.tolaria import Transition
+from esper.tolaria.transition import Transition
 
 # Indexed by stage value.
 STAGE_POTENTIAL = np.zeros(max(SeedStage) + 1)
