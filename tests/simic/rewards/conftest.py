@@ -1,0 +1,25 @@
+"""Random lives of seeds in real networks, played once for all tests of rewards."""
+
+import pytest
+
+from esper.tamiyo import RandomController
+from esper.tolaria import run_episode
+from reward_support import Keeper, break_host, small_env
+
+
+@pytest.fixture(scope="session")
+def lifecycles():
+    """([transitions of an episode], recorder); in each the second of three hosts breaks down."""
+    episodes, recorder = [], Keeper()
+    for episode, on_panic in enumerate(("terminate", "continue", "terminate", "continue")):
+        env = small_env(range(10 * episode, 10 * episode + 3), recorder=recorder, on_panic=on_panic)
+        steps = []
+
+        def keep(t, steps=steps, env=env):
+            steps.append(t)
+            if t.after.step == 17:
+                break_host(env, 1)
+
+        run_episode(env, RandomController(), on_step=keep)
+        episodes.append(steps)
+    return episodes, recorder
