@@ -31,6 +31,39 @@ def test_fossilising_with_its_cost(n, expected):
     assert step["action_shaping"] + step["intervention"] == pytest.approx(expected)
 
 
+def test_only_the_seed_that_an_op_is_applied_to_is_judged():
+    tables = [one_seed(SeedStage.HOLDING, c=2.0, gained=1.0, n=1, slot=1, n_slots=2)] * 2
+    judged = {
+        (op, slot): shaped_step(*tables, op, slot=slot)["action_shaping"][0]
+        for op in LifecycleOp
+        for slot in (0, 1)
+    }
+    assert judged.pop((LifecycleOp.CULL, 1)) == pytest.approx(-0.4)
+    assert judged.pop((LifecycleOp.FOSSILIZE, 1)) == pytest.approx(0.7 / 5)
+    assert not judged[LifecycleOp.GERMINATE, 1]
+    assert not judged[LifecycleOp.WAIT, 1]
+
+
+def test_everything_is_scaled_but_score_and_rollback():
+    before = one_seed(SeedStage.HOLDING, c=4.0, gained=1.0, n=2, params=500)
+    after = one_seed(SeedStage.FOSSILIZED, c=6.0, gained=1.0, params=500)
+    steps = [
+        ((before, after, LifecycleOp.FOSSILIZE), {"truncated": True}),
+        ((before, before, LifecycleOp.WAIT), {"rolled_back": True, "terminated": True}),
+        ((before, one_seed(SeedStage.DORMANT), LifecycleOp.WAIT), {}),
+        ((one_seed(SeedStage.BLENDING, c=1.0, gained=-1.0, n=1),) * 2 + (LifecycleOp.WAIT,), {}),
+    ]
+    paid = set()
+    for arguments, more in steps:
+        full = shaped_step(*arguments, replace(REFERENCE, shaping_scale=1.0), **more)
+        small = shaped_step(*arguments, replace(REFERENCE, shaping_scale=0.01), **more)
+        for name in full.names:
+            scale = 1.0 if name in ("terminal_score", "rollback") else 0.01
+            assert small[name] == pytest.approx(scale * full[name])
+        paid |= {name for name in full.names if full[name] != 0}
+    assert paid == set(full.names)
+
+
 def test_culling_takes_the_credit_back():
     before = one_seed(SeedStage.HOLDING, c=4.0, gained=1.0, n=1, age=9)
     after = one_seed(SeedStage.DORMANT)
@@ -102,6 +135,22 @@ def test_004_h11_no_penalty_for_a_seed_without_credit():
         after = one_seed(SeedStage.HOLDING, c=c, gained=1.0, n=2)
         step = compute_reward(transition(before, after), ContributionRewardConfig(), GAMMA)
         assert step["holding_penalty"] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "charged"),
+    [
+        (SeedStage.HOLDING, SeedStage.HOLDING, True),
+        (SeedStage.BLENDING, SeedStage.BLENDING, False),
+        (SeedStage.FOSSILIZED, SeedStage.FOSSILIZED, False),
+        # A rollback brought it back.
+        (SeedStage.EMBARGOED, SeedStage.HOLDING, False),
+    ],
+)
+def test_only_a_seed_that_was_left_in_holding_is_charged_for_it(was, now, charged):
+    before = one_seed(was, c=3.0, gained=1.0, n=1)
+    step = shaped_step(before, one_seed(now, c=3.0, gained=1.0, n=2), LifecycleOp.WAIT)
+    assert (step["holding_penalty"] < 0) == charged
 
 
 def test_004_m2_what_was_not_measured_is_not_credited_by_proxy():

@@ -38,6 +38,13 @@ def test_final_loss(loss, expected):
     assert terminal_loss_reward(a(loss), LOSS) == pytest.approx(expected)
 
 
+def test_only_an_episode_that_reached_its_length_has_a_final_loss():
+    table = one_seed(SeedStage.DORMANT)
+    for end, expected in (({}, 0.0), ({"terminated": True}, 0.0), ({"truncated": True}, 0.5)):
+        step = transition(table, table, loss=1.3, **end)
+        assert compute_reward(step, LOSS, GAMMA)["terminal_loss"] == pytest.approx(expected)
+
+
 def test_loss_reward_of_a_step():
     before = one_seed(SeedStage.TRAINING, n=3, age=4, params=500)
     after = one_seed(SeedStage.BLENDING, n=0, age=5, params=500)

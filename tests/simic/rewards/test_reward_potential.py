@@ -9,7 +9,7 @@ from esper.leyline import LifecycleOp, SeedStage
 from esper.simic.rewards import ContributionRewardConfig, LossRewardConfig, compute_reward
 from esper.simic.rewards.loss import stage_potential
 from esper.simic.rewards.potential import pbrs, seed_potential, table_potential
-from reward_support import GAMMA, one_seed, transition
+from reward_support import GAMMA, default_config, one_seed, transition
 
 
 def test_potential_and_its_shaping():
@@ -33,6 +33,14 @@ def test_d1_every_stage_change_is_paid_and_a_cull_pays_the_potential_back():
         assert paid == pytest.approx(0.3 * (GAMMA * worth[two] - worth[one]))
     gone = transition(one_seed(SeedStage.HOLDING), one_seed(SeedStage.DORMANT), LifecycleOp.CULL)
     assert compute_reward(gone, config, GAMMA)["pbrs"] == pytest.approx(-0.3 * 5.5)
+
+
+@pytest.mark.parametrize("mode", ["simplified", "loss"])
+@pytest.mark.parametrize("end", [{"truncated": True}, {"terminated": True, "rolled_back": True}])
+def test_what_ended_has_no_potential(mode, end):
+    config, table = default_config(mode), one_seed(SeedStage.HOLDING)
+    paid = compute_reward(transition(table, table, **end), config, GAMMA)["pbrs"]
+    assert paid == pytest.approx(-5.5 * config.pbrs_weight)
 
 
 @pytest.mark.parametrize("gamma", [0.9, 0.995, 1.0])

@@ -57,6 +57,7 @@ def test_004_c2_tiny_improvements_are_never_divided_by(threshold, gained):
         (3.0, 4.0, 3.0),  # no more than taking it out costs
         (4.0, 1.0, 2.0),  # geometric mean where the network gained less
         (0.9, 0.0, 0.0),
+        (0.9, 1e-300, 0.0),
         (4.0, -0.5, 0.0),  # nothing where it got worse
         (4.0, NAN, 2.0),  # half, where the score at germination is not known
         (NAN, 5.0, 0.0),  # not measured: never credited with what the host learned
@@ -130,7 +131,9 @@ def test_rent():
         (5.0, 2.0, 2, 0.4),
         (5.0, 2.0, 9, 1.0),
         (0.9, 2.0, 5, -0.2),
-        (0.05, -1.0, 5, -0.7),
+        (1.0, 0.0, 5, 0.6),
+        (0.1, -1.0, 5, -0.7),
+        (2.0, -0.2, 5, -0.54),
         (2.0, -1.0, 5, -1.0),
         (2.0, -50.0, 5, -1.8),
     ],

@@ -39,7 +39,7 @@ def credit(
     """
     c, gained, weight = contribution, total_improvement, config.contribution_weight
     share = np.minimum(c, np.sqrt(np.maximum(gained * c, 0.0)))
-    raw = np.where(np.isnan(gained), 0.5 * c, np.where(gained > 0.0, share, 0.0))
+    raw = np.where(np.isnan(gained), 0.5 * c, share)
     worth = weight * raw + ratio_penalty(c, gained, config)
     return np.where(np.isnan(c), 0.0, np.where(c < 0.0, weight * c, worth))
 
