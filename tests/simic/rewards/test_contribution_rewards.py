@@ -143,8 +143,9 @@ def test_004_h11_no_penalty_for_a_seed_without_credit():
         (SeedStage.HOLDING, SeedStage.HOLDING, True),
         (SeedStage.BLENDING, SeedStage.BLENDING, False),
         (SeedStage.FOSSILIZED, SeedStage.FOSSILIZED, False),
-        # A rollback brought it back.
+        # A rollback brought it back, or took it back to an earlier stage.
         (SeedStage.EMBARGOED, SeedStage.HOLDING, False),
+        (SeedStage.HOLDING, SeedStage.BLENDING, False),
     ],
 )
 def test_only_a_seed_that_was_left_in_holding_is_charged_for_it(was, now, charged):
