@@ -18,7 +18,7 @@ from esper.leyline import (
     SlotConfig,
     TrainingSignals,
 )
-from esper.simic.rewards import ContributionRewardConfig
+from esper.simic.rewards import MODES, ContributionRewardConfig
 from esper.tamiyo import Situation
 from esper.tolaria import GrowthEnv, HostRecipe, LoopedPopulation, TensorSource, Transition
 from esper.tolaria.objectives import accuracy, cross_entropy
@@ -33,6 +33,14 @@ REFERENCE = ContributionRewardConfig(
     holding_penalty="exponential",
     terminal_score_weight=0.05,
 )
+
+# What a loss reward cannot do without.
+LOSSES = {"baseline_loss": 2.3, "target_loss": 0.3, "typical_loss_delta_std": 0.1}
+
+
+def default_config(mode):
+    """The config of a reward mode, as it is if nothing is set that need not be."""
+    return MODES[mode].config(mode=mode, **(LOSSES if mode == "loss" else {}))
 
 
 def signals(n_envs, score=50.0, loss=1.0, best=None, step=5):
@@ -81,8 +89,13 @@ def situation(table, host_params=1000, step=5, max_steps=25, **measured):
     )
 
 
-def one_seed(stage, *, slot=0, n_slots=1, c=np.nan, gained=np.nan, n=0, age=None, params=0):
-    """A table of one environment with one seed; `gained` since its germination at score 50."""
+def one_seed(
+    stage, *, slot=0, n_slots=1, c=np.nan, gained=np.nan, born_at=50.0, n=0, age=None, params=0
+):
+    """A table of one environment with one seed; `gained` since its germination at `born_at`.
+
+    Only with `born_at=0` is the improvement exactly `gained`, down to the last bit.
+    """
     table = SlotTable.empty(1, n_slots)
     if stage == SeedStage.DORMANT:
         return table
@@ -90,7 +103,7 @@ def one_seed(stage, *, slot=0, n_slots=1, c=np.nan, gained=np.nan, n=0, age=None
     table.stage[at], table.blueprint[at], table.blend[at] = stage, 1, 0
     table.contribution[at], table.epochs_in_stage[at] = c, n
     table.epochs_total[at] = n if age is None else age
-    table.score_at_birth[at], table.score[at] = 50.0, 50.0 + gained
+    table.score_at_birth[at], table.score[at] = born_at, born_at + gained
     table.params[at] = params
     return table
 
@@ -174,19 +187,3 @@ def break_host(env, index):
     with torch.no_grad():
         for parameter in env.population.networks[index].host.parameters():
             parameter.fill_(torch.nan)
-
-
-class Keeper:
-    """A recorder that keeps what it is given."""
-
-    def __init__(self):
-        self.events, self.rows, self.outcomes = [], [], []
-
-    def event(self, event):
-        self.events.append(event)
-
-    def metrics(self, row):
-        self.rows.append(dict(row))
-
-    def outcome(self, outcome):
-        self.outcomes.append(outcome)

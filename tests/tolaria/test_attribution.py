@@ -5,7 +5,7 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-from esper.leyline import BLUEPRINT, IS_BLENDED, OP, SLOT, LifecycleOp
+from esper.leyline import BLUEPRINT, IS_BLENDED, OP, SLOT, History, LifecycleOp
 from esper.leyline.events import ShapleyComputed
 from esper.tamiyo import wait
 from esper.tolaria.attribution import (
@@ -16,7 +16,7 @@ from esper.tolaria.attribution import (
     pairwise_interactions,
     sampled_shapley,
 )
-from reward_support import Keeper, small_env
+from reward_support import small_env
 
 
 def table_game(n, key):
@@ -207,7 +207,7 @@ def test_what_is_known_is_not_evaluated_again_and_the_rest_is_billed(grown):
 
 
 def test_no_seed_no_attribution():
-    env = small_env([0], recorder=Keeper())
+    env = small_env([0], recorder=History())
     env.reset()
     assert attribute_seeds(env, 0) is None
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 from esper.growth import BlueprintCatalogue, HostSnapshot, LifecycleRules, default_catalogue
-from esper.leyline import OP, EpisodeOutcome, LifecycleOp, SeedStage, generator
+from esper.leyline import OP, EpisodeOutcome, History, LifecycleOp, SeedStage, generator
 from esper.leyline.events import (
     Event,
     GovernorPanic,
@@ -24,7 +24,7 @@ from esper.tamiyo import RandomController, Situation, StaticController, make_con
 from esper.tamiyo.controllers.scripted import ScriptedController
 from esper.tolaria import GrowthEnv, LoopedPopulation, TrialRules, make_env, play, settle
 from helpers import Exploding, Nan, digits_env, everywhere, small_digits
-from reward_support import Keeper, break_host
+from reward_support import break_host
 
 GOVERNOR_EVENTS = (GovernorPanic, GovernorRollback, GovernorSnapshot)
 
@@ -328,7 +328,7 @@ def test_d5_after_a_rollback_modules_and_table_agree() -> None:
 
 
 def test_d6_panics_rollbacks_and_snapshots_are_told() -> None:
-    keeper = Keeper()
+    keeper = History()
     env = digits_env([1], max_steps=4, train=64, recorder=keeper)
     env.reset()
     break_host(env, 0)

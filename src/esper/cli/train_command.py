@@ -34,7 +34,7 @@ class PPOSettings:
         None, "One worker on each of these instead, such as cuda:0,cuda:1."
     )
     reward: str | None = setting(
-        "reward_mode", "objective (default), shaped, simplified, sparse, minimal or loss."
+        "reward_mode", "What is rewarded; default objective. docs/rewards.md lists the modes."
     )
     ab_reward: str | None = setting(
         "ab_reward_mode", "Reward mode of the second half of the environments."

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
@@ -11,29 +10,39 @@ from esper.leyline.events import RewardHackingSuspected
 
 
 @dataclass(frozen=True)
+class Hint:
+    """A part [E] that only guides (shaping, action terms), as opposed to what counts."""
+
+    value: np.ndarray
+
+
+# What the function of a mode gives back: part by name, each float [E].
+Parts = dict[str, np.ndarray | Hint]
+
+
+@dataclass(frozen=True)
 class RewardComponents:
     """Raw rewards of one step of E environments, part by part; 0 where no step was taken.
 
     names     k names
     values    float64 [E, k]
-    hints     the names that only guide (shaping, action terms), as opposed to what counts
+    hints     the names of the parts that only guide
     suspicions  seeds that came under suspicion of reward hacking in this step
     """
 
     names: tuple[str, ...]
     values: np.ndarray
-    hints: frozenset[str] = frozenset()
+    hints: tuple[str, ...] = ()
     suspicions: tuple[RewardHackingSuspected, ...] = ()
 
     @staticmethod
     def of(
-        parts: dict[str, np.ndarray],
-        acted: np.ndarray,
-        hints: frozenset[str] = frozenset(),
-        suspicions: tuple[RewardHackingSuspected, ...] = (),
+        parts: Parts, acted: np.ndarray, suspicions: tuple[RewardHackingSuspected, ...] = ()
     ) -> "RewardComponents":
-        """Stack `parts` ([E] each); raises ValueError if one is not finite where `acted`."""
-        values = np.where(acted[:, None], np.stack(list(parts.values()), axis=1), 0.0)
+        """Stack `parts`; raises ValueError if one is not finite where `acted`."""
+        columns = [part.value if isinstance(part, Hint) else part for part in parts.values()]
+        hints = tuple(name for name, part in parts.items() if isinstance(part, Hint))
+        values = np.where(acted[:, None], np.stack(columns, axis=1), 0.0)
         if not np.isfinite(values).all():
             env, k = np.argwhere(~np.isfinite(values))[0]
             raise ValueError(
@@ -57,13 +66,3 @@ class RewardComponents:
         size = np.abs(self.total)
         known = size >= SHAPED_RATIO_MIN_TOTAL
         return np.where(known, np.abs(hints) / np.where(known, size, 1.0), 0.0)
-
-    def rows(self, step: int, acted: np.ndarray) -> list[dict[str, Any]]:
-        """Flat rows for the recorder, one for each environment that took the step."""
-        ratio = self.shaped_ratio
-        return [
-            {"kind": "reward", "env": env, "step": step, "reward": float(self.total[env])}
-            | {f"reward.{n}": float(v) for n, v in zip(self.names, self.values[env], strict=True)}
-            | {"reward.shaped_ratio": float(ratio[env])}
-            for env in np.flatnonzero(acted).tolist()
-        ]

@@ -1,23 +1,49 @@
-"""Settings of the rewards, one frozen and validated dataclass per family.
-
-Every family has an optional `gamma`. It is there so that a saved config can say with which
-discount its shaping was meant: the discount that is used is the run's, and a config that names
-another one is refused.
-"""
+"""Settings of the rewards, one frozen and validated dataclass per family."""
 
 from dataclasses import dataclass, fields
-from typing import Literal
+from typing import ClassVar, Literal
 
 from esper.leyline import ConfigError, LifecycleOp
 from esper.leyline import constants as c
 
 # Settings beyond these would overflow or divide by next to nothing.
 LARGEST, SMALLEST = 1e6, 1e-6
-CONTRIBUTION_MODES = ("shaped", "simplified", "sparse", "minimal")
 
 
-@dataclass(frozen=True)
-class ObjectiveRewardConfig:
+@dataclass(frozen=True, kw_only=True)
+class RewardConfig:
+    """What the settings of every reward have. Numbers must not be negative unless `signed`.
+
+    mode                     the reward's name in the table of modes
+    gamma                    the discount that a saved config was made for, or None; the discount
+                             that is used is the run's, and a run with another one is refused
+    hacking_ratio_threshold  contribution over improvement from which it is out of proportion
+    """
+
+    signed: ClassVar[tuple[str, ...]] = ()
+
+    mode: str
+    gamma: float | None = None
+    hacking_ratio_threshold: float = c.HACKING_RATIO_THRESHOLD
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not isinstance(value, int | float):
+                continue
+            # NaN fails the comparison too.
+            if not abs(value) <= LARGEST:
+                raise ConfigError(f"{field.name} must lie within +-{LARGEST:g}, got {value}")
+            if field.name not in self.signed:
+                self._require_at_least(0, field.name)
+
+    def _require_at_least(self, least: float, name: str) -> None:
+        if not getattr(self, name) >= least:
+            raise ConfigError(f"{name} must be at least {least}, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObjectiveRewardConfig(RewardConfig):
     """Final score minus initial score minus costs; nothing to farm.
 
     score_weight      reward for 100 pp of validation score
@@ -26,19 +52,15 @@ class ObjectiveRewardConfig:
     rollback_penalty  cost of an episode that the governor has to end
     """
 
+    mode: str = "objective"
     score_weight: float = 1.0
     param_cost: float = c.OBJECTIVE_PARAM_COST
     compute_cost: float = c.OBJECTIVE_COMPUTE_COST
     rollback_penalty: float = c.OBJECTIVE_ROLLBACK_PENALTY
-    gamma: float | None = None
-
-    def __post_init__(self) -> None:
-        _require_sane(self)
-        _require_not_negative(self, *(f.name for f in fields(self) if f.name != "gamma"))
 
 
-@dataclass(frozen=True)
-class ContributionRewardConfig:
+@dataclass(frozen=True, kw_only=True)
+class ContributionRewardConfig(RewardConfig):
     """Rewards from ablation: what each seed contributes, measured by taking it out. Scores in pp.
 
     Costs and penalties are positive numbers that are subtracted.
@@ -46,10 +68,8 @@ class ContributionRewardConfig:
     shaping_scale     of everything in mode 'shaped' but score and rollback: small, so that no sum
                       of hints outweighs a point of score; the values below are before this scale
     contribution_weight        reward per pp of credited contribution, lent until the episode ends
-    attribution_steepness      how fast credit fades when the network got worse since germination
     max_ratio_penalty          most that is taken off for contribution out of proportion
     improvement_safe_threshold up to here an improvement is too small to divide by
-    hacking_ratio_threshold    contribution over improvement above which it is out of proportion
     blending_warning           for blending a seed although the network got worse
     holding_penalty            'linear': rate * (n - 1) in the n-th epoch of HOLDING;
                                'exponential': base ** (n - 2); both from the second, up to the cap
@@ -61,13 +81,17 @@ class ContributionRewardConfig:
                                parameters added to the host
     """
 
-    mode: Literal["shaped", "simplified", "sparse", "minimal"] = "shaped"
+    signed: ClassVar[tuple[str, ...]] = (
+        "improvement_safe_threshold",
+        "cull_hurting_threshold",
+        "contributing_threshold",
+    )
+
+    mode: str = "shaped"
     shaping_scale: float = c.SHAPING_SCALE
     contribution_weight: float = c.CONTRIBUTION_WEIGHT
-    attribution_steepness: float = c.ATTRIBUTION_STEEPNESS
     max_ratio_penalty: float = c.MAX_RATIO_PENALTY
     improvement_safe_threshold: float = c.IMPROVEMENT_SAFE_THRESHOLD
-    hacking_ratio_threshold: float = c.HACKING_RATIO_THRESHOLD
     blending_warning: float = c.BLENDING_WARNING
     holding_penalty: Literal["linear", "exponential"] = "linear"
     holding_penalty_rate: float = c.HOLDING_PENALTY_RATE
@@ -81,10 +105,6 @@ class ContributionRewardConfig:
     germinate_cost: float = c.GERMINATE_COST
     fossilize_cost: float = c.FOSSILIZE_COST
     cull_cost: float = c.CULL_COST
-    invalid_fossilize_penalty: float = 1.0
-    cull_fossilized_penalty: float = 1.0
-    cull_nothing_penalty: float = 0.2
-    germinate_with_seed_penalty: float = 0.3
     fossilize_base_bonus: float = 0.5
     fossilize_contribution_scale: float = 0.1
     fossilize_noncontributing_penalty: float = 0.2
@@ -106,29 +126,19 @@ class ContributionRewardConfig:
     param_penalty_weight: float = c.PARAM_PENALTY_WEIGHT
     early_cull_epochs: int = c.EARLY_CULL_EPOCHS
     early_cull_penalty: float = c.EARLY_CULL_PENALTY
-    gamma: float | None = None
 
     def __post_init__(self) -> None:
-        _require_sane(self)
-        if self.mode not in CONTRIBUTION_MODES:
-            raise ConfigError(
-                f"mode must be one of {', '.join(CONTRIBUTION_MODES)}, got {self.mode!r}"
-            )
+        super().__post_init__()
         if self.holding_penalty not in ("linear", "exponential"):
             raise ConfigError(
                 f"holding_penalty must be 'linear' or 'exponential', got {self.holding_penalty!r}"
             )
-        signed = ("improvement_safe_threshold", "cull_hurting_threshold", "contributing_threshold")
-        words = ("mode", "holding_penalty", "gamma")
-        _require_not_negative(
-            self, *(f.name for f in fields(self) if f.name not in (*signed, *words))
-        )
         if self.cull_hurting_threshold > 0:
             raise ConfigError(
                 f"cull_hurting_threshold must be at most 0, got {self.cull_hurting_threshold}"
             )
-        _require_at_least(self, 1, "param_budget")
-        _require_at_least(self, 1, "holding_penalty_base")
+        self._require_at_least(1, "param_budget")
+        self._require_at_least(1, "holding_penalty_base")
 
     @property
     def intervention_costs(self) -> dict[LifecycleOp, float]:
@@ -141,8 +151,8 @@ class ContributionRewardConfig:
         }
 
 
-@dataclass(frozen=True)
-class LossRewardConfig:
+@dataclass(frozen=True, kw_only=True)
+class LossRewardConfig(RewardConfig):
     """Rewards from the validation loss, for tasks without a score that means something.
 
     baseline_loss, target_loss   what a network that only guesses has, and what a good one has
@@ -152,6 +162,9 @@ class LossRewardConfig:
     grace_epochs                 a seed pays no rent while younger than this
     """
 
+    signed: ClassVar[tuple[str, ...]] = ("baseline_loss", "target_loss")
+
+    mode: str = "loss"
     baseline_loss: float
     target_loss: float
     typical_loss_delta_std: float
@@ -164,21 +177,15 @@ class LossRewardConfig:
     pbrs_weight: float = c.LOSS_PBRS_WEIGHT
     terminal_loss_weight: float = 1.0
     rollback_penalty: float = c.GOVERNOR_DEATH_PENALTY
-    gamma: float | None = None
 
     def __post_init__(self) -> None:
-        _require_sane(self)
-        _require_at_least(self, SMALLEST, "typical_loss_delta_std")
+        super().__post_init__()
+        self._require_at_least(SMALLEST, "typical_loss_delta_std")
         if not self.baseline_loss - self.target_loss >= SMALLEST:
             raise ConfigError(
                 f"target_loss must be below baseline_loss, "
                 f"got {self.target_loss} and {self.baseline_loss}"
             )
-        free = ("baseline_loss", "target_loss", "typical_loss_delta_std", "gamma")
-        _require_not_negative(self, *(f.name for f in fields(self) if f.name not in free))
-
-
-RewardConfig = ObjectiveRewardConfig | ContributionRewardConfig | LossRewardConfig
 
 
 def check_gamma(config: RewardConfig, gamma: float) -> None:
@@ -190,21 +197,3 @@ def check_gamma(config: RewardConfig, gamma: float) -> None:
             f"the reward is configured for gamma={config.gamma} but the run uses gamma={gamma}; "
             "leave gamma out of the reward"
         )
-
-
-def _require_sane(config: RewardConfig) -> None:
-    for field in fields(config):
-        value = getattr(config, field.name)
-        # NaN fails the comparison too.
-        if isinstance(value, int | float) and not abs(value) <= LARGEST:
-            raise ConfigError(f"{field.name} must lie within +-{LARGEST:g}, got {value}")
-
-
-def _require_not_negative(config: RewardConfig, *names: str) -> None:
-    for name in names:
-        _require_at_least(config, 0, name)
-
-
-def _require_at_least(config: RewardConfig, least: float, name: str) -> None:
-    if not getattr(config, name) >= least:
-        raise ConfigError(f"{name} must be at least {least}, got {getattr(config, name)}")

@@ -5,65 +5,44 @@ ends: removal damage is inflated by anything that grew together, so in the end o
 score counts. Culling a seed ends its loan, which is the reference's 'sign flip'.
 """
 
-from collections.abc import Callable
-
 import numpy as np
 
 from esper.growth import SlotTable
 from esper.leyline import HOLDS_SEED, IS_LIVE, OP, SLOT, LifecycleOp, SeedStage
 from esper.simic.rewards import terms
+from esper.simic.rewards.components import Hint, Parts
 from esper.simic.rewards.config import ContributionRewardConfig
 from esper.simic.rewards.potential import table_pbrs
 from esper.tolaria import Transition
 
-Parts = dict[str, np.ndarray]
-SHAPED_HINTS = frozenset(
-    {
-        "attribution",
-        "blending_warning",
-        "holding_penalty",
-        "pbrs",
-        "intervention",
-        "action_shaping",
-        "auto_cull",
-    }
-)
-
-
-def table_credits(
-    before: SlotTable, after: SlotTable, config: ContributionRewardConfig
-) -> np.ndarray:
-    """[2, E, S]: credit of every seed that acts on the output and was measured, then and now."""
-    contribution = np.stack([before.contribution, after.contribution])
-    gained = np.stack([before.total_improvement, after.total_improvement])
-    return terms.credit(contribution, gained, gained, config)
-
 
 def shaped(t: Transition, config: ContributionRewardConfig, gamma: float) -> Parts:
-    before, after = t.before.table, t.after.table
+    before, after, scale = t.before.table, t.after.table, config.shaping_scale
     had, has = table_credits(before, after, config)
     held_on = (before.stage == SeedStage.HOLDING) & (after.stage == SeedStage.HOLDING)
     n, gained = after.epochs_in_stage, after.total_improvement
+    lent = np.where(t.ended, 0.0, has.sum(axis=1)) - had.sum(axis=1)
     warning = terms.blending_warning(after.stage, gained, n, config.blending_warning)
     holding = terms.holding_penalty(held_on & (has > 0.0), n, config)
     added = t.after.total_params - t.after.host_params
+    rent = terms.rent(added, t.after.host_params, config.rent_weight, config.max_rent)
     shaping = table_pbrs(t, gamma, config.epoch_progress_bonus, config.max_progress_bonus)
-    hints = {
-        "attribution": np.where(t.ended, 0.0, has.sum(axis=1)) - had.sum(axis=1),
-        "blending_warning": warning.sum(axis=1),
-        "holding_penalty": holding.sum(axis=1),
-        "pbrs": config.pbrs_weight * shaping,
-        "rent": terms.rent(added, t.after.host_params, config.rent_weight, config.max_rent),
-        "intervention": intervention(t, config),
-        "action_shaping": action_shaping(t, config),
-        "auto_cull": -config.auto_cull_penalty * auto_culled(t).sum(axis=1),
-        "terminal_fossils": config.fossil_terminal_bonus * at_end(t, contributing_fossils, config),
-    }
-    parts = {name: config.shaping_scale * part for name, part in hints.items()}
+    removed = config.auto_cull_penalty * auto_culled(t).sum(axis=1)
+    fossils = config.fossil_terminal_bonus * contributing_fossils(t, config)
     score = np.where(t.truncated, t.after.signals.val_score, 0.0)
-    parts["terminal_score"] = config.terminal_score_weight * score
-    parts["rollback"] = -config.rollback_penalty * t.rolled_back
-    return parts
+    return {
+        "attribution": Hint(scale * lent),
+        "blending_warning": Hint(scale * warning.sum(axis=1)),
+        "holding_penalty": Hint(scale * holding.sum(axis=1)),
+        "pbrs": Hint(scale * (config.pbrs_weight * shaping)),
+        "rent": scale * rent,
+        "intervention": Hint(scale * intervention(t, config)),
+        "action_shaping": Hint(scale * action_shaping(t, config)),
+        "auto_cull": Hint(scale * -removed),
+        "terminal_fossils": scale * fossils,
+        "terminal_score": config.terminal_score_weight * score,
+        "rollback": -config.rollback_penalty * t.rolled_back,
+    }
 
 
 def simplified(t: Transition, config: ContributionRewardConfig, gamma: float) -> Parts:
@@ -71,11 +50,10 @@ def simplified(t: Transition, config: ContributionRewardConfig, gamma: float) ->
     score = np.where(t.truncated, t.after.signals.val_score, 0.0)
     acts = t.actions[:, OP] != LifecycleOp.WAIT
     return {
-        "pbrs": config.pbrs_weight * shaping,
-        "intervention": -config.simplified_intervention_cost * acts,
+        "pbrs": Hint(config.pbrs_weight * shaping),
+        "intervention": Hint(-config.simplified_intervention_cost * acts),
         "terminal_score": config.simplified_score_weight * score / 100.0,
-        "terminal_fossils": config.simplified_fossil_bonus
-        * at_end(t, contributing_fossils, config),
+        "terminal_fossils": config.simplified_fossil_bonus * contributing_fossils(t, config),
         "rollback": -config.rollback_penalty * t.rolled_back,
     }
 
@@ -91,14 +69,21 @@ def sparse(t: Transition, config: ContributionRewardConfig, gamma: float) -> Par
 
 
 def minimal(t: Transition, config: ContributionRewardConfig, gamma: float) -> Parts:
-    table = t.before.table
-    young = table.epochs_total < config.early_cull_epochs
-    early = (acts_on(t, LifecycleOp.CULL) & young).any(axis=1)
-    penalty = np.where(early, -config.early_cull_penalty, 0.0)
-    return {**sparse(t, config, gamma), "early_cull": penalty}
+    young = t.before.table.epochs_total < config.early_cull_epochs
+    early = (acts_on(t, LifecycleOp.CULL) & young).sum(axis=1)
+    return {**sparse(t, config, gamma), "early_cull": -config.early_cull_penalty * early}
 
 
 # --- parts of a transition -------------------------------------------------------------------
+
+
+def table_credits(
+    before: SlotTable, after: SlotTable, config: ContributionRewardConfig
+) -> np.ndarray:
+    """[2, E, S]: credit of every seed that acts on the output and was measured, then and now."""
+    contribution = np.stack([before.contribution, after.contribution])
+    gained = np.stack([before.total_improvement, after.total_improvement])
+    return terms.credit(contribution, gained, config)
 
 
 def acts_on(t: Transition, op: LifecycleOp) -> np.ndarray:
@@ -122,46 +107,22 @@ def intervention(t: Transition, config: ContributionRewardConfig) -> np.ndarray:
 
 
 def action_shaping(t: Transition, config: ContributionRewardConfig) -> np.ndarray:
-    """[E]: how wise the chosen op was for the seed it was applied to."""
-    op, table = t.actions[:, OP], t.before.table
-    shaping = np.zeros(len(op))
-    for choice in (LifecycleOp.GERMINATE, LifecycleOp.CULL, LifecycleOp.FOSSILIZE):
-        env = np.flatnonzero(op == choice)
-        if len(env) == 0:
-            continue
-        at = (env, t.actions[env, SLOT])
-        stage, c, gained = table.stage[at], table.contribution[at], table.total_improvement[at]
-        if choice == LifecycleOp.GERMINATE:
-            shaping[env] = terms.germinate_shaping(stage, config)
-        elif choice == LifecycleOp.CULL:
-            shaping[env] = terms.cull_shaping(stage, c, table.epochs_total[at], config)
-        else:
-            n = table.epochs_in_stage[at]
-            shaping[env] = terms.fossilize_shaping(stage, c, gained, n, config)
-    return shaping
+    """[E]: how wise it was to keep or to give up the seed that the op was applied to."""
+    table = t.before.table
+    c, gained, n = table.contribution, table.total_improvement, table.epochs_in_stage
+    shaping = np.zeros(table.shape)
+    for op, worth in (
+        (LifecycleOp.CULL, terms.cull_shaping(c, config)),
+        (LifecycleOp.FOSSILIZE, terms.fossilize_shaping(c, gained, n, config)),
+    ):
+        shaping = np.where(acts_on(t, op), worth, shaping)
+    return shaping.sum(axis=1)
 
 
 def contributing_fossils(t: Transition, config: ContributionRewardConfig) -> np.ndarray:
-    """[E]: fossils that, taken out now, would be missed."""
+    """[E]: fossils that, taken out, would be missed when an episode has reached its length; 0
+    before."""
     table = t.after.table
     helps = table.contribution >= config.contributing_threshold
-    return ((table.stage == SeedStage.FOSSILIZED) & helps).sum(axis=1)
-
-
-def at_end(
-    t: Transition,
-    quantity: Callable[[Transition, ContributionRewardConfig], np.ndarray],
-    config: ContributionRewardConfig,
-) -> np.ndarray:
-    """[E]: `quantity` in the last step of an episode that reached its length, else 0."""
-    if not t.truncated.any():
-        return np.zeros(len(t.truncated))
-    return np.where(t.truncated, quantity(t, config), 0.0)
-
-
-MODES: dict[str, Callable[[Transition, ContributionRewardConfig, float], Parts]] = {
-    "shaped": shaped,
-    "simplified": simplified,
-    "sparse": sparse,
-    "minimal": minimal,
-}
+    fossils = (table.stage == SeedStage.FOSSILIZED) & helps & t.truncated[:, None]
+    return fossils.sum(axis=1)

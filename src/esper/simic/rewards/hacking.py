@@ -28,9 +28,7 @@ def disproportion(table: SlotTable, ratio_threshold: float) -> np.ndarray:
     )
 
 
-def suspicions(
-    t: Transition, ratio_threshold: float = c.HACKING_RATIO_THRESHOLD
-) -> tuple[RewardHackingSuspected, ...]:
+def suspicions(t: Transition, ratio_threshold: float) -> tuple[RewardHackingSuspected, ...]:
     """Seeds that came under suspicion in this step; one that stays so is not named again."""
     checks: dict[str, Callable[[SlotTable], np.ndarray]] = {
         "ransomware": ransomware,

@@ -3,6 +3,7 @@
 import numpy as np
 
 from esper.growth import SlotTable
+from esper.simic.rewards.components import Hint, Parts
 from esper.simic.rewards.config import LossRewardConfig
 from esper.simic.rewards.potential import STAGE_POTENTIAL, pbrs
 from esper.simic.rewards.terms import rent
@@ -35,7 +36,7 @@ def stage_potential(table: SlotTable) -> np.ndarray:
     return STAGE_POTENTIAL[table.stage].sum(axis=1)
 
 
-def loss_reward(t: Transition, config: LossRewardConfig, gamma: float) -> dict[str, np.ndarray]:
+def loss_reward(t: Transition, config: LossRewardConfig, gamma: float) -> Parts:
     before, after = t.before, t.after
     bearing = rent_bearing_params(after.table, config.grace_epochs)
     shaping = pbrs(stage_potential(before.table), stage_potential(after.table), t.ended, gamma)
@@ -43,7 +44,7 @@ def loss_reward(t: Transition, config: LossRewardConfig, gamma: float) -> dict[s
     return {
         "loss": loss_delta_reward(before.signals.val_loss, after.signals.val_loss, config),
         "rent": rent(bearing, after.host_params, config.rent_weight, config.max_rent),
-        "pbrs": config.pbrs_weight * shaping,
+        "pbrs": Hint(config.pbrs_weight * shaping),
         "terminal_loss": final,
         "rollback": -config.rollback_penalty * t.rolled_back,
     }

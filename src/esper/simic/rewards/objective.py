@@ -2,11 +2,12 @@
 
 import numpy as np
 
+from esper.simic.rewards.components import Parts
 from esper.simic.rewards.config import ObjectiveRewardConfig
 from esper.tolaria import Transition
 
 
-def objective(t: Transition, config: ObjectiveRewardConfig) -> dict[str, np.ndarray]:
+def objective(t: Transition, config: ObjectiveRewardConfig, gamma: float) -> Parts:
     """No action, stage or time is paid for, so there is nothing to farm.
 
     Over an episode 'score' sums to (final - initial score) / 100, 'params' to the growth of the

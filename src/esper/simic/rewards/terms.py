@@ -6,16 +6,9 @@ both in pp and NaN when not measured. Results are before `shaping_scale`.
 
 import numpy as np
 
-from esper.leyline import HOLDS_SEED, SeedStage
+from esper.leyline import SeedStage
 from esper.leyline import constants as k
 from esper.simic.rewards.config import ContributionRewardConfig
-
-
-def attribution_discount(total_improvement: np.ndarray, steepness: float) -> np.ndarray:
-    """sigmoid(k T) where the network got worse, else 1."""
-    # Beyond 700 exp would overflow, and the sigmoid is 0 long before.
-    sigmoid = 1.0 / (1.0 + np.exp(np.minimum(-steepness * total_improvement, 700.0)))
-    return np.where(total_improvement < 0.0, sigmoid, 1.0)
 
 
 def ratio_penalty(
@@ -36,22 +29,18 @@ def ratio_penalty(
 
 
 def credit(
-    contribution: np.ndarray,
-    total_improvement: np.ndarray,
-    progress: np.ndarray,
-    config: ContributionRewardConfig,
+    contribution: np.ndarray, total_improvement: np.ndarray, config: ContributionRewardConfig
 ) -> np.ndarray:
     """What a seed's contribution is worth; what is not measured is worth nothing.
 
-    `progress` since germination only ever lowers the credit: a seed is never credited with more
-    than taking it out costs, whatever its host learned meanwhile.
+    What the network gained since germination only ever lowers the credit, to nothing where it got
+    worse: a seed is never credited with more than taking it out costs. Half, where the score at
+    germination is not known.
     """
-    c = contribution
-    share = np.minimum(c, np.sqrt(np.maximum(progress * c, 0.0)))
-    raw = np.where(np.isnan(progress), 0.5 * c, np.where(progress > 0.0, share, 0.0))
-    discount = attribution_discount(total_improvement, config.attribution_steepness)
-    weight = config.contribution_weight
-    worth = weight * raw * discount + ratio_penalty(c, total_improvement, config)
+    c, gained, weight = contribution, total_improvement, config.contribution_weight
+    share = np.minimum(c, np.sqrt(np.maximum(gained * c, 0.0)))
+    raw = np.where(np.isnan(gained), 0.5 * c, share)
+    worth = weight * raw + ratio_penalty(c, gained, config)
     return np.where(np.isnan(c), 0.0, np.where(c < 0.0, weight * c, worth))
 
 
@@ -79,16 +68,10 @@ def holding_penalty(
 
 def rent(added_params: np.ndarray, host_params: int, weight: float, most: float) -> np.ndarray:
     """-weight ln(1 + added / host), at least -most."""
-    growth = np.maximum(added_params, 0) / host_params
-    return -np.minimum(weight * np.log1p(growth), most)
-
-
-def germinate_shaping(stage: np.ndarray, config: ContributionRewardConfig) -> np.ndarray:
-    return np.where(HOLDS_SEED[stage], -config.germinate_with_seed_penalty, 0.0)
+    return -np.minimum(weight * np.log1p(added_params / host_params), most)
 
 
 def fossilize_shaping(
-    stage: np.ndarray,
     contribution: np.ndarray,
     total_improvement: np.ndarray,
     epochs_in_stage: np.ndarray,
@@ -106,23 +89,17 @@ def fossilize_shaping(
     kept = np.where(
         c >= config.contributing_threshold, bonus, -config.fossilize_noncontributing_penalty
     )
-    legal = np.where(gained < 0.0, degraded, kept)
-    return np.where(stage == SeedStage.HOLDING, legal, -config.invalid_fossilize_penalty)
+    return np.where(gained < 0.0, degraded, kept)
 
 
-def cull_shaping(
-    stage: np.ndarray, contribution: np.ndarray, age: np.ndarray, config: ContributionRewardConfig
-) -> np.ndarray:
-    """A bounded penalty for giving up what helps or has hardly begun."""
+def cull_shaping(contribution: np.ndarray, config: ContributionRewardConfig) -> np.ndarray:
+    """A bounded penalty for giving up what helps; nothing for what was not measured."""
     c, base = contribution, config.cull_good_seed_penalty
     good = -np.minimum(base + 0.05 * c, 3.0 * base)
     bad = np.where(
         c < config.cull_hurting_threshold, config.cull_hurting_bonus, config.cull_acceptable_bonus
     )
-    measured = np.where(np.isnan(c), 0.0, np.where(c >= 0.0, good, bad))
-    seed = np.where(age < 1, -base * (1.0 - age), measured)
-    held = np.where(stage == SeedStage.FOSSILIZED, -config.cull_fossilized_penalty, seed)
-    return np.where(HOLDS_SEED[stage], held, -config.cull_nothing_penalty)
+    return np.where(np.isnan(c), 0.0, np.where(c >= 0.0, good, bad))
 
 
 def sparse_reward(

@@ -9,24 +9,16 @@ import difflib
 import math
 import tomllib
 import types
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from esper.leyline import ConfigError, LifecycleOp, constants
 from esper.simic.agent import PPOConfig
-from esper.simic.rewards import (
-    CONTRIBUTION_MODES,
-    ContributionRewardConfig,
-    LossRewardConfig,
-    ObjectiveRewardConfig,
-    RewardConfig,
-    check_gamma,
-)
+from esper.simic.rewards import MODES, RewardConfig, check_gamma
 from esper.tolaria.garden import Budget
 
-REWARD_MODES = ("objective", *CONTRIBUTION_MODES, "loss")
 # What growth costs it costs at once, what it gains comes epochs later, and the episode has an end:
 # any discount is a thumb on the scale against growing. Rewards are divided by their deviation, so
 # a return is of the order of the episode's length; at the agent's own default weight the errors of
@@ -165,26 +157,20 @@ def load_config(
 def make_reward(mode: str, settings: Mapping[str, Any], modes: tuple[str, ...]) -> RewardConfig:
     """The config of one mode; a setting that no mode in use has is refused."""
     for other in modes:
-        if other not in REWARD_MODES:
-            raise ConfigError(
-                f"no reward mode {other!r}; there are {', '.join(REWARD_MODES)}{_nearest(other)}"
-            )
-    known = {name for other in modes for name in _settings_of(_family(other)) - {"mode"}}
+        if other not in MODES:
+            near = _nearest(other, MODES)
+            raise ConfigError(f"no reward mode {other!r}; there are {', '.join(MODES)}{near}")
+    known = {name for other in modes for name in _settings_of(MODES[other].config) - {"mode"}}
     _refuse_unknown(settings, known, "reward.")
-    family = _family(mode)
+    family = MODES[mode].config
     own = {name: value for name, value in settings.items() if name in _settings_of(family)}
-    if family is ContributionRewardConfig:
-        own["mode"] = mode
+    own["mode"] = mode
     _check_types(own, family, "reward.")
-    missing = {"baseline_loss", "target_loss", "typical_loss_delta_std"} - own.keys()
-    if family is LossRewardConfig and missing:
-        raise ConfigError(f"reward mode 'loss' needs reward.{sorted(missing)[0]} to be set")
+    for setting in fields(family):
+        needed = setting.default is MISSING and setting.default_factory is MISSING
+        if needed and setting.name not in own:
+            raise ConfigError(f"reward mode {mode!r} needs reward.{setting.name} to be set")
     return family(**own)
-
-
-def _family(mode: str) -> type:
-    families = {"objective": ObjectiveRewardConfig, "loss": LossRewardConfig}
-    return families.get(mode, ContributionRewardConfig)
 
 
 # --- reading ---------------------------------------------------------------------------------
@@ -234,7 +220,7 @@ def _refuse_unknown(given: Mapping[str, Any], known: set[str], prefix: str) -> N
             raise ConfigError(f"no setting {prefix}{name}{_nearest(name, known, prefix)}")
 
 
-def _nearest(name: str, known: set[str] | tuple[str, ...] = REWARD_MODES, prefix: str = "") -> str:
+def _nearest(name: str, known: Iterable[str], prefix: str = "") -> str:
     close = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.4)
     return f"; did you mean {prefix}{close[0]}?" if close else ""
 

@@ -1,0 +1,205 @@
+"""The table of rewards, the door to it, and the configs that it takes."""
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+
+from esper.leyline import OP, ConfigError, LifecycleOp, SeedStage
+from esper.simic.rewards import (
+    MODES,
+    ContributionRewardConfig,
+    Hint,
+    LossRewardConfig,
+    ObjectiveRewardConfig,
+    RewardComponents,
+    RewardConfig,
+    RewardMode,
+    compute_reward,
+)
+from esper.simic.training.config import load_config
+from reward_support import GAMMA, LOSSES, default_config, one_seed, transition
+
+NAN = float("nan")
+
+
+def a(*values):
+    return np.array(values, dtype=float)
+
+
+# --- one edit ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class WageConfig(RewardConfig):
+    mode: str = "wage"
+    wage: float
+    nudge: float = 0.5
+
+
+def wage(t, config, gamma):
+    acts = t.actions[:, OP] != LifecycleOp.WAIT
+    return {"wage": config.wage * acts, "nudge": Hint(gamma * config.nudge * acts)}
+
+
+@pytest.fixture
+def germination():
+    return transition(
+        one_seed(SeedStage.DORMANT), one_seed(SeedStage.GERMINATED), LifecycleOp.GERMINATE
+    )
+
+
+def test_a_reward_is_one_entry_of_the_table(monkeypatch, germination):
+    with pytest.raises(ConfigError, match="no reward mode 'wage'"):
+        load_config(flags={"reward_mode": "wage"})
+    monkeypatch.setitem(MODES, "wage", RewardMode(WageConfig, wage))
+    flags = {"reward_mode": "wage", "ab_reward_mode": "objective", "ppo.gamma": 0.5}
+    training = load_config(flags={**flags, "reward.wage": 3.0, "reward.param_cost": 0.2})
+    found = compute_reward(germination, training.reward_config("wage"), training.ppo.gamma)
+    assert (found.names, found.hints) == (("wage", "nudge"), ("nudge",))
+    assert found.values.tolist() == [[3.0, 0.25]]
+    assert training.reward_config("objective") == ObjectiveRewardConfig(param_cost=0.2)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"reward_mode": "wages"}, "minimal, loss, wage; did you mean wage?"),
+        ({"reward.wag": 1.0}, "no setting reward.wag; did you mean reward.wage?"),
+        ({"reward.wage": "much"}, "reward.wage must be a number, got 'much'"),
+        ({"reward.wage": -1.0}, "wage must be at least 0, got -1.0"),
+        ({}, "reward mode 'wage' needs reward.wage to be set"),
+        ({"reward.wage": 1.0, "reward.gamma": 0.5}, "configured for gamma=0.5"),
+    ],
+)
+def test_a_new_reward_is_configured_like_any_other(monkeypatch, flags, message):
+    monkeypatch.setitem(MODES, "wage", RewardMode(WageConfig, wage))
+    with pytest.raises(ConfigError) as error:
+        load_config(flags={"reward_mode": "wage", **flags})
+    assert message in str(error.value)
+
+
+def test_a_term_is_one_entry_of_its_mode(monkeypatch, germination):
+    config, mode = load_config().reward_config("objective"), MODES["objective"]
+    plain = compute_reward(germination, config, GAMMA)
+
+    def with_curiosity(t, config, gamma):
+        return {**mode.parts(t, config, gamma), "curiosity": Hint(np.full(len(t.acted), 0.5))}
+
+    monkeypatch.setitem(MODES, "objective", replace(mode, parts=with_curiosity))
+    found = compute_reward(germination, config, GAMMA)
+    assert found.names == (*plain.names, "curiosity")
+    assert found.total == pytest.approx(plain.total + 0.5)
+    assert (plain.hints, found.hints) == ((), ("curiosity",))
+    assert found.shaped_ratio == pytest.approx(0.5 / abs(plain.total + 0.5))
+
+
+@pytest.mark.parametrize(
+    ("mode", "hints"),
+    [
+        ("objective", set()),
+        ("simplified", {"pbrs", "intervention"}),
+        ("sparse", set()),
+        ("minimal", set()),
+        ("loss", {"pbrs"}),
+    ],
+)
+def test_what_pays_for_the_result_is_no_hint(mode, hints, germination):
+    config = default_config(mode)
+    assert set(compute_reward(germination, config, GAMMA).hints) == hints
+
+
+def test_in_shaped_all_is_a_hint_but_the_result_and_its_costs(germination):
+    found = compute_reward(germination, ContributionRewardConfig(), GAMMA)
+    counts = {"rent", "terminal_fossils", "terminal_score", "rollback"}
+    assert set(found.names) - set(found.hints) == counts
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        ContributionRewardConfig(mode="dense"),
+        ContributionRewardConfig(mode="objective"),
+        ObjectiveRewardConfig(mode="shaped"),
+        RewardConfig(mode="objective"),
+    ],
+)
+def test_a_mode_that_is_not_for_the_config_is_refused(config, germination):
+    message = f"{type(config).__name__} has no reward mode '{config.mode}'; there are objective"
+    with pytest.raises(ConfigError, match=message):
+        compute_reward(germination, config, GAMMA)
+
+
+# --- the discount --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", list(MODES))
+def test_004_c1_a_reward_with_another_gamma_than_the_run_is_refused(mode, germination):
+    config = default_config(mode)
+    compute_reward(germination, config, 0.9)
+    compute_reward(germination, replace(config, gamma=0.99), 0.99)
+    with pytest.raises(ConfigError, match=r"gamma=0\.995 but the run uses gamma=0\.99; leave"):
+        compute_reward(germination, replace(config, gamma=0.995), 0.99)
+    with pytest.raises(ConfigError, match="between 0 and 1"):
+        compute_reward(germination, config, 1.5)
+
+
+# --- settings ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: ContributionRewardConfig(holding_penalty="quadratic"),
+        lambda: ContributionRewardConfig(rent_weight=-1.0),
+        lambda: ContributionRewardConfig(pbrs_weight=NAN),
+        lambda: ContributionRewardConfig(contribution_weight=1e300),
+        lambda: ContributionRewardConfig(cull_hurting_threshold=0.5),
+        lambda: ContributionRewardConfig(param_budget=0),
+        lambda: ContributionRewardConfig(holding_penalty_base=0.5),
+        lambda: ObjectiveRewardConfig(param_cost=-0.1),
+        lambda: ObjectiveRewardConfig(compute_cost=math.inf),
+        lambda: ObjectiveRewardConfig(hacking_ratio_threshold=-1.0),
+        lambda: LossRewardConfig(**LOSSES | {"target_loss": 2.4}),
+        lambda: LossRewardConfig(**LOSSES | {"typical_loss_delta_std": 0.0}),
+        lambda: LossRewardConfig(**LOSSES, grace_epochs=-1),
+    ],
+)
+def test_configs_that_cannot_work_are_refused(make):
+    with pytest.raises(ConfigError):
+        make()
+
+
+def test_thresholds_and_losses_may_be_negative():
+    ContributionRewardConfig(
+        improvement_safe_threshold=-1.0, cull_hurting_threshold=-2.0, contributing_threshold=-3.0
+    )
+    LossRewardConfig(baseline_loss=-1.0, target_loss=-2.0, typical_loss_delta_std=0.1)
+
+
+# --- components ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("total", [0.0, 1e-9, -1e-9, 5e-324])
+def test_004_m1_the_share_of_shaping_is_zero_for_a_total_of_nothing(total):
+    acted = np.array([True])
+    parts = {"pbrs": Hint(a(1.0)), "score": a(total - 1.0)}
+    assert RewardComponents.of(parts, acted).shaped_ratio == 0.0
+    parts = {"pbrs": Hint(a(1.0)), "score": a(3.0)}
+    assert RewardComponents.of(parts, acted).shaped_ratio == 0.25
+
+
+def test_environments_that_did_not_act_get_nothing():
+    table = one_seed(SeedStage.HOLDING, c=5.0, gained=1.0, n=3, params=100)
+    step = replace(transition(table, table, LifecycleOp.CULL, score=NAN), acted=np.array([False]))
+    for mode in MODES:
+        found = compute_reward(step, default_config(mode), GAMMA)
+        assert not found.values.any()
+        assert found.suspicions == ()
+
+
+def test_a_score_that_is_not_finite_is_an_error_that_names_it():
+    table = one_seed(SeedStage.DORMANT)
+    with pytest.raises(ValueError, match=r"'score' of environment 0 is nan"):
+        compute_reward(transition(table, table, score=NAN), ObjectiveRewardConfig(), GAMMA)
