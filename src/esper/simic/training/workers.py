@@ -88,7 +88,7 @@ def _serve(spec: ShardSpec, pipe: Connection) -> None:
         pass
     except EsperError as error:
         pipe.send(("refused", str(error)))
-    except Exception:
+    except Exception:  # noqa: BLE001 (the parent raises it again)
         pipe.send(("failed", traceback.format_exc()))
 
 
