@@ -15,7 +15,7 @@ if TYPE_CHECKING:
         list_slots,
     )
     from esper.leyline import EsperError
-    from esper.tolaria.garden import Budget
+    from esper.tolaria import Budget
 
 __version__ = version("esper-grow")
 

@@ -5,7 +5,7 @@ from esper.api.body import Body, attach
 from esper.api.controllers import find_controller, load_policy
 from esper.api.growing import Grown, grow
 from esper.api.lessons import imitate, learn_offline, record
-from esper.api.training import resume_ppo, train_ppo
+from esper.api.training import one_thread, resume_ppo, train_ppo
 
 __all__ = [
     "Body",
@@ -16,6 +16,7 @@ __all__ = [
     "imitate",
     "learn_offline",
     "load_policy",
+    "one_thread",
     "record",
     "resume_ppo",
     "train_ppo",

@@ -38,11 +38,7 @@ from esper.leyline import (
     SeedStage,
 )
 from esper.tamiyo import Controller
-from esper.tolaria.environment import GrowthCycle
-from esper.tolaria.garden import Budget
-from esper.tolaria.gradients import GradientMeter
-from esper.tolaria.population import Evaluation, TrainReadings
-from esper.tolaria.trial import settle
+from esper.tolaria import Budget, Evaluation, GradientMeter, GrowthCycle, TrainReadings, settle
 
 # Some loops evaluate several times per epoch; none evaluates this often and means to grow.
 MOST_EVALUATIONS_BETWEEN_STEPS = 20

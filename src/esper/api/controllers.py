@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from esper.growth import BlueprintCatalogue
-from esper.simic.training.policy_controller import LearnedController
+from esper.simic.training import LearnedController
 from esper.tamiyo import Controller, make_controller
 
 

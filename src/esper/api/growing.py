@@ -26,16 +26,19 @@ from esper.leyline import ConfigError, EpisodeOutcome, History
 from esper.leyline.events import Event
 from esper.observatory import RunDirectory
 from esper.tamiyo import Controller
-from esper.tolaria.batches import LoaderSource
-from esper.tolaria.garden import Budget
-from esper.tolaria.objectives import (
+from esper.tolaria import (
     LOSSES,
     SCORES,
+    Budget,
+    HostRecipe,
+    LoaderSource,
     Objective,
+    TrialRules,
     find_objective,
+    make_env,
+    play,
+    settle,
 )
-from esper.tolaria.population import HostRecipe
-from esper.tolaria.trial import TrialRules, make_env, play, settle
 
 log = logging.getLogger("esper")
 

@@ -28,12 +28,8 @@ from esper.simic.lessons import (
     save_episodes,
 )
 from esper.simic.lessons import learn_offline as learn
-from esper.simic.training.checkpoint import save_checkpoint
-from esper.simic.training.config import load_config
-from esper.simic.training.shard import space_of
-from esper.simic.training.state import TrainState, new_state
-from esper.tolaria import find_task
-from esper.tolaria.data.catalogue import data_root
+from esper.simic.training import TrainState, load_config, new_state, save_checkpoint, space_of
+from esper.tolaria import data_root, find_task
 
 # Told what is under way, how much of it is done, and of how much.
 Progress = Callable[[str, int, int], None]

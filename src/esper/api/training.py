@@ -8,17 +8,26 @@ from pathlib import Path
 import torch
 
 from esper.leyline import ConfigError
-from esper.observatory.run_directory import CONFIG, PROFILE, RunDirectory
+from esper.observatory import CONFIG, PROFILE, RunDirectory
 from esper.simic.telemetry import TrainingProfiler
-from esper.simic.training.checkpoint import is_run, load_checkpoint, load_state, save_checkpoint
-from esper.simic.training.config import TrainingConfig, load_config
-from esper.simic.training.loop import Hooks, run_training
-from esper.simic.training.round_log import RoundLog
-from esper.simic.training.shard import space_of
-from esper.simic.training.state import TrainState, lasting_settings, new_state
-from esper.simic.training.workers import growth_environments, worker_devices
-from esper.tolaria.data.catalogue import data_root
-from esper.tolaria.tasks import Task, find_task
+from esper.simic.training import (
+    Hooks,
+    RoundLog,
+    TrainingConfig,
+    TrainState,
+    growth_environments,
+    is_run,
+    lasting_settings,
+    load_checkpoint,
+    load_config,
+    load_state,
+    new_state,
+    run_training,
+    save_checkpoint,
+    space_of,
+    worker_devices,
+)
+from esper.tolaria import Task, data_root, find_task
 
 
 @contextmanager

@@ -50,16 +50,17 @@ def evaluate(settings: EvaluateSettings) -> None:
     # Everything that can be wrong is found before the first trial.
     from rich.console import Console
 
-    from esper.api import find_controller
-    from esper.api.training import one_thread
-    from esper.observatory import say
-    from esper.observatory.evaluation import prepare_folder, write_evaluation
-    from esper.observatory.picture import require_matplotlib
-    from esper.observatory.terminal import PhaseProgress
+    from esper.api import find_controller, one_thread
+    from esper.observatory import (
+        PhaseProgress,
+        prepare_folder,
+        require_matplotlib,
+        say,
+        write_evaluation,
+    )
     from esper.proof import EvaluationSettings
     from esper.proof import evaluate as run_evaluation
-    from esper.tolaria import find_task
-    from esper.tolaria.data.catalogue import data_root
+    from esper.tolaria import data_root, find_task
 
     task = find_task(settings.task)
     plan = EvaluationSettings(
@@ -85,8 +86,7 @@ def evaluate(settings: EvaluateSettings) -> None:
 
 
 def show_report(console: "Console", report: "EvaluationReport") -> None:
-    from esper.observatory import say
-    from esper.observatory.evaluation import arms_table, comparisons_table, seeds_worth_table
+    from esper.observatory import arms_table, comparisons_table, say, seeds_worth_table
 
     rows = report.as_dict()
     console.print()

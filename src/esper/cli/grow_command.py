@@ -68,11 +68,9 @@ def grow(settings: GrowSettings) -> None:
     from esper.api import find_controller
     from esper.growth import default_catalogue
     from esper.leyline import History
-    from esper.observatory import RunDirectory, StepProgress
-    from esper.observatory.run_directory import ARMS
+    from esper.observatory import ARMS, RunDirectory, StepProgress
     from esper.tamiyo import StaticController
-    from esper.tolaria import Budget, TrialRules, find_task, train
-    from esper.tolaria.data.catalogue import data_root
+    from esper.tolaria import Budget, TrialRules, data_root, find_task, train
 
     task = find_task(settings.task)
     controller = find_controller(settings.controller, len(task.slots), default_catalogue())
@@ -127,8 +125,7 @@ def _conclude(
     arms: "Mapping[str, Trained]",
     others: dict[str, Path],
 ) -> None:
-    from esper.observatory import draw_growth, say, seeds_table, summary_table, write_summary
-    from esper.observatory.run_directory import MODEL
+    from esper.observatory import MODEL, draw_growth, say, seeds_table, summary_table, write_summary
 
     out, score = settings.folder, task.score.__name__
     labels = [label for label in ("host alone", "grown", "from scratch") if label in arms]

@@ -17,7 +17,7 @@ def compare(
     """Show the outcomes of runs side by side: means over their episodes."""
     from rich.console import Console
 
-    from esper.observatory.comparison import compare_runs, comparison_table
+    from esper.observatory import compare_runs, comparison_table
 
     Console().print(comparison_table(compare_runs([Path(run) for run in runs])))
 
@@ -34,7 +34,7 @@ def query(
     """
     from rich.console import Console
 
-    from esper.observatory.query import query
+    from esper.observatory import query
 
     answer = query(Path(run), sql)
     table = _table(*answer.columns)
@@ -47,8 +47,8 @@ def tasks() -> None:
     """List the tasks and whether their data is there."""
     from rich.console import Console
 
+    from esper.tolaria import all_tasks
     from esper.tolaria.data import catalogue
-    from esper.tolaria.tasks import all_tasks
 
     root = catalogue.data_root()
     table = _table("task", "data", "epochs", "what it is")

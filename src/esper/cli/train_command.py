@@ -76,13 +76,11 @@ def ppo(settings: PPOSettings) -> None:
 
     from rich.console import Console
 
-    from esper.api.training import resume_ppo, train_ppo
+    from esper.api import resume_ppo, train_ppo
     from esper.leyline import ConfigError
-    from esper.observatory.run_directory import CONFIG
-    from esper.observatory.training_progress import RoundProgress
-    from esper.simic.training.config import load_config
-    from esper.simic.training.loop import Hooks
-    from esper.tolaria.tasks import find_task
+    from esper.observatory import CONFIG, RoundProgress
+    from esper.simic.training import Hooks, load_config
+    from esper.tolaria import find_task
 
     logging.basicConfig(format="esper: %(message)s")
     console = Console()

@@ -3,8 +3,25 @@
 The run directory and everything that is drawn from it: terminal, picture. Imports `leyline` only.
 """
 
-from esper.observatory.picture import draw_growth
-from esper.observatory.run_directory import RunDirectory, read_rows, write_summary
+from esper.observatory.comparison import compare_runs, comparison_table
+from esper.observatory.evaluation import (
+    arms_table,
+    comparisons_table,
+    prepare_folder,
+    seeds_worth_table,
+    write_evaluation,
+)
+from esper.observatory.picture import draw_growth, require_matplotlib
+from esper.observatory.query import query
+from esper.observatory.run_directory import (
+    ARMS,
+    CONFIG,
+    MODEL,
+    PROFILE,
+    RunDirectory,
+    read_rows,
+    write_summary,
+)
 from esper.observatory.terminal import (
     PhaseProgress,
     StepProgress,
@@ -13,16 +30,31 @@ from esper.observatory.terminal import (
     seeds_table,
     summary_table,
 )
+from esper.observatory.training_progress import RoundProgress
 
 __all__ = [
+    "ARMS",
+    "CONFIG",
+    "MODEL",
+    "PROFILE",
     "PhaseProgress",
+    "RoundProgress",
     "RunDirectory",
     "StepProgress",
+    "arms_table",
+    "compare_runs",
+    "comparison_table",
+    "comparisons_table",
     "draw_growth",
     "place",
+    "prepare_folder",
+    "query",
     "read_rows",
+    "require_matplotlib",
     "say",
     "seeds_table",
+    "seeds_worth_table",
     "summary_table",
+    "write_evaluation",
     "write_summary",
 ]

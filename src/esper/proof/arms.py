@@ -6,10 +6,17 @@ from functools import partial
 from esper.growth import count_params
 from esper.leyline import Recorder
 from esper.tamiyo import Controller, Situation, StaticController
-from esper.tolaria import DataSplits, LoopedPopulation, Task
-from esper.tolaria.garden import TRAINING_COST
-from esper.tolaria.trial import Topology, Trained, TrialRules, make_env
-from esper.tolaria.trial import train as train_networks
+from esper.tolaria import (
+    TRAINING_COST,
+    DataSplits,
+    LoopedPopulation,
+    Task,
+    Topology,
+    Trained,
+    TrialRules,
+    make_env,
+)
+from esper.tolaria import train as train_networks
 
 # A run ends with two evaluations: of the network at its best, and of what is kept of it.
 SETTLING_EVALUATIONS = 2

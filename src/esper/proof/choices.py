@@ -20,8 +20,7 @@ from esper.proof.arms import (
     training_macs,
 )
 from esper.tamiyo import Controller
-from esper.tolaria import DataSplits, Task
-from esper.tolaria.trial import Trained, TrialRules
+from esper.tolaria import DataSplits, Task, Trained, TrialRules
 
 STATIC_FINAL = "static-final"
 STATIC_FINAL_EQUAL_COMPUTE = "static-final-equal-compute"

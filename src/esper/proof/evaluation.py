@@ -14,8 +14,7 @@ from esper.proof.arms import first_situation, train
 from esper.proof.choices import Arm, Bench, choose_arms
 from esper.proof.statistics import holm, paired_difference, require_scipy
 from esper.tamiyo import Controller
-from esper.tolaria import DataSplits, Task
-from esper.tolaria.trial import Trained
+from esper.tolaria import DataSplits, Task, Trained
 
 # With 3 keys the choice follows noise: on digits they prefer a third of the host's learning rate,
 # with 5 and with 8 they do not, on validation alone.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from esper.tolaria.attribution import Attribution, CoalitionGame, attribute, attribute_seeds
     from esper.tolaria.batches import DataSource, LoaderSource, TensorSource
+    from esper.tolaria.data.catalogue import data_root
     from esper.tolaria.data.splits import DataSplits
     from esper.tolaria.environment import GrowthCycle, GrowthEnv
     from esper.tolaria.garden import TRAINING_COST, Budget, Garden, Validation
@@ -61,6 +62,7 @@ _HOMES = {
     "all_tasks": "tasks",
     "attribute": "attribution",
     "attribute_seeds": "attribution",
+    "data_root": "data.catalogue",
     "find_objective": "objectives",
     "find_task": "tasks",
     "make_env": "trial",

@@ -28,11 +28,9 @@ from esper.leyline import (
 )
 from esper.simic.agent import MaskTensors
 from esper.simic.rewards import RewardConfig, compute_reward
-from esper.simic.training.shard import space_of
-from esper.simic.training.state import Space
+from esper.simic.training import Space, space_of
 from esper.tamiyo import Controller, FeatureExtractionContext, signals_to_features
-from esper.tolaria import DataSplits, Task, Transition
-from esper.tolaria.trial import TrialRules, make_env, play, settle
+from esper.tolaria import DataSplits, Task, Transition, TrialRules, make_env, play, settle
 
 FILE = "episodes.safetensors"
 FORMAT_VERSION = 1

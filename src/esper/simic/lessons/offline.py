@@ -21,7 +21,7 @@ from esper.simic.agent import FactoredRecurrentActorCritic
 from esper.simic.control import RunningMeanStd
 from esper.simic.lessons.episodes import Episodes, decided_on
 from esper.simic.lessons.imitation import CloningConfig, Lesson, fit
-from esper.simic.training.state import Space
+from esper.simic.training import Space
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,31 @@
-"""Learning to grow, and finding out what it is worth: training, evaluation, learning from episodes.
+"""Learning to grow by PPO: `config` holds every setting, `loop` plays and learns, `shard` and
+`workers` hold the environments, `checkpoint` saves and restores `state`."""
 
-`config` holds every setting, `loop` plays and learns, `checkpoint` saves and restores `state`.
-"""
+from esper.simic.training.checkpoint import is_run, load_checkpoint, load_state, save_checkpoint
+from esper.simic.training.config import TrainingConfig, load_config
+from esper.simic.training.loop import Hooks, run_training
+from esper.simic.training.policy_controller import LearnedController
+from esper.simic.training.round_log import RoundLog
+from esper.simic.training.shard import space_of
+from esper.simic.training.state import Space, TrainState, lasting_settings, new_state
+from esper.simic.training.workers import growth_environments, worker_devices
+
+__all__ = [
+    "Hooks",
+    "LearnedController",
+    "RoundLog",
+    "Space",
+    "TrainState",
+    "TrainingConfig",
+    "growth_environments",
+    "is_run",
+    "lasting_settings",
+    "load_checkpoint",
+    "load_config",
+    "load_state",
+    "new_state",
+    "run_training",
+    "save_checkpoint",
+    "space_of",
+    "worker_devices",
+]

@@ -17,7 +17,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from esper.leyline import ConfigError, LifecycleOp, constants
 from esper.simic.agent import PPOConfig
 from esper.simic.rewards import MODES, RewardConfig, check_gamma
-from esper.tolaria.garden import Budget
+from esper.tolaria import Budget
 
 # What growth costs it costs at once, what it gains comes epochs later, and the episode has an end:
 # any discount is a thumb on the scale against growing. Rewards are divided by their deviation, so

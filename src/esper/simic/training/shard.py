@@ -16,8 +16,7 @@ from esper.simic.training.config import TrainingConfig
 from esper.simic.training.round_log import RoundLog
 from esper.simic.training.state import Space
 from esper.tamiyo import FeatureExtractionContext, Situation, feature_size, signals_to_features
-from esper.tolaria import Budget, Task, Transition, TrialRules, make_env, settle
-from esper.tolaria.data.catalogue import data_root
+from esper.tolaria import Budget, Task, Transition, TrialRules, data_root, make_env, settle
 
 CONTROLLER = "ppo"
 

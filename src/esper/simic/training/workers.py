@@ -21,7 +21,7 @@ from esper.simic.agent import VectorEnv
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.round_log import Clock, RoundLog
 from esper.simic.training.shard import Shard, ShardSpec
-from esper.tolaria.tasks import Task
+from esper.tolaria import Task
 
 logger = logging.getLogger(__name__)
 
