@@ -57,9 +57,9 @@ def test_a_whole_life_in_a_loop_of_ones_own() -> None:
         growing = loop.body.step(loop.accuracy())
         epochs += 1
     assert epochs == 15
-    stages = [row["r0c0.stage"] for row in loop.body.history]
+    stages = [row["layer1.stage"] for row in loop.body.history]
     assert {"TRAINING", "BLENDING", "HOLDING"} <= set(stages)
-    contributions = [row["r0c0.contribution"] for row in loop.body.history]
+    contributions = [row["layer1.contribution"] for row in loop.body.history]
     assert any(value is not None for value in contributions)
     assert all(row["train_loss"] is None for row in loop.body.history), "unmeasured is absent"
     outcome = loop.body.finish()

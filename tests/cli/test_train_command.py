@@ -112,11 +112,12 @@ def test_what_cannot_work_is_one_sentence_and_exit_code_2(
 
 def test_a_run_is_not_overwritten_by_accident(tmp_path, monkeypatch, capsys):
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "config.toml").write_text("")
+    for name in ("config.toml", ".lock"):
+        (tmp_path / "run" / name).write_text("")
     monkeypatch.chdir(tmp_path)
     assert esper_here(monkeypatch, "train", "ppo", *SMALL, "--out", "run") == 2
     assert "already holds a run" in capsys.readouterr().err
-    assert os.listdir(tmp_path / "run") == ["config.toml"]
+    assert sorted(os.listdir(tmp_path / "run")) == [".lock", "config.toml"]
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ from esper.proof.arms import (
 from esper.proof.choices import widths_up_to
 from esper.proof.evaluation import EvaluationReport, EvaluationSettings, evaluate
 from esper.tamiyo import Controller, ScriptedController, Situation, make_controller
-from esper.tolaria import Trained, TrialRules
+from esper.tolaria import Task, Trained, TrialRules
 from helpers import small_digits
 
 STEPS = 16
@@ -141,18 +141,18 @@ def test_the_test_part_is_read_after_all_training_and_once_per_network(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     story: list[str] = []
-    real_train, real_score = module.train, module.score_on
+    real_train, real_score = module.train, Task.score_on
 
-    def noted_train(*args: Any) -> Trained:
+    def noted_train(*args: Any, **how: Any) -> Trained:
         story.append("train")
-        return real_train(*args)
+        return real_train(*args, **how)
 
     def noted_score(*args: Any) -> float:
         story.append("test")
         return real_score(*args)
 
     monkeypatch.setattr(module, "train", noted_train)
-    monkeypatch.setattr(module, "score_on", noted_score)
+    monkeypatch.setattr(Task, "score_on", noted_score)
     settings = EvaluationSettings(("static", "random"), keys=2, steps=2, controls=False)
     evaluate(*narrow_digits(), settings, make_arm)
     assert story == ["train"] * 4 + ["test"] * 4

@@ -5,7 +5,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from esper.tolaria.scoring import score_on
 
 from esper.growth import default_catalogue
 from esper.tolaria.batches import LoaderSource, TensorSource
@@ -26,7 +25,8 @@ def test_004_m17_a_task_says_how_large_its_batches_are(name):
     sizes = []
     network = torch.nn.Flatten(2)
     network.register_forward_hook(lambda module, args, output: sizes.append(len(output)))
-    score_on(network, replace(task, score=lambda output, target: torch.zeros(())), x, y)
+    blind = replace(task, score=lambda output, target: torch.zeros(()))
+    blind.score_on(network, x, y)
     assert sizes == [11, 11, 8]
 
 
@@ -44,8 +44,8 @@ def test_d20_hosts_are_measured_on_all_of_validation_every_example_counting_once
     ]
     whole, cut = (LoopedPopulation(recipe, [1, 2]) for recipe in recipes)
     everybody = np.ones((1, 3), dtype=bool)
-    for env in range(2):
-        one, other = whole.evaluate(env, everybody), cut.evaluate(env, everybody)
+    for env in np.arange(2):
+        one, other = (population.evaluate(env[None], everybody) for population in (whole, cut))
         assert one.samples == other.samples == 297
         assert other.loss == pytest.approx(one.loss, rel=1e-6)
         assert other.score == pytest.approx(one.score, rel=1e-6)

@@ -111,7 +111,7 @@ def test_a_seed_that_breaks_the_network_is_undone_bit_for_bit(blueprint: str, tr
     assert rolled_back.culprit_slots == ("r0c2",)
     assert rolled_back.consecutive_panics >= 1
     assert [e.reason for e in log.of(SeedCulled)] == ["governor_rollback"]
-    stages = [row["r0c2.stage"] for row in log.rows]
+    stages = [row["blocks.2.stage"] for row in log.rows]
     assert stages[rolled_back.step : rolled_back.step + 8] == (
         ["CULLED"] + ["EMBARGOED"] * 5 + ["RESETTING", "DORMANT"]
     )
@@ -123,7 +123,7 @@ def test_the_culprit_is_the_seed_without_which_the_network_works() -> None:
     _, log = grow_with(script, max_steps=12, on_panic="continue")
     assert {slot for e in log.of(GovernorRollback) for slot in e.culprit_slots} == {"r0c2"}
     assert all(e.slot_id == "r0c2" for e in log.of(SeedCulled) if e.reason == "governor_rollback")
-    assert any(row["r0c0.stage"] == "BLENDING" for row in log.rows), "the other one went on"
+    assert any(row["blocks.0.stage"] == "BLENDING" for row in log.rows), "the other one went on"
 
 
 def test_when_policies_are_trained_a_rollback_ends_the_episode() -> None:
