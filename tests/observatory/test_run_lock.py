@@ -87,6 +87,7 @@ def test_readers_do_not_wait(run):
 
 def test_a_refused_start_gives_the_lock_back(tmp_path):
     (tmp_path / "run" / "config.toml").mkdir(parents=True)
+    (tmp_path / "run" / ".lock").touch()
     kept = []
     for _ in range(2):
         with pytest.raises(ConfigError, match="cannot write to") as refusal:
