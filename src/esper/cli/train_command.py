@@ -27,6 +27,9 @@ class PPOSettings:
     out: str | None = option(None, "Folder for the run. Default: runs/ppo-TASK-KEY.")
     config: str | None = option(None, "TOML file with settings; flags override it.")
     resume: str | None = option(None, "Go on with the run in this folder instead.")
+    population: str | None = setting(
+        "population", "How hosts are trained: looped, fused or auto; default auto."
+    )
     workers: str | None = option(
         None,
         "Processes for the hosts, or auto: one per core. Changes nothing but the speed. Default 1.",

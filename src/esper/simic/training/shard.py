@@ -17,6 +17,7 @@ from esper.simic.training.round_log import RoundLog
 from esper.simic.training.state import Space
 from esper.tamiyo import FeatureExtractionContext, Situation, feature_size, signals_to_features
 from esper.tolaria import Budget, DataSplits, Task, Transition, TrialRules, make_env, settle
+from esper.tolaria.trial import PopulationKind
 
 CONTROLLER = "ppo"
 
@@ -65,6 +66,7 @@ class Shard:
             max_seeds=self.config.max_seeds,
             on_panic="terminate",
             keep_best=False,
+            population=cast(PopulationKind, self.config.population),
         )
         self.modes = np.array([self.config.mode_of(env) for env in self.envs])
 
