@@ -1,12 +1,13 @@
 """The loop over hosts against its plainest form (`plain_loop.py`).
 
-    python benchmarks/loop.py [--steps 14] [--envs 2] [--cases cifar10 digits pydocs tiny]
+    python benchmarks/loop.py [--steps 14] [--envs 2] [--cases cifar10 digits ...]
 
 Whole environment steps (an epoch of training, validation with counterfactuals, snapshots) with
 random seeds, the two taking turns step by step. `cifar10` is the host of that task on synthetic
-images, `tiny` a host of 63 parameters with one batch per epoch. The last line is one JSON object:
-CPU time of the plain loop over that of the library, medians over steps, and whether both came to
-the same losses, bit for bit.
+images; the plain way to augment them happens to lay them out channels last, so `cifar10_as_is`
+leaves that out. `tiny` is a host of 63 parameters with one batch per epoch. The last line is one
+JSON object: CPU time of the plain loop over that of the library, medians over steps, and whether
+both came to the same losses, bit for bit.
 """
 
 import argparse
@@ -24,7 +25,7 @@ from esper.tamiyo.controllers.random import RandomController
 from esper.tolaria import DataSplits, GrowthEnv, LoopedPopulation, Task, find_task
 from plain_loop import PlainCNNHost, PlainPopulation, augment
 
-GOALS = {"cifar10": 1.5, "digits": 1.0, "pydocs": 0.97, "tiny": 1.0}
+GOALS = {"cifar10": 1.5, "cifar10_as_is": 1.5, "digits": 1.0, "pydocs": 0.97, "tiny": 1.0}
 
 
 def images(train: int, val: int, size: int, channels: int) -> DataSplits:
@@ -43,8 +44,10 @@ def case(name: str) -> tuple[Task, Task, DataSplits]:
     if name == "digits":
         task, data = find_task(name), find_task(name).load(Path("unused"))
         host = {"num_classes": 10, "n_blocks": 3, "base_channels": 2, "in_channels": 1}
-    elif name == "cifar10":
-        task, data = find_task(name), images(4 * 128, 128, 32, 3)
+    elif name.startswith("cifar10"):
+        task, data = find_task("cifar10"), images(4 * 128, 128, 32, 3)
+        if name != "cifar10":
+            task = replace(task, augment=None)
         host = {"base_channels": 8, "n_blocks": 3}
     else:
         task, data = replace(find_task("digits"), batch=16), images(16, 16, 8, 1)
@@ -95,7 +98,7 @@ def main() -> None:
     result: dict[str, object] = {}
     for name in arguments.cases:
         found = compare(name, arguments.envs, arguments.steps)
-        print(f"{name:<9}{found['ratio']:6.2f}  same bits: {found['same_bits']}", flush=True)
+        print(f"{name:<14}{found['ratio']:6.2f}  same bits: {found['same_bits']}", flush=True)
         result[name] = {**found, "goal": GOALS[name], "met": found["ratio"] >= GOALS[name]}
     print(json.dumps(result))
 
