@@ -19,6 +19,7 @@ from esper.simic.training.checkpoint import load_checkpoint
 from esper.simic.training.config import TrainingConfig, load_config
 from esper.simic.training.loop import Hooks, run_training
 from esper.simic.training.round_log import RoundLog
+from esper.simic.training.shard import ShardSpec
 from esper.simic.training.state import Space, TrainState, new_state, pack
 from esper.tolaria.data import digits
 from esper.tolaria.data.splits import DataSplits
@@ -48,6 +49,11 @@ def tiny_task() -> Task:
         steps=8,
         batch=32,
     )
+
+
+def tiny_spec(config: TrainingConfig, envs: tuple[int, ...], device: str = "cpu") -> ShardSpec:
+    task = tiny_task()
+    return ShardSpec(config, task, task.load(Path("unused")), envs, device)
 
 
 def tiny_config(**flags: Any) -> TrainingConfig:

@@ -94,6 +94,8 @@ def test_the_second_ctrl_c_leaves_the_round_which_is_played_again(tmp_path):
         (["--devices", "toaster"], "no device 'toaster'"),
         (["--devices", "cpu,"], "no device ''"),
         (["--devices", "cpu", "--workers", "2"], "leave out workers"),
+        (["--workers", "0"], "workers must be auto or a whole number from 1, got '0'"),
+        (["--workers", "many"], "workers must be auto or a whole number from 1, got 'many'"),
         (["--profile", "3", "--rounds", "3"], "round 3 cannot be profiled"),
     ],
 )

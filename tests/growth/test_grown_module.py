@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from esper.growth import BlueprintSpec, default_catalogue, scheduled_alpha
+from esper.growth import BlueprintSpec, default_catalogue, keyed, scheduled_alpha
 from esper.leyline import BLEND_NAMES, ConfigError, InvalidStateMachineError, SeedStage
 from helpers import BLENDED, HOSTS, Nan, everywhere, fitting, grads, loss_of, plant, wrap
 
@@ -301,3 +301,11 @@ def test_what_cannot_germinate_is_refused_and_leaves_no_trace() -> None:
     plant(network, 0, "norm", SeedStage.TRAINING, 0.0)
     with pytest.raises(InvalidStateMachineError, match="already holds"):
         network.germinate(0, network.catalogue.index("norm"), 0, 0)
+
+
+def test_keyed_draws_what_a_seeded_generator_does_and_leaves_no_trace() -> None:
+    before = torch.get_rng_state()
+    with keyed(7):
+        drawn = torch.rand(3)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(drawn, torch.rand(3, generator=torch.Generator().manual_seed(7)))

@@ -1,8 +1,11 @@
+import copy
+
 import pytest
 import torch
 
-from esper.growth import CNNHost, MLPHost, TransformerHost, count_params
+from esper.growth import CNNHost, MLPHost, TransformerHost, count_params, keyed
 from esper.leyline import ConfigError
+from helpers import grads, loss_of
 
 
 @pytest.mark.parametrize(
@@ -28,6 +31,33 @@ def test_tinystories_host_size_counts_tied_weights_once() -> None:
 def test_cnn_host_pools_only_where_asked() -> None:
     host = CNNHost(base_channels=2, n_blocks=3, pool_layers=1)
     assert host.blocks(torch.zeros(1, 3, 8, 8)).shape == (1, 8, 4, 4)
+
+
+def with_relu_first(host: CNNHost) -> CNNHost:
+    for block in host.blocks:
+        block[2], block[3] = block[3], block[2]  # type: ignore[index]
+    return host
+
+
+def test_pooling_before_the_relu_gives_the_same_bits() -> None:
+    with keyed(0):
+        host, x = CNNHost(base_channels=4), torch.randn(5, 3, 8, 8)
+    other = with_relu_first(copy.deepcopy(host))
+    assert torch.equal(host(x), other(x))
+    for network in (host, other):
+        loss_of(network(x)).backward()
+    assert all(torch.equal(g, grads(other)[name]) for name, g in grads(host).items())
+
+
+@pytest.mark.parametrize(("size", "channels_last"), [(8, False), (28, False), (32, True)])
+def test_only_large_images_are_laid_out_channels_last(size: int, channels_last: bool) -> None:
+    with keyed(0):
+        host, x = CNNHost(base_channels=4), torch.randn(5, 3, size, size)
+    seen: list[torch.Tensor] = []
+    host.blocks[0].register_forward_hook(lambda module, args, output: seen.append(output))
+    output = host(x)
+    assert (seen[0].stride(1) == 1) == channels_last
+    torch.testing.assert_close(output, host.head(host.blocks(x).mean(dim=(2, 3))))
 
 
 def test_hosts_refuse_what_cannot_work() -> None:

@@ -6,7 +6,7 @@ import torch
 from torch.optim import SGD, Adagrad, Optimizer
 from torch.optim import lr_scheduler as lr
 
-from esper.growth import add_slot_groups, slot_group, sync_slot_group
+from esper.growth import add_slot_groups, slot_group, sync_slot_group, without_empty_groups
 from esper.leyline import ConfigError, SeedStage
 from helpers import OPTIMIZERS, plant, step, wrap
 
@@ -93,3 +93,23 @@ def test_what_cannot_work_is_refused() -> None:
     add_slot_groups(optimizer, ids)
     with pytest.raises(ConfigError, match="already serves"):
         add_slot_groups(optimizer, ids)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_steps_without_the_groups_of_empty_slots_are_the_same(name: str) -> None:
+    found = []
+    for hidden in (False, True):
+        network, x = wrap("cnn")
+        optimizer = OPTIMIZERS[name](network.host_parameters())
+        add_slot_groups(optimizer, network.slot_config.slot_ids)
+        plant(network, 1, "conv_light", SeedStage.BLENDING, 0.4)
+        sync_slot_group(optimizer, "r0c1", network.seed_parameters(1))
+        if hidden:
+            with without_empty_groups(optimizer):
+                assert len(optimizer.param_groups) == 2
+                step(network, optimizer, x)
+        else:
+            step(network, optimizer, x)
+        assert len(optimizer.param_groups) == 4
+        found.append(list(network.parameters()))
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from architectures import ARCHITECTURES, GRUClassifier, ResNet20, TinyTransformer
-from esper.growth import GrownModule, count_params, list_slots, seed_costs
+from esper.growth import GrownModule, count_params, evaluating, list_slots, seed_costs
 from esper.leyline import ConfigError
 
 RESNET_INPUT = torch.zeros(3, 3, 8, 8)
@@ -163,3 +163,13 @@ def test_networks_without_one_tensor_as_output_get_no_branches() -> None:
 def test_the_tiny_transformer_offers_its_layers() -> None:
     slots = list_slots(TinyTransformer(), torch.zeros(2, 7, dtype=torch.int64))
     assert {"encoder", "encoder.layers.0", "encoder.layers.1"} <= {slot.name for slot in slots}
+
+
+def test_evaluating_brings_back_the_mode_of_each_module() -> None:
+    model = nn.Sequential(nn.Dropout(), nn.Sequential(nn.Dropout(), nn.Dropout()))
+    model[1][0].eval()  # type: ignore[index]
+    before = [module.training for module in model.modules()]
+    with evaluating(model), evaluating(model):
+        assert not any(module.training for module in model.modules())
+        assert not torch.is_grad_enabled()
+    assert [module.training for module in model.modules()] == before

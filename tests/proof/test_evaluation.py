@@ -1,6 +1,7 @@
 """Evaluation: paired keys, honest controls, and a test part that nobody sees until the end."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from esper.leyline import ConfigError, EpisodeOutcome
+from esper.proof import arms, choices
 from esper.proof import evaluation as module
 from esper.proof.arms import (
     Plan,
@@ -22,7 +24,7 @@ from esper.proof.arms import (
 )
 from esper.proof.choices import widths_up_to
 from esper.proof.evaluation import EvaluationReport, EvaluationSettings, evaluate
-from esper.tamiyo import Controller, ScriptedController, Situation, make_controller
+from esper.tamiyo import Controller, ScriptedController, Situation, make_controller, wait
 from esper.tolaria import Task, Trained, TrialRules
 from helpers import small_digits
 
@@ -65,10 +67,15 @@ class Rows:
     def outcome(self, outcome: EpisodeOutcome) -> None: ...
 
 
+def outcome_of(plan: Plan, data: Any) -> EpisodeOutcome:
+    return train(plan, data, [0])[0].outcome
+
+
 @cache
 def grown(key: int = 0) -> Trained:
     task, data = narrow_digits()
-    return train(Plan(task, make_arm("grow"), TrialRules(STEPS)), data, key)
+    (trained,) = train(Plan(task, make_arm("grow"), TrialRules(STEPS)), data, [key])
+    return trained
 
 
 @cache
@@ -92,7 +99,7 @@ def test_arms_of_one_key_share_host_and_shuffles() -> None:
     first_epochs, last_scores = [], []
     for name in ("static", "random", "heuristic", "grow"):
         watcher = Rows()
-        train(Plan(task, make_arm(name), TrialRules(6)), data, 5, watcher)
+        train(Plan(task, make_arm(name), TrialRules(6)), data, [5], watcher)
         first_epochs.append([watcher.rows[0][k] for k in ("val_score", "val_loss", "train_loss")])
         last_scores.append(watcher.rows[-1]["val_loss"])
     assert all(scores == first_epochs[0] for scores in first_epochs)
@@ -104,7 +111,7 @@ def test_other_keys_are_other_hosts() -> None:
     losses = set()
     for key in (0, 1):
         watcher = Rows()
-        train(Plan(task, make_arm("static"), TrialRules(1)), data, key, watcher)
+        train(Plan(task, make_arm("static"), TrialRules(1)), data, [key], watcher)
         losses.add(watcher.rows[0]["val_loss"])
     assert len(losses) == 2
 
@@ -121,6 +128,26 @@ def test_the_same_evaluation_gives_the_same_numbers() -> None:
     one, two = (evaluate(*narrow_digits(), settings, make_arm) for _ in range(2))
     for a, b in zip(one.trials, two.trials, strict=True):
         assert replace(a, cpu_seconds=0.0) == replace(b, cpu_seconds=0.0)
+
+
+def test_keys_side_by_side_give_the_numbers_of_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With keys whose plans differ: their controls have other topologies or other steps."""
+    settings = EvaluationSettings(("static", "heuristic"), keys=3, steps=12)
+    found, trained_together = [], []
+    real = arms.train
+
+    def noted(plan: Plan, data: Any, keys: Sequence[int], **how: Any) -> list[Trained]:
+        trained_together.append(len(keys))
+        return real(plan, data, keys, **how)
+
+    monkeypatch.setattr(arms, "train", noted)
+    for side_by_side in (1, 3):
+        monkeypatch.setattr(module, "SIDE_BY_SIDE", side_by_side)
+        report = evaluate(*narrow_digits(), settings, make_arm)
+        found.append([replace(trial, cpu_seconds=0.0) for trial in report.trials])
+    assert max(trained_together) == 3
+    assert found[0] == found[1]
+    assert len({(trial.kept, trial.steps) for trial in found[0] if "static-final" in trial.arm}) > 1
 
 
 # --- the test part -------------------------------------------------------------------------------
@@ -141,17 +168,17 @@ def test_the_test_part_is_read_after_all_training_and_once_per_network(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     story: list[str] = []
-    real_train, real_score = module.train, Task.score_on
+    real_train, real_score = arms.train, Task.score_on
 
-    def noted_train(*args: Any, **how: Any) -> Trained:
-        story.append("train")
-        return real_train(*args, **how)
+    def noted_train(plan: Plan, data: Any, keys: Sequence[int], **how: Any) -> list[Trained]:
+        story.extend(["train"] * len(keys))
+        return real_train(plan, data, keys, **how)
 
     def noted_score(*args: Any) -> float:
         story.append("test")
         return real_score(*args)
 
-    monkeypatch.setattr(module, "train", noted_train)
+    monkeypatch.setattr(arms, "train", noted_train)
     monkeypatch.setattr(Task, "score_on", noted_score)
     settings = EvaluationSettings(("static", "random"), keys=2, steps=2, controls=False)
     evaluate(*narrow_digits(), settings, make_arm)
@@ -170,16 +197,16 @@ def test_the_grown_arm_grew() -> None:
 @pytest.mark.parametrize("steps", [1, 5])
 def test_training_compute_in_closed_form_is_what_a_static_run_is_charged(steps: int) -> None:
     task, data = narrow_digits()
-    static = train(static_plan(task, steps), data, 0).outcome
+    static = outcome_of(static_plan(task, steps), data)
     assert training_macs(task, data, static.macs, steps) == static.train_macs
-    final = train(static_plan(task, steps, grown().topology), data, 0).outcome
+    final = outcome_of(static_plan(task, steps, grown().topology), data)
     assert training_macs(task, data, final.macs, steps) == final.train_macs
 
 
 def test_short_epochs_are_charged_for_what_they_see() -> None:
     task, data = narrow_digits()
     task = replace(task, batches_per_epoch=2)
-    static = train(static_plan(task, 3), data, 0).outcome
+    static = outcome_of(static_plan(task, 3), data)
     assert training_macs(task, data, static.macs, 3) == static.train_macs
 
 
@@ -195,7 +222,7 @@ def test_growing_costs_more_than_the_network_it_ends_with() -> None:
     """Rejected keys and counterfactual passes are in the bill of the arm that made them."""
     task, data = narrow_digits()
     rejected = ScriptedController("1 GERMINATE r0c0 branch linear\n3 CULL r0c0\n", "cull")
-    outcome = train(Plan(task, rejected, TrialRules(6)), data, 0).outcome
+    outcome = outcome_of(Plan(task, rejected, TrialRules(6)), data)
     assert outcome.params == outcome.host_params
     assert outcome.train_macs > training_macs(task, data, outcome.host_macs, 6)
 
@@ -262,17 +289,16 @@ def test_controls_are_made_for_the_arm_that_is_asked_for() -> None:
 
 
 def test_every_arm_tunes_on_the_same_grid_and_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    from esper.proof import choices
-
     tried: dict[str, list[tuple[float, int]]] = {}
-    real = choices.train
+    real = choices.train_each
 
-    def noted(plan: Plan, data: Any, key: int) -> Trained:
-        arm = f"{plan.controller.name} {bool(plan.rules.topology)}"
-        tried.setdefault(arm, []).append((plan.task.learning_rate, key))
-        return real(plan, data, key)
+    def noted(plans: Sequence[Plan], data: Any, keys: Sequence[int]) -> list[Trained]:
+        for plan, key in zip(plans, keys, strict=True):
+            arm = f"{plan.controller.name} {bool(plan.rules.topology)}"
+            tried.setdefault(arm, []).append((plan.task.learning_rate, key))
+        return real(plans, data, keys)
 
-    monkeypatch.setattr(choices, "train", noted)
+    monkeypatch.setattr(choices, "train_each", noted)
     settings = EvaluationSettings(("static", "grow"), keys=1, steps=2, tune=True, controls=False)
     found = evaluate(*narrow_digits(), settings, make_arm)
     assert tried["static False"] == tried["scripted:grow False"]
@@ -385,12 +411,13 @@ class Interrupting:
         self.decisions += 1
         if self.decisions == self.at:
             raise KeyboardInterrupt
-        return np.zeros((1, 4), dtype=np.int64)
+        return wait(situation.n_envs)
 
 
-def test_ctrl_c_reports_the_keys_that_are_complete() -> None:
+def test_ctrl_c_reports_the_keys_that_are_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SIDE_BY_SIDE", 2)
     settings = EvaluationSettings(("static", "late"), keys=5, steps=2, controls=False)
-    controller = Interrupting(at=1 + 2 * 2 + 1)  # the rehearsal, two keys of two steps, then
+    controller = Interrupting(at=1 + 2 + 1)  # the rehearsal, two keys of two steps, then
     found = evaluate(
         *narrow_digits(),
         settings,
@@ -401,7 +428,7 @@ def test_ctrl_c_reports_the_keys_that_are_complete() -> None:
     assert len(found.trials) == 4
 
 
-def test_ctrl_c_in_the_first_key_leaves_nothing_to_report() -> None:
+def test_ctrl_c_in_the_first_keys_leaves_nothing_to_report() -> None:
     settings = EvaluationSettings(("late",), keys=2, steps=2, controls=False)
     with pytest.raises(KeyboardInterrupt):
         evaluate(*narrow_digits(), settings, lambda name: Interrupting(at=2))

@@ -1,17 +1,31 @@
 """The one way to train and grow networks: make, play, settle."""
 
 import math
+import sys
+from types import ModuleType
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from esper.growth import SlotTable, default_catalogue
+from esper.growth import CNNHost, GrownModule, SlotTable, default_catalogue
 from esper.leyline import ConfigError, History, LifecycleOp
 from esper.leyline.events import SeedCulled, ShapleyComputed
 from esper.tamiyo import ScriptedController, Situation, StaticController
-from esper.tolaria import Budget, GrowthEnv, Trained, TrialRules, make_env, play, settle, train
+from esper.tolaria import (
+    Budget,
+    GrowthEnv,
+    HostRecipe,
+    LoopedPopulation,
+    Trained,
+    TrialRules,
+    make_env,
+    play,
+    settle,
+    train,
+)
+from esper.tolaria.trial import PopulationKind
 from helpers import small_digits
 from reward_support import break_host
 
@@ -138,7 +152,11 @@ def test_the_loss_of_a_guess_is_that_of_the_network_s_outputs() -> None:
 
 @pytest.mark.parametrize(
     ("rules", "culprit"),
-    [({"steps": 0}, "at least 1 step"), ({"steps": 3, "incubation": "sudden"}, "sudden")],
+    [
+        ({"steps": 0}, "at least 1 step"),
+        ({"steps": 3, "incubation": "sudden"}, "sudden"),
+        ({"steps": 3, "population": "big"}, "auto, looped or fused"),
+    ],
 )
 def test_rules_that_cannot_work_are_refused(rules: dict[str, object], culprit: str) -> None:
     with pytest.raises(ConfigError, match=culprit):
@@ -152,3 +170,43 @@ def test_a_budget_closes_what_would_exceed_it() -> None:
     branch, small = (default_catalogue().index(name) for name in ("branch", "conv_small"))
     assert not masks.blueprint[:, :, branch].any()
     assert masks.blueprint[:, 0, small].all()
+
+
+class Fused(LoopedPopulation):
+    """Stands in for the real one."""
+
+
+@pytest.fixture
+def fused(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    module = ModuleType("esper.tolaria.fused")
+    module.FusedPopulation = Fused  # type: ignore[attr-defined]
+    module.why_not_fused = lambda recipe, template: None  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [("auto", LoopedPopulation), ("looped", LoopedPopulation), ("fused", Fused)],
+)
+def test_the_rules_say_what_trains_the_hosts(
+    fused: ModuleType, kind: PopulationKind, expected: type
+) -> None:
+    task, data = small_digits()
+    env = make_env(task.recipe(data), iter([3, 4]), TrialRules(2, population=kind))
+    assert type(env.population) is expected
+    assert env.population.keys.tolist() == [3, 4]
+
+
+def test_hosts_that_cannot_be_fused_are_refused_with_the_reason(fused: ModuleType) -> None:
+    task, data = small_digits()
+    seen = []
+
+    def why_not(recipe: HostRecipe, template: GrownModule) -> str:
+        seen.append(type(template.host))
+        return "they have dropout"
+
+    fused.why_not_fused = why_not  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match="cannot be fused: they have dropout; use population"):
+        make_env(task.recipe(data), [0], TrialRules(2, population="fused"))
+    assert seen == [CNNHost]

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -27,7 +28,9 @@ from esper.simic.training import (
     space_of,
     worker_devices,
 )
-from esper.tolaria import Task, data_root, find_task
+from esper.tolaria import DataSplits, Task, data_root, find_task, share
+
+Workers = int | Literal["auto"] | None
 
 
 @contextmanager
@@ -49,7 +52,7 @@ def train_ppo(
     *,
     task: Task | None = None,
     overwrite: bool = False,
-    workers: int | None = None,
+    workers: Workers = None,
     devices: Sequence[str] | None = None,
     profile: int | None = None,
     hooks: Hooks | None = None,
@@ -57,17 +60,19 @@ def train_ppo(
     """Train from the start; the record and the checkpoints go to the folder `out`.
 
     `task` stands in for the one that the config names. The hosts are trained by one worker, by as
-    many as `workers` on the CPU, or by one for each of `devices`, such as "cuda:0". With several,
-    call it below `if __name__ == "__main__":`. `profile` is the number of a round, the first being
-    0: traces of its first steps and of its update go to the folder `profile` of the run.
+    many as `workers` on the CPU ("auto": one per core), or by one for each of `devices`, such as
+    "cuda:0". With several, call it below `if __name__ == "__main__":`. `profile` is the number of a
+    round, the first being 0: traces of its first steps and of its update go to the folder `profile`
+    of the run.
     """
     places = worker_devices(workers, devices)
     _check_profile(profile, 0, config.rounds)
     chosen = task or find_task(config.task)
     state = _first_state(config, chosen)
+    data = _load(chosen, places)
     with RunDirectory.create(Path(out), config.flat(), overwrite=overwrite) as record:
         save_checkpoint(record.path, state, record.sync())
-        return _run(config, chosen, state, record, places, profile, hooks)
+        return _run(config, chosen, data, state, record, places, profile, hooks)
 
 
 @one_thread()
@@ -76,7 +81,7 @@ def resume_ppo(
     *,
     task: Task | None = None,
     rounds: int | None = None,
-    workers: int | None = None,
+    workers: Workers = None,
     devices: Sequence[str] | None = None,
     profile: int | None = None,
     hooks: Hooks | None = None,
@@ -98,22 +103,28 @@ def resume_ppo(
             state = checkpoint.state
             _check_unchanged(run, config, chosen, state)
             _check_profile(profile, state.round, config.rounds)
-            chosen.load(data_root())
+            data = _load(chosen, places)
             record.go_on(config.flat(), checkpoint.files, state.round)
         else:
             # Killed before the first checkpoint: nothing had happened yet.
             state = _first_state(config, chosen)
+            data = _load(chosen, places)
             record.begin(config.flat())
             save_checkpoint(run, state, record.sync())
-        return _run(config, chosen, state, record, places, profile, hooks)
+        return _run(config, chosen, data, state, record, places, profile, hooks)
 
 
 def _first_state(config: TrainingConfig, task: Task) -> TrainState:
-    """Data or a policy that is missing is found here, before anything is written."""
+    """A policy that is missing is found here, before anything is written."""
     warm = None if config.warm_start is None else load_state(config.warm_start)
-    state = new_state(config, space_of(task), warm)
-    task.load(data_root())
-    return state
+    return new_state(config, space_of(task), warm)
+
+
+def _load(task: Task, devices: Sequence[str]) -> DataSplits:
+    """The data, once for all workers; if it is missing, that is found before anything is
+    written."""
+    data = task.load(data_root())
+    return data if len(devices) == 1 else share(data)
 
 
 def _check_unchanged(run: Path, config: TrainingConfig, task: Task, state: TrainState) -> None:
@@ -139,6 +150,7 @@ def _check_profile(profile: int | None, first: int, rounds: int) -> None:
 def _run(
     config: TrainingConfig,
     task: Task,
+    data: DataSplits,
     state: TrainState,
     record: RunDirectory,
     devices: Sequence[str],
@@ -156,7 +168,7 @@ def _run(
     def save(state: TrainState) -> None:
         save_checkpoint(record.path, state, record.sync())
 
-    with growth_environments(config, task, log, devices) as env:
+    with growth_environments(config, task, data, log, devices) as env:
         return run_training(
             config,
             state,

@@ -4,7 +4,7 @@ import shlex
 import signal
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from esper.cli.options import option
 
@@ -27,8 +27,12 @@ class PPOSettings:
     out: str | None = option(None, "Folder for the run. Default: runs/ppo-TASK-KEY.")
     config: str | None = option(None, "TOML file with settings; flags override it.")
     resume: str | None = option(None, "Go on with the run in this folder instead.")
-    workers: int | None = option(
-        None, "Processes for the hosts; changes nothing but the speed. Default 1.", min=1
+    population: str | None = setting(
+        "population", "How hosts are trained: looped, fused or auto; default auto."
+    )
+    workers: str | None = option(
+        None,
+        "Processes for the hosts, or auto: one per core. Changes nothing but the speed. Default 1.",
     )
     devices: str | None = option(
         None, "One worker on each of these instead, such as cuda:0,cuda:1."
@@ -101,7 +105,7 @@ def ppo(settings: PPOSettings) -> None:
             interrupts.after_step()
 
         how: dict[str, Any] = {
-            "workers": settings.workers,
+            "workers": _workers(settings.workers),
             "devices": None if settings.devices is None else settings.devices.split(","),
             "profile": settings.profile,
             "hooks": Hooks(show.round, on_step, interrupts.after_round),
@@ -115,6 +119,18 @@ def ppo(settings: PPOSettings) -> None:
         except LeaveRoundError:
             done = None
     _conclude(console, out, done, config.rounds)
+
+
+def _workers(given: str | None) -> "int | Literal['auto'] | None":
+    from esper.leyline import ConfigError
+
+    if given is None:
+        return None
+    if given == "auto":
+        return "auto"
+    if not given.isdecimal() or int(given) < 1:
+        raise ConfigError(f"workers must be auto or a whole number from 1, got {given!r}")
+    return int(given)
 
 
 class LeaveRoundError(Exception):

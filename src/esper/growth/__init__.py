@@ -33,7 +33,12 @@ from esper.growth.lifecycle import (
     scheduled_alpha,
     tick,
 )
-from esper.growth.optimizer import add_slot_groups, slot_group, sync_slot_group
+from esper.growth.optimizer import (
+    add_slot_groups,
+    slot_group,
+    sync_slot_group,
+    without_empty_groups,
+)
 from esper.growth.seed_slot import valve_params
 from esper.growth.sites import (
     SlotChoice,
@@ -96,4 +101,5 @@ __all__ = [
     "tensors_in",
     "tick",
     "valve_params",
+    "without_empty_groups",
 ]

@@ -4,7 +4,8 @@ The groups exist, empty, before anything grows, so their number never changes an
 schedulers keep working. Old parameters and their state are never touched.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
@@ -62,6 +63,18 @@ def _extend(scheduler: Any, before: int, added: int) -> None:
         values = getattr(scheduler, name, None)
         if isinstance(values, list) and len(values) == before:
             values.extend([values[0]] * added)
+
+
+@contextmanager
+def without_empty_groups(optimizer: Optimizer) -> Iterator[None]:
+    """Inside, groups of empty slots are out of the way: a step of Adam is slow to find out that
+    there is nothing to do for them."""
+    groups = optimizer.param_groups
+    optimizer.param_groups = [group for group in groups if group["params"]]
+    try:
+        yield
+    finally:
+        optimizer.param_groups = groups
 
 
 def slot_group(optimizer: Optimizer, slot_id: str) -> dict[str, Any]:

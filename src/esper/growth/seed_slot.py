@@ -30,6 +30,18 @@ class _Isolate(torch.autograd.Function):
         return grads[0], grads[0]
 
 
+def _safe_to_read(h: Tensor) -> Tensor:
+    """`h`, or the same values as a leaf that asks for a gradient nobody uses.
+
+    GroupNorm kills the process (torch 2.13) in the backward pass of channels-last features that
+    need no gradient: those of a frozen host, and what an isolated seed reads. Strides tell, also
+    for maps of one pixel, which count as contiguous.
+    """
+    if h.requires_grad or h.dim() != 4 or h.stride(1) != 1 or not torch.is_grad_enabled():
+        return h
+    return h.detach().requires_grad_()
+
+
 class BlendValve(nn.Module):
     """A learned shift of alpha for each sample (or each position, where the target has them).
 
@@ -145,7 +157,7 @@ class SeedSlot(nn.Module):
     def _blend(self, h: Tensor, target: Tensor) -> Tensor:
         assert self.seed is not None
         isolated = self.stage == SeedStage.TRAINING
-        delta = self.seed(h.detach() if isolated else h)
+        delta = self.seed(_safe_to_read(h.detach() if isolated else h))
         if isolated:
             return _Isolate.apply(target, delta)
         assert IS_BLENDED[self.stage]

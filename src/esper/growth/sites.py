@@ -73,14 +73,15 @@ def call_model(model: nn.Module, inputs: Any) -> Any:
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Evaluation mode without gradients; every module's own mode is restored afterwards."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
+    training = [module for module in model.modules() if module.training]
+    if training:
+        model.eval()
     try:
         with torch.no_grad():
             yield
     finally:
-        for module, training in modes:
-            module.training = training
+        for module in training:
+            module.training = True
 
 
 def batch_size(inputs: Any) -> int:

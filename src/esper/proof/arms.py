@@ -1,5 +1,6 @@
-"""One arm on one key: train a network under a controller and keep what it reached and cost."""
+"""One arm: train networks under a controller and keep what they reached and cost."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -20,11 +21,13 @@ from esper.tolaria import train as train_networks
 
 # A run ends with two evaluations: of the network at its best, and of what is kept of it.
 SETTLING_EVALUATIONS = 2
+DO_NOTHING = StaticController()
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How one network is trained. `task` holds the host and the learning rate that are used."""
+    """How a network is trained. `task` holds the host and the learning rate that are used. Plans
+    are equal if their networks can be trained side by side."""
 
     task: Task
     controller: Controller
@@ -34,27 +37,39 @@ class Plan:
 def train(
     plan: Plan,
     data: DataSplits,
-    key: int,
+    keys: Sequence[int],
     recorder: Recorder | None = None,
     *,
     attribute: bool = False,
-) -> Trained:
-    """Follow the plan on the training and validation parts of `data`.
+) -> list[Trained]:
+    """Follow the plan on the training and validation parts of `data`, for all keys side by side.
 
     Ctrl-C raises KeyboardInterrupt: half an episode is no result.
     """
-    (trained,) = train_networks(
+    trained = train_networks(
         plan.task.recipe(data),
-        [key],
+        keys,
         plan.rules,
         plan.controller,
         task=plan.task.name,
         recorder=recorder,
         attribute=attribute,
     )
-    if trained.outcome.ended == "interrupted":
+    if any(each.outcome.ended == "interrupted" for each in trained):
         raise KeyboardInterrupt
     return trained
+
+
+def train_each(
+    plans: Sequence[Plan], data: DataSplits, keys: Sequence[int], *, attribute: bool = False
+) -> list[Trained]:
+    """Each key by its own plan; keys with the same plan side by side."""
+    found: dict[int, Trained] = {}
+    for key, plan in zip(keys, plans, strict=True):
+        if key not in found:
+            own = [k for k, its_plan in zip(keys, plans, strict=True) if its_plan == plan]
+            found |= zip(own, train(plan, data, own, attribute=attribute), strict=True)
+    return [found[key] for key in keys]
 
 
 def first_situation(task: Task, data: DataSplits) -> Situation:
@@ -74,7 +89,7 @@ def of_width(task: Task, width: int) -> Task:
 def static_plan(task: Task, steps: int, topology: Topology = ()) -> Plan:
     """A fixed network pays for no counterfactuals: nobody has to decide anything about it."""
     rules = TrialRules(steps, topology=topology, counterfactuals=False)
-    return Plan(task, StaticController(), rules)
+    return Plan(task, DO_NOTHING, rules)
 
 
 def host_size(task: Task, data: DataSplits) -> tuple[int, int]:

@@ -16,7 +16,7 @@ from esper.proof.arms import (
     host_size,
     of_width,
     static_plan,
-    train,
+    train_each,
     training_macs,
 )
 from esper.tamiyo import Controller
@@ -53,15 +53,17 @@ class Bench:
     rates: tuple[float, ...]
     progress: Callable[[str, int, int], None]
     tuned_anything: bool = field(default=False, init=False)
+    widths: dict[int, Task] = field(init=False)
+
+    def __post_init__(self) -> None:
+        # Made once: two tasks of the same width would not be equal.
+        self.widths = {width: of_width(self.task, width) for width in self.task.widths}
 
     def runs(self, phase: str, plans: Sequence[Plan]) -> list[Trained]:
         """One plan for each tuning key, trained."""
         self.tuned_anything = True
-        results = []
-        for i, (plan, key) in enumerate(zip(plans, self.tuning_keys, strict=True)):
-            self.progress(phase, i, len(plans))
-            results.append(train(plan, self.data, key))
-        return results
+        self.progress(phase, 0, len(plans))
+        return train_each(plans, self.data, self.tuning_keys)
 
 
 def with_rate(task: Task, rate: float) -> Task:
@@ -115,7 +117,7 @@ def choose_controls(bench: Bench, reference: str, found: Sequence[Trained]) -> l
         )
     ]
     if bench.task.host_of_width is not None:
-        sizes = {w: host_size(of_width(bench.task, w), bench.data) for w in bench.task.widths}
+        sizes = {w: host_size(task, bench.data) for w, task in bench.widths.items()}
         arms.append(_choose_equal_params(bench, reference, found, sizes))
         arms.append(_choose_equal_compute(bench, reference, found, sizes))
     return arms
@@ -164,7 +166,7 @@ def _choose_equal_params(
     """Best width that is no larger than what the reference arm grows, trained as long."""
 
     def plan(width: int, rate: float, _: Trained) -> Plan:
-        return static_plan(with_rate(of_width(bench.task, width), rate), bench.steps)
+        return static_plan(with_rate(bench.widths[width], rate), bench.steps)
 
     widths = widths_up_to(sizes, median(run.outcome.params for run in found))
     return _choose_width(bench, BEST_STATIC_EQUAL_PARAMS, reference, found, widths, plan)
@@ -179,7 +181,7 @@ def _choose_equal_compute(
     """Best width for the compute that the reference arm spends on the same key."""
 
     def plan(width: int, rate: float, run: Trained) -> Plan:
-        task = with_rate(of_width(bench.task, width), rate)
+        task = with_rate(bench.widths[width], rate)
         budget = run.outcome.train_macs
         return static_plan(task, affordable_steps(task, bench.data, sizes[width][1], budget))
 

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from esper.leyline import ConfigError
-from esper.proof.arms import first_situation, train
+from esper.proof.arms import first_situation, train_each
 from esper.proof.choices import Arm, Bench, choose_arms
 from esper.proof.statistics import holm, paired_difference, require_scipy
 from esper.tamiyo import Controller
@@ -22,6 +22,7 @@ TUNING_KEYS = 8
 FIRST_TUNING_KEY = 1_000_000  # so that they never meet evaluation keys, which count from 0
 RATE_FACTORS = (1.0, 1 / 3, 3.0)
 STATIC = "static"
+SIDE_BY_SIDE = 8  # keys of an arm at a time; Ctrl-C loses those that are under way
 
 Progress = Callable[[str, int, int], None]
 
@@ -184,21 +185,25 @@ def _rehearse(task: Task, data: DataSplits, controllers: dict[str, Controller]) 
 
 
 def _train_all(bench: Bench, arms: Sequence[Arm], keys: int) -> Iterator[dict[str, Trained]]:
-    """For each key its trained arms; keys are the outer loop, so that every result is a pair."""
+    """For each key its trained arms; blocks of keys are the outer loop, so that every result is a
+    pair, also after Ctrl-C."""
     total = keys * len(arms)
-    for key in range(keys):
-        runs: dict[str, Trained] = {}
+    for first in range(0, keys, SIDE_BY_SIDE):
+        block = range(first, min(first + SIDE_BY_SIDE, keys))
+        runs: list[dict[str, Trained]] = [{} for _ in block]
         try:
             for i, arm in enumerate(arms):
-                bench.progress(arm.name, key * len(arms) + i, total)
-                plan = arm.plan(runs)
-                grows = plan.rules.counterfactuals
-                runs[arm.name] = train(plan, bench.data, key, attribute=grows)
+                bench.progress(arm.name, first * len(arms) + i * len(block), total)
+                plans = [arm.plan(before) for before in runs]
+                grows = plans[0].rules.counterfactuals
+                trained = train_each(plans, bench.data, block, attribute=grows)
+                for of_key, run in zip(runs, trained, strict=True):
+                    of_key[arm.name] = run
         except KeyboardInterrupt:
-            if key == 0:
+            if first == 0:
                 raise
             return
-        yield runs
+        yield from runs
     bench.progress("done", total, total)
 
 

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from esper.tolaria.attribution import Attribution, CoalitionGame, attribute, attribute_seeds
     from esper.tolaria.batches import DataSource, LoaderSource, TensorSource
     from esper.tolaria.data.catalogue import data_root
+    from esper.tolaria.data.shared import share
     from esper.tolaria.data.splits import DataSplits
     from esper.tolaria.environment import GrowthCycle, GrowthEnv
     from esper.tolaria.garden import TRAINING_COST, Budget, Garden, Validation
@@ -27,7 +28,17 @@ if TYPE_CHECKING:
     )
     from esper.tolaria.tasks import Task, all_tasks, find_task
     from esper.tolaria.transition import Transition
-    from esper.tolaria.trial import Topology, Trained, TrialRules, make_env, play, settle, train
+    from esper.tolaria.trial import (
+        PopulationKind,
+        Topology,
+        Trained,
+        TrialRules,
+        check_population,
+        make_env,
+        play,
+        settle,
+        train,
+    )
 
 # Loaded on first use: the data catalogue has to answer without waiting for torch.
 _HOMES = {
@@ -49,6 +60,7 @@ _HOMES = {
     "LoopedPopulation": "population",
     "Objective": "objectives",
     "Population": "population",
+    "PopulationKind": "trial",
     "SCORES": "objectives",
     "TRAINING_COST": "garden",
     "Task": "tasks",
@@ -62,12 +74,14 @@ _HOMES = {
     "all_tasks": "tasks",
     "attribute": "attribution",
     "attribute_seeds": "attribution",
+    "check_population": "trial",
     "data_root": "data.catalogue",
     "find_objective": "objectives",
     "find_task": "tasks",
     "make_env": "trial",
     "play": "trial",
     "settle": "trial",
+    "share": "data.shared",
     "train": "trial",
 }
 

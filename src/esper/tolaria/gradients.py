@@ -4,8 +4,7 @@ import math
 
 import numpy as np
 import torch
-from torch import nn
-from torch.nn.utils import get_total_norm
+from torch import Tensor, nn
 
 from esper.growth import GrownModule
 from esper.leyline import IS_ACTIVE
@@ -38,18 +37,19 @@ class GradientMeter:
     @torch.no_grad()
     def _measure(self) -> None:
         host_params = self.network.host_parameters()
-        host = _norm(host_params)
+        host = _total(_norms(host_params))
         n_host = sum(p.numel() for p in host_params)
         for index in self.slots:
             params = self.network.seed_parameters(index)
-            seed = _norm(params)
+            norms = _norms(params)
+            seed = _total(norms)
             n_seed = sum(p.numel() for p in params)
             ratio = seed / host * math.sqrt(n_host / n_seed) if host >= 1e-8 and n_seed else 0.0
             self.readings[index].append(
                 {
                     "gradient_ratio": min(ratio, GRADIENT_RATIO_CAP) if ratio == ratio else ratio,
                     "gradient_norm": seed,
-                    "gradient_health": _health(params),
+                    "gradient_health": _health(norms, len(params)),
                 }
             )
 
@@ -62,17 +62,29 @@ class GradientMeter:
             readings = self.readings[index]
             for name in MEASURED if readings else ():
                 columns[name][index] = np.mean([reading[name] for reading in readings])
-            columns["healthy"][index] = all(
-                bool(torch.isfinite(p).all()) for p in self.network.seed_parameters(index)
-            )
+            columns["healthy"][index] = _all_finite(self.network.seed_parameters(index))
         return columns
 
 
-def _norm(params: list[nn.Parameter]) -> float:
+def _norms(params: list[nn.Parameter]) -> Tensor:
+    """[n]: norms of the n gradients that there are."""
     grads = [p.grad for p in params if p.grad is not None]
-    return float(get_total_norm(grads)) if grads else 0.0
+    norms = torch._foreach_norm(grads) if grads else ()
+    # A network may be spread over devices.
+    return torch.stack([n.to(norms[0].device) for n in norms]) if norms else torch.empty(0)
 
 
-def _health(params: list[nn.Parameter]) -> float:
-    alive = [p.grad is not None and 0.0 < float(p.grad.norm()) < math.inf for p in params]
-    return sum(alive) / len(alive) if alive else math.nan
+def _total(norms: Tensor) -> float:
+    return float(torch.linalg.vector_norm(norms)) if len(norms) else 0.0
+
+
+def _health(norms: Tensor, n_params: int) -> float:
+    return (
+        sum(0.0 < norm < math.inf for norm in norms.tolist()) / n_params if n_params else math.nan
+    )
+
+
+def _all_finite(params: list[nn.Parameter]) -> bool:
+    values = [param.detach() for param in params]
+    largest = torch._foreach_norm(values, ord=math.inf) if values else ()
+    return all(math.isfinite(value) for value in map(float, largest))

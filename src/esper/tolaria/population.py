@@ -24,6 +24,7 @@ from esper.growth import (
     restore_snapshot,
     sync_slot_group,
     take_snapshot,
+    without_empty_groups,
 )
 from esper.leyline import ConfigError, SeedStage, draw_key
 from esper.tolaria.batches import Batch, DataSource
@@ -181,17 +182,24 @@ class LoopedPopulation:
         recipe, network, optimizer = self.recipe, self.networks[env], self.optimizers[env]
         key = int(self.keys[env])
         network.train()
+        host = network.host_parameters()
+        seeds = [network.seed_parameters(index) for index, _ in network.each_slot()]
+        # Host and seeds are clipped apart: a seed can never shrink or poison the host's gradients.
+        groups = [params for params in (host, *seeds) if params]
+        trained = [param for params in groups for param in params]
         readings, sizes = [], []
-        with keyed(draw_key(key, "noise", step)):
+        with keyed(draw_key(key, "noise", step)), without_empty_groups(optimizer):
             for inputs, target in self._batches(
                 recipe.data.train_batches(draw_key(key, "shuffle", step))
             ):
-                optimizer.zero_grad(set_to_none=True)
+                for param in trained:
+                    param.grad = None
                 output = call_model(network.host, inputs)
                 loss = recipe.loss(output, target)
                 loss.backward()
                 if recipe.max_grad_norm is not None:
-                    self._clip(network, recipe.max_grad_norm)
+                    for params in groups:
+                        nn.utils.clip_grad_norm_(params, recipe.max_grad_norm)
                 meter.observe()
                 optimizer.step()
                 with torch.no_grad():
@@ -201,15 +209,6 @@ class LoopedPopulation:
         values = np.array(torch.stack(readings).tolist()).reshape(-1, 2)
         loss_mean, score_mean = np.average(values, axis=0, weights=sizes).tolist()
         return loss_mean, score_mean, sum(sizes)
-
-    @staticmethod
-    def _clip(network: GrownModule, max_norm: float) -> None:
-        """Host and seeds apart, so that a seed can never shrink or poison the host's gradients."""
-        groups = [network.host_parameters()]
-        groups += [network.seed_parameters(index) for index, _ in network.each_slot()]
-        for params in groups:
-            if params:
-                nn.utils.clip_grad_norm_(params, max_norm)
 
     def evaluate(self, envs: np.ndarray, present: np.ndarray) -> Evaluation:
         means, alpha, samples = np.empty((len(envs), 2)), np.empty(present.shape), 0

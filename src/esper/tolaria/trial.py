@@ -7,14 +7,15 @@ through here; what differs between them is said in a `TrialRules`.
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from importlib import import_module
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
 from torch import nn
 
 from esper.growth import LifecycleRules
-from esper.leyline import EpisodeOutcome, Recorder, SeedStateReport
+from esper.leyline import ConfigError, EpisodeOutcome, Recorder, SeedStateReport
 from esper.leyline.events import ShapleyComputed
 from esper.tamiyo import Controller
 from esper.tolaria.attribution import attribute_seeds
@@ -22,9 +23,12 @@ from esper.tolaria.environment import GrowthCycle, GrowthEnv
 from esper.tolaria.garden import Budget, Validation
 from esper.tolaria.narrator import absent
 from esper.tolaria.objectives import random_guess_loss
-from esper.tolaria.population import HostRecipe, LoopedPopulation
+from esper.tolaria.population import HostRecipe, LoopedPopulation, Population
 from esper.tolaria.transition import Transition
 
+PopulationKind = Literal["auto", "looped", "fused"]
+# From recipe, keys and device.
+MakeHosts = Callable[[HostRecipe, Sequence[int], str | torch.device], Population]
 # (slot, blueprint) pairs of indices.
 Topology = tuple[tuple[int, int], ...]
 
@@ -37,6 +41,7 @@ class TrialRules:
     budget           caps on the grown network; `max_seeds` caps its seeds at a time
     topology         seeds that every host has from birth, as fossils
     on_panic, keep_best, counterfactuals   as in `GrowthCycle`
+    population       how hosts are trained: looped, one after another; fused, all at once; auto
     """
 
     steps: int
@@ -47,9 +52,11 @@ class TrialRules:
     on_panic: Literal["terminate", "continue"] = "continue"
     keep_best: bool = True
     counterfactuals: bool = True
+    population: PopulationKind = "auto"
 
     def __post_init__(self) -> None:
         LifecycleRules(self.steps, self.incubation)
+        check_population(self.population)
 
     @property
     def lifecycle(self) -> LifecycleRules:
@@ -69,6 +76,27 @@ class Trained:
     cpu_seconds: float
 
 
+def check_population(kind: str) -> None:
+    """Raises ConfigError for a kind of population that there is not."""
+    known = get_args(PopulationKind)
+    if kind not in known:
+        raise ConfigError(
+            f"population must be {', '.join(known[:-1])} or {known[-1]}, got {kind!r}"
+        )
+
+
+def choose_population(kind: PopulationKind, recipe: HostRecipe, keys: Sequence[int]) -> MakeHosts:
+    """What trains hosts of the recipe; raises ConfigError, with the reason, if `fused` is asked for
+    and cannot. Nothing but its arguments counts, so that the same command gives the same bytes."""
+    if kind != "fused":
+        return LoopedPopulation
+    fused = import_module("esper.tolaria.fused")
+    reason = fused.why_not_fused(recipe, LoopedPopulation(recipe, keys[:1]).template)
+    if reason is not None:
+        raise ConfigError(f"these hosts cannot be fused: {reason}; use population looped or auto")
+    return fused.FusedPopulation
+
+
 def make_env(
     recipe: HostRecipe,
     keys: Iterable[int],
@@ -78,7 +106,8 @@ def make_env(
 ) -> GrowthEnv:
     """One environment for each key. Host at birth, order of batches and noise are functions of the
     key alone, so that trials that share a key are a pair."""
-    population = LoopedPopulation(recipe, keys, device)
+    keys = tuple(keys)
+    population = choose_population(rules.population, recipe, keys)(recipe, keys, device)
     output = population.template.output
     return GrowthEnv(
         population,

@@ -98,6 +98,7 @@ def test_a_run_that_is_looked_at_closely_is_so_after_a_resume(tmp_path):
         ("key", "6"),
         ("envs", "5"),
         ("incubation", '"joint"'),
+        ("population", '"looped"'),
         ("steps", "4"),
         ("max_seeds", "2"),
         ("ppo.learning_rate", "0.1"),

@@ -9,16 +9,16 @@ from esper.leyline.events import RewardHackingSuspected
 from esper.simic.rewards import compute_reward
 from esper.simic.training import shard as shard_module
 from esper.simic.training.round_log import RoundLog
-from esper.simic.training.shard import Shard, ShardSpec, space_of
+from esper.simic.training.shard import Shard, space_of
 from esper.simic.training.state import new_state
 from esper.tamiyo import wait
 from esper.tolaria.governor import Governor
 from reward_support import one_seed, transition
-from training_support import rows, tiny_config, tiny_run, tiny_task
+from training_support import rows, tiny_config, tiny_run, tiny_spec
 
 
 def make_shard(envs=(5,), device="cpu", **flags) -> Shard:
-    shard = Shard(ShardSpec(tiny_config(**flags), tiny_task(), envs, device), RoundLog())
+    shard = Shard(tiny_spec(tiny_config(**flags), envs, device), RoundLog())
     shard.reset(0)
     return shard
 
@@ -117,7 +117,7 @@ def test_in_a_comparison_every_environment_gets_the_reward_of_its_own_mode(tmp_p
 
 def test_records_are_told_in_the_order_of_environments_by_their_numbers_in_the_run():
     log = RoundLog()
-    shard = Shard(ShardSpec(tiny_config(steps=1), tiny_task(), (3, 7)), log)
+    shard = Shard(tiny_spec(tiny_config(steps=1), (3, 7)), log)
     shard.reset(0)
     shard.step(wait(2))
     assert [(row["step"], row["env"]) for row in log.rows] == [(0, 3), (0, 7), (1, 3), (1, 7)]

@@ -7,11 +7,11 @@ import pytest
 
 from esper.leyline import EsperError
 from esper.simic.training import workers
-from esper.simic.training.shard import Shard, ShardSpec
+from esper.simic.training.shard import Shard
 from esper.simic.training.workers import MAX_RESTARTS, Worker, WorkerError, _serve
-from training_support import tiny_config, tiny_task
+from training_support import tiny_config, tiny_spec
 
-SPEC = ShardSpec(tiny_config(), tiny_task(), (0, 1))
+SPEC = tiny_spec(tiny_config(), (0, 1))
 
 
 class InThisProcess(Worker):

@@ -2,15 +2,19 @@
 
 import os
 import signal
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 
-from esper.api.training import resume_ppo
+from esper.api.training import resume_ppo, train_ppo
 from esper.leyline import ConfigError
 from esper.simic.training.loop import Hooks
 from esper.simic.training.workers import Workers, worker_devices
-from training_support import same_run, tiny_run, tiny_task
+from esper.tolaria import DataSplits
+from training_support import load_few, same_run, tiny_config, tiny_run, tiny_task
 
 
 def remember_workers(monkeypatch) -> list[Workers]:
@@ -68,7 +72,24 @@ def test_devices_are_those_that_torch_finds(monkeypatch):
 def test_workers_are_on_the_cpu_and_some_number_of_them():
     assert worker_devices(None, None) == ("cpu",)
     assert worker_devices(3, None) == ("cpu", "cpu", "cpu")
+    assert worker_devices("auto", None) == ("cpu",) * len(os.sched_getaffinity(0))
     with pytest.raises(ConfigError, match="at least one worker, got 0"):
         worker_devices(0, None)
     with pytest.raises(ConfigError, match="list of devices is empty"):
         worker_devices(None, [])
+
+
+def test_the_data_is_loaded_once_whatever_the_number_of_workers(tmp_path):
+    """Loading leaves a line in a file, in whatever process."""
+    for workers in (1, 2):
+        told = tmp_path / f"loaded-{workers}"
+        task = replace(tiny_task(), load=partial(load_and_tell, told))
+        train_ppo(tiny_config(rounds=1), tmp_path / str(workers), task=task, workers=workers)
+        assert told.read_text() == "loaded\n"
+    same_run(tmp_path / "1", tmp_path / "2")
+
+
+def load_and_tell(told: Path, folder: Path) -> DataSplits:
+    with told.open("a") as file:
+        file.write("loaded\n")
+    return load_few(folder)

@@ -1,9 +1,13 @@
 """A small convolutional classifier that leaves room to grow after every block."""
 
+import torch
 from torch import Tensor, nn
 
 from esper.growth.blueprints.modules import group_norm
 from esper.leyline import ConfigError
+
+# Images of this size and larger are quicker with channels last, smaller ones slower.
+CHANNELS_LAST_PIXELS = 32 * 32
 
 
 class CNNHost(nn.Module):
@@ -11,6 +15,7 @@ class CNNHost(nn.Module):
 
     `n_blocks` blocks of convolution, GroupNorm and ReLU, the i-th `base_channels * 2**i` wide;
     the first `pool_layers` of them (all if None) halve height and width. One slot per block.
+    Features of large images are laid out channels last.
     """
 
     def __init__(
@@ -33,14 +38,17 @@ class CNNHost(nn.Module):
             layers: list[nn.Module] = [
                 nn.Conv2d(width, out, kernel_size, padding=kernel_size // 2, bias=False),
                 group_norm(out),
-                nn.ReLU(),
             ]
+            # Before the ReLU, which has a quarter of the work then: the two commute exactly.
             if i < pools:
                 layers.append(nn.MaxPool2d(2))
+            layers.append(nn.ReLU())
             self.blocks.append(nn.Sequential(*layers))
             width = out
         self.head = nn.Linear(width, num_classes)
         self.slot_modules = tuple(f"blocks.{i}" for i in range(n_blocks))
 
     def forward(self, x: Tensor) -> Tensor:
+        if x.shape[2] * x.shape[3] >= CHANNELS_LAST_PIXELS:
+            x = x.contiguous(memory_format=torch.channels_last)
         return self.head(self.blocks(x).mean(dim=(2, 3)))

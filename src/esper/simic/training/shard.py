@@ -16,7 +16,16 @@ from esper.simic.training.config import TrainingConfig
 from esper.simic.training.round_log import RoundLog
 from esper.simic.training.state import Space
 from esper.tamiyo import FeatureExtractionContext, Situation, feature_size, signals_to_features
-from esper.tolaria import Budget, Task, Transition, TrialRules, data_root, make_env, settle
+from esper.tolaria import (
+    Budget,
+    DataSplits,
+    PopulationKind,
+    Task,
+    Transition,
+    TrialRules,
+    make_env,
+    settle,
+)
 
 CONTROLLER = "ppo"
 
@@ -24,10 +33,12 @@ CONTROLLER = "ppo"
 @dataclass(frozen=True)
 class ShardSpec:
     """Everything a shard is made from; `envs` are the numbers of its environments in the run, and
-    `device` is where their hosts are trained."""
+    `device` is where their hosts are trained. With `data` that is shared, it can be sent to another
+    process."""
 
     config: TrainingConfig
     task: Task
+    data: DataSplits
     envs: tuple[int, ...]
     device: str = "cpu"
 
@@ -55,7 +66,7 @@ class Shard:
     def __init__(self, spec: ShardSpec, log: RoundLog) -> None:
         self.config, self.task, self.log = spec.config, spec.task, log
         self.envs, self.device, self.num_envs = spec.envs, spec.device, len(spec.envs)
-        self.recipe = self.task.recipe(self.task.load(data_root()))
+        self.recipe = self.task.recipe(spec.data)
         self.rules = TrialRules(
             self.config.steps or self.task.steps,
             cast(Literal["isolated", "joint"], self.config.incubation),
@@ -63,6 +74,7 @@ class Shard:
             max_seeds=self.config.max_seeds,
             on_panic="terminate",
             keep_best=False,
+            population=cast(PopulationKind, self.config.population),
         )
         self.modes = np.array([self.config.mode_of(env) for env in self.envs])
 

@@ -6,12 +6,13 @@ Workers have one torch thread each, and are restarted and replayed if they die.
 import contextlib
 import logging
 import multiprocessing
+import os
 import signal
 import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -21,7 +22,7 @@ from esper.simic.agent import VectorEnv
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.round_log import Clock, RoundLog
 from esper.simic.training.shard import Shard, ShardSpec
-from esper.tolaria import Task
+from esper.tolaria import DataSplits, Task
 
 logger = logging.getLogger(__name__)
 
@@ -40,12 +41,24 @@ def known_devices() -> list[str]:
     return ["cpu", *(f"{kind.type}:{index}" for index in range(torch.accelerator.device_count()))]
 
 
-def worker_devices(workers: int | None, devices: Sequence[str] | None) -> tuple[str, ...]:
-    """The device of each worker: as many CPUs as `workers`, or else `devices`; by default one CPU.
+def _cores() -> int:
+    """Those that this process may use, where the system tells."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def worker_devices(
+    workers: int | Literal["auto"] | None, devices: Sequence[str] | None
+) -> tuple[str, ...]:
+    """The device of each worker: as many CPUs as `workers` ("auto": one for each core that this
+    process may use), or else `devices`; by default one CPU.
 
     Raises ConfigError if both are given, and for devices that are not there.
     """
     if devices is None:
+        if workers == "auto":
+            workers = _cores()
         if workers is not None and workers < 1:
             raise ConfigError(f"there must be at least one worker, got {workers}")
         return ("cpu",) * (workers or 1)
@@ -94,14 +107,18 @@ def _serve(spec: ShardSpec, pipe: Connection) -> None:
 
 @contextlib.contextmanager
 def growth_environments(
-    config: TrainingConfig, task: Task, log: RoundLog, devices: Sequence[str] = ("cpu",)
+    config: TrainingConfig,
+    task: Task,
+    data: DataSplits,
+    log: RoundLog,
+    devices: Sequence[str] = ("cpu",),
 ) -> Iterator[VectorEnv]:
     """`config.envs` growth environments, with one worker for each of `devices`: a process of its
-    own, or this one if there is only one. `log` is told what happens, in the same order for any
-    number of workers."""
+    own, which needs `data` that is shared, or this one if there is only one. `log` is told what
+    happens, in the same order for any number of workers."""
     parts = np.array_split(np.arange(config.envs), min(len(devices), config.envs))
     specs = [
-        ShardSpec(config, task, tuple(part.tolist()), device)
+        ShardSpec(config, task, data, tuple(part.tolist()), device)
         for part, device in zip(parts, devices, strict=False)
     ]
     if len(specs) == 1:

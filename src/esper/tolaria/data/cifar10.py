@@ -49,7 +49,7 @@ def augment(images: Tensor, generator: torch.Generator) -> Tensor:
     The border that a shift uncovers is black, as if padded before normalising. Advances `generator`
     by three draws per image; the same state gives the same result.
     """
-    batch, _, height, width = images.shape
+    batch, channels, height, width = images.shape
     device = images.device
     black = (-_per_channel(MEAN) / _per_channel(STD)).to(device, images.dtype)
     padded = black.repeat(batch, 1, height + 2 * PADDING, width + 2 * PADDING)
@@ -63,9 +63,9 @@ def augment(images: Tensor, generator: torch.Generator) -> Tensor:
     rows = down + torch.arange(height, device=device)
     columns = torch.arange(width, device=device)
     columns = right + torch.where(mirrored.bool(), columns.flip(0), columns)
-    image = torch.arange(batch, device=device)[:, None, None]
-    # Indices around a slice put the slice last: [B, H, W, 3].
-    return padded[image, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
+    pixels = rows[:, :, None] * padded.shape[3] + columns[:, None, :]
+    pixels = pixels.view(batch, 1, -1).expand(-1, channels, -1)
+    return padded.flatten(2).gather(2, pixels).view(images.shape)
 
 
 def _per_channel(values: tuple[float, float, float]) -> Tensor:

@@ -1,0 +1,107 @@
+"""The loop over hosts against its plainest form (`plain_loop.py`).
+
+    python benchmarks/loop.py [--steps 14] [--envs 2] [--cases cifar10 digits ...]
+
+Whole environment steps (an epoch of training, validation with counterfactuals, snapshots) with
+random seeds, the two taking turns step by step. `cifar10` is the host of that task on synthetic
+images; the plain way to augment them happens to lay them out channels last, so `cifar10_as_is`
+leaves that out. `tiny` is a host of 63 parameters with one batch per epoch. The last line is one
+JSON object: CPU time of the plain loop over that of the library, medians over steps, and whether
+both came to the same losses, bit for bit.
+"""
+
+import argparse
+import json
+import time
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from esper.growth import CNNHost, LifecycleRules, keyed
+from esper.tamiyo.controllers.random import RandomController
+from esper.tolaria import DataSplits, GrowthEnv, LoopedPopulation, Task, find_task
+from plain_loop import PlainCNNHost, PlainPopulation, augment
+
+GOALS = {"cifar10": 1.5, "cifar10_as_is": 1.5, "digits": 1.0, "pydocs": 0.97, "tiny": 1.0}
+
+
+def images(train: int, val: int, size: int, channels: int) -> DataSplits:
+    with keyed(0):
+        counts = (train, val, 1)
+        x = [torch.randn(n, channels, size, size) for n in counts]
+        y = [torch.randint(0, 10, (n,)) for n in counts]
+    return DataSplits(x[0], y[0], x[1], y[1], x[2], y[2])
+
+
+def case(name: str) -> tuple[Task, Task, DataSplits]:
+    """The task, the same with the plain host, and data."""
+    if name == "pydocs":
+        task = find_task(name)
+        return task, task, task.load(Path("unused"))
+    if name == "digits":
+        task, data = find_task(name), find_task(name).load(Path("unused"))
+        host = {"num_classes": 10, "n_blocks": 3, "base_channels": 2, "in_channels": 1}
+    elif name.startswith("cifar10"):
+        task, data = find_task("cifar10"), images(4 * 128, 128, 32, 3)
+        if name != "cifar10":
+            task = replace(task, augment=None)
+        host = {"base_channels": 8, "n_blocks": 3}
+    else:
+        task, data = replace(find_task("digits"), batch=16), images(16, 16, 8, 1)
+        task = replace(task, slots=("blocks.0", "blocks.1"))
+        host = {"n_blocks": 2, "base_channels": 1, "in_channels": 1}
+    return (
+        replace(task, build=partial(CNNHost, **host)),
+        replace(task, build=partial(PlainCNNHost, **host), augment=task.augment and augment),
+        data,
+    )
+
+
+def compare(name: str, envs: int, steps: int) -> dict[str, float | bool]:
+    task, plain_task, data = case(name)
+    keys, rules = range(envs), LifecycleRules(steps)
+    arms = [
+        GrowthEnv(PlainPopulation(plain_task.recipe(data), keys), rules),
+        GrowthEnv(LoopedPopulation(task.recipe(data), keys), rules),
+    ]
+    controller = RandomController()
+    situations = [env.reset() for env in arms]
+    ratios, same, seeds = [], True, []
+    while all(situation.running.any() for situation in situations):
+        seconds = []
+        for i, env in enumerate(arms):
+            actions = controller.act(situations[i])
+            began = time.process_time()
+            situations[i] = env.step(actions).after
+            seconds.append(time.process_time() - began)
+        ratios.append(seconds[0] / seconds[1])
+        scores = [situation.signals.val_loss.tobytes() for situation in situations]
+        same &= scores[0] == scores[1]
+        seeds.append(float(arms[1].table.holds_seed.sum(axis=1).mean()))
+    return {
+        "ratio": round(median(ratios), 3),
+        "same_bits": same,
+        "seeds_per_env": round(sum(seeds) / len(seeds), 2),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=14)
+    parser.add_argument("--envs", type=int, default=2)
+    parser.add_argument("--cases", nargs="+", default=list(GOALS), choices=GOALS)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    result: dict[str, object] = {}
+    for name in arguments.cases:
+        found = compare(name, arguments.envs, arguments.steps)
+        print(f"{name:<14}{found['ratio']:6.2f}  same bits: {found['same_bits']}", flush=True)
+        result[name] = {**found, "goal": GOALS[name], "met": found["ratio"] >= GOALS[name]}
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
