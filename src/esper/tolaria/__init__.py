@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from esper.tolaria.batches import DataSource, LoaderSource, TensorSource
     from esper.tolaria.data.splits import DataSplits
     from esper.tolaria.environment import GrowthCycle, GrowthEnv
+    from esper.tolaria.fused import FusedPopulation, why_not_fused
     from esper.tolaria.garden import TRAINING_COST, Budget, Garden, Validation
     from esper.tolaria.governor import Governor
     from esper.tolaria.gradients import GradientMeter
@@ -36,6 +37,7 @@ _HOMES = {
     "DataSource": "batches",
     "DataSplits": "data.splits",
     "Evaluation": "population",
+    "FusedPopulation": "fused",
     "Garden": "garden",
     "Governor": "governor",
     "GradientMeter": "gradients",
@@ -67,6 +69,7 @@ _HOMES = {
     "play": "trial",
     "settle": "trial",
     "train": "trial",
+    "why_not_fused": "fused",
 }
 
 __all__ = sorted(_HOMES)
