@@ -29,6 +29,11 @@ class Seed:
     alpha: float = 0.0
 
     @property
+    def place(self) -> tuple[bool, int]:
+        """By this seeds of a slot are sorted: by kind, branches last."""
+        return self.branch, self.blueprint
+
+    @property
     def isolated(self) -> bool:
         return self.stage == SeedStage.TRAINING
 
@@ -116,15 +121,14 @@ Stack = Callable[[Kind, list[Row]], Params]
 class Group:
     """Seeds of one slot that run together; seeds[i] reads row rows[i] of the features.
 
-    They stand by kind, those that add to the slot before branches. `stack` gives the parameters of
-    a bank; it is called once for each kind, seeds first, then the valves.
+    They stand by kind, branches last. `stack` gives the parameters of a bank, whose rows stand in
+    the same order; it is called once for each kind, seeds first, then the valves.
     """
 
     def __init__(
         self, rows: Sequence[int], seeds: Sequence[Seed], stack: Stack, device: torch.device
     ) -> None:
-        order = sorted(range(len(seeds)), key=lambda i: (seeds[i].branch, seeds[i].blueprint))
-        self.order = order
+        order = sorted(range(len(seeds)), key=lambda i: seeds[i].place)
         self.seeds = [seeds[i] for i in order]
         self.rows = [rows[i] for i in order]
         self.banks: list[tuple[Kind, int, Params]] = []

@@ -131,12 +131,14 @@ class FusedPopulation:
             kind.module.train(training)
 
     def _active(self, envs: Iterable[int]) -> list[tuple[int, int, Seed]]:
-        return [
+        """(environment, slot, seed), those of a slot in the order in which its group holds them."""
+        found = [
             (env, slot, seed)
             for env in envs
             for slot, seed in enumerate(self.seeds[env])
             if seed is not None and IS_ACTIVE[seed.stage]
         ]
+        return sorted(found, key=lambda each: (each[1], each[2].place))
 
     def _train(
         self, envs: list[int], step: int, columns: dict[str, np.ndarray]
