@@ -1,5 +1,6 @@
 """An epoch of the fused population is the looped one's, to rounding."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -114,6 +115,14 @@ def test_other_objectives_go_through_vmap() -> None:
     assert_epochs_equal(looped, fused)
 
 
+def test_short_epochs_and_validation_in_parts() -> None:
+    looped, fused = mixed("cnn")
+    for population in (looped, fused):
+        data = population.recipe.data
+        data.max_batches, data.val_batch, data.batch = 2, 30, 40
+    assert_epochs_equal(looped, fused)
+
+
 class Wave(nn.Module):
     """A blueprint that the table of stacked forms does not know."""
 
@@ -127,12 +136,20 @@ class Wave(nn.Module):
         return (torch.sin(last + self.phase) * self.inner(last)).movedim(-1, 1)
 
 
+def hooked(channels: int) -> nn.Module:
+    """A known module that a hook changes."""
+    module = nn.Sequential(nn.GroupNorm(1, channels), nn.ReLU())
+    module[0].register_forward_hook(lambda module, args, output: 2.0 * output)
+    return module
+
+
+@pytest.mark.parametrize("make", [Wave, hooked])
 @pytest.mark.parametrize("host", ["cnn", "mlp"])
-def test_a_foreign_blueprint_goes_through_vmap(host: str) -> None:
-    catalogue = default_catalogue().with_blueprint(everywhere("wave", Wave))
+def test_a_foreign_blueprint_goes_through_vmap(host: str, make: Callable[[int], nn.Module]) -> None:
+    catalogue = default_catalogue().with_blueprint(everywhere("foreign", make))
     both = looped, fused = pair(recipe(host, catalogue), [1, 2, 3, 4])
     for env, stage in enumerate(list(STAGES)[1:]):
-        plant(both, env, env % 3, "wave", stage, STAGES[stage])
+        plant(both, env, env % 3, "foreign", stage, STAGES[stage])
         plant(both, env, (env + 1) % 3, "norm", stage, STAGES[stage])
     assert_epochs_equal(looped, fused)
 

@@ -131,6 +131,8 @@ def test_coalitions(host: str) -> None:
         np.testing.assert_allclose(found.score, expected.score, atol=1e-5)
         np.testing.assert_allclose(found.alpha, expected.alpha, atol=1e-6)
         assert found.samples == expected.samples
+    nothing = fused.evaluate(envs[:0], present[:0])
+    assert (nothing.loss.shape, nothing.alpha.shape, nothing.samples) == ((0,), (0, 3), 0)
     assert len(set(looped.evaluate(np.zeros(8, dtype=int), coalitions).loss)) == 8
 
 

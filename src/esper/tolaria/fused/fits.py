@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch.optim import AdamW
 
-from esper.growth import BlueprintSpec, CNNHost, GrownModule, MLPHost, keyed
+from esper.growth import CNNHost, GrownModule, MLPHost, keyed
 from esper.leyline import ConfigError, InjectionSpec
 from esper.tolaria.batches import TensorSource
 from esper.tolaria.fused.rows import Kind
@@ -119,13 +119,13 @@ def _blueprints(template: GrownModule) -> str | None:
                     seed = spec.build(site, template.output)
             except ConfigError:
                 continue
-            reason = _modules(seed) or _cannot_run(spec, seed, site)
+            reason = _modules(seed) or _cannot_run(seed, site)
             if reason is not None:
                 return f"blueprint {spec.name!r} has {reason}"
     return None
 
 
-def _cannot_run(spec: BlueprintSpec, seed: nn.Module, site: InjectionSpec) -> str | None:
+def _cannot_run(seed: nn.Module, site: InjectionSpec) -> str | None:
     kind = Kind(seed)
     if not kind.params:
         return "no parameters"
@@ -133,7 +133,7 @@ def _cannot_run(spec: BlueprintSpec, seed: nn.Module, site: InjectionSpec) -> st
     try:
         with torch.no_grad():
             run(seed, params, torch.zeros(2, 2, *site.shape))
-    except (RuntimeError, ValueError) as error:
+    except (RuntimeError, TypeError, ValueError) as error:
         return f"a form that vmap cannot run ({_first_line(error)})"
     return None
 

@@ -150,8 +150,8 @@ class Group:
 
     def run(self, features: Tensor) -> tuple[list[Tensor], Tensor | None]:
         """What each bank's seeds add, [n, B, ...], and the alphas of the valves [v, B, 1]."""
-        read = self.all.read(features)
-        parts = read.split([n for _, n, _ in self.banks])
+        read, sizes = self.all.read(features), [n for _, n, _ in self.banks]
+        parts = read.split(sizes)
         deltas = [
             run(kind.module, params, part)
             for (kind, _, params), part in zip(self.banks, parts, strict=True)
@@ -161,7 +161,7 @@ class Group:
         alphas = self._open_valves(read.index_select(0, self.valve_places))
         every = torch.ones(len(self.seeds), alphas.shape[1], 1, device=alphas.device)
         every = every.index_copy(0, self.valve_places, alphas)
-        factors = every.split([n for _, n, _ in self.banks])
+        factors = every.split(sizes)
         return [
             delta * factor.view(*factor.shape[:2], *[1] * (delta.dim() - 2))
             for delta, factor in zip(deltas, factors, strict=True)
@@ -178,13 +178,10 @@ class Group:
         """The features with what the slot's seeds add, what its branches will add to the output
         (seeds from `n_residual` on, in order), and the alphas of the valves."""
         deltas, alphas = self.run(features)
-        added, count = 0, 0
-        while count < self.n_residual:
-            count += self.banks[added][1]
-            added += 1
-        if added:
-            features = self.residual.merge(features, _join(deltas[:added]))
-        return features, deltas[added:], alphas
+        first_branch = len({seed.kind for seed in self.seeds if not seed.branch})
+        if first_branch:
+            features = self.residual.merge(features, _join(deltas[:first_branch]))
+        return features, deltas[first_branch:], alphas
 
 
 def _join(parts: list[Tensor]) -> Tensor:

@@ -206,6 +206,8 @@ class FusedPopulation:
 
     @torch.no_grad()
     def evaluate(self, envs: np.ndarray, present: np.ndarray) -> Evaluation:
+        if not len(envs):
+            return Evaluation(np.empty(0), np.empty(0), np.empty(present.shape), 0)
         self._switch(training=False)
         chosen, hosts = np.unique(envs, return_inverse=True)
         seeds = [self.seeds[env] for env in chosen.tolist()]
