@@ -1,5 +1,6 @@
 """Isolation, neighbours, coalitions, snapshots and export of the fused population."""
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from esper.growth import GATED, default_catalogue, largest_difference
 from esper.leyline import ConfigError, InvalidStateMachineError, SeedStage
-from esper.tolaria import FusedPopulation
+from esper.tolaria import FusedPopulation, TensorSource
 from esper.tolaria.fused.network import Seed
 from helpers import everywhere, fitting
 
@@ -86,26 +87,33 @@ def test_nan_of_a_seed_stays_where_it_is(blended: bool) -> None:
     assert np.isfinite(evaluation.loss).tolist() == [True, not blended, True]
 
 
-def test_a_host_does_not_depend_on_its_neighbours() -> None:
-    """The same bits, alone and among others. That holds on the machines tried; another BLAS might
-    only be close."""
-    made = recipe()
-    alone, together = FusedPopulation(made, [7]), FusedPopulation(made, [3, 7, 9])
-    plant((together,), 0, 0, "conv_heavy", SeedStage.BLENDING, 0.5)
-    plant((together,), 2, 1, "conv_light", SeedStage.HOLDING, 1.0)
-    for population, env in ((alone, 0), (together, 1)):
-        population.germinate(env, 1, population.template.catalogue.index("conv_light"), GATED, 5)
-        population.set_blend(env, 1, SeedStage.BLENDING, 0.5)
-    for step in range(2):
-        mine = alone.train_epoch(np.array([True]), step)
-        theirs = together.train_epoch(ALL, step)
-        assert mine.loss[0] == pytest.approx(theirs.loss[1], abs=1e-6)
-    torch.testing.assert_close(
-        alone.hosts[0].values, together.hosts[1].values, rtol=1e-6, atol=1e-6
-    )
-    torch.testing.assert_close(
-        seed_of(alone, 0, 1).row.values, seed_of(together, 1, 1).row.values, rtol=1e-6, atol=1e-6
-    )
+@pytest.mark.parametrize("host", ["cnn", "mlp"])
+@pytest.mark.parametrize(("train", "gap"), [(112, 0.0), (150, 1e-6)])
+def test_a_host_does_not_depend_on_its_neighbours(host: str, train: int, gap: float) -> None:
+    """Alone and among others it gets the same bits, as long as a batch is a multiple of 16: then
+    every host's features begin at the same alignment, on which a BLAS may let its roundings depend.
+    The last batch is of 48 or of 22."""
+    made = recipe(host)
+    assert isinstance(made.data, TensorSource)
+    x, y = made.data.train
+    made = replace(made, data=TensorSource((x[:train], y[:train]), made.data.val, batch=64))
+    names = fitting(host)
+    envs = len(names) + 1
+    together = FusedPopulation(made, range(envs))
+    for env in range(envs):
+        plant((together,), env, env % 3, names[env % len(names)], SeedStage.BLENDING, 0.5, GATED)
+    found = [together.train_epoch(np.ones(envs, dtype=bool), step) for step in range(2)]
+    for env in (0, 4, envs - 1):
+        alone, slot = FusedPopulation(made, [env]), env % 3
+        index = alone.template.catalogue.index(names[env % len(names)])
+        alone.germinate(0, slot, index, GATED, key=17 * env + slot)
+        alone.set_blend(0, slot, SeedStage.BLENDING, 0.5)
+        for step in range(2):
+            loss = alone.train_epoch(np.array([True]), step).loss[0]
+            assert loss == pytest.approx(found[step].loss[env], rel=0, abs=gap)
+        (mine,), (theirs,) = alone.snapshot(np.array([0])), together.snapshot(np.array([env]))
+        for a, b in zip(mine.all_tensors(), theirs.all_tensors(), strict=True):
+            torch.testing.assert_close(a, b, rtol=gap, atol=gap)
 
 
 @pytest.mark.parametrize("host", ["cnn", "mlp"])
