@@ -214,11 +214,7 @@ class TrainNet:
     """Hosts 0 to n-1 with all their active seeds, for an epoch of training."""
 
     def __init__(
-        self,
-        trunk: Trunk,
-        host_params: Params,
-        groups: dict[int, Group],
-        device: torch.device,
+        self, trunk: Trunk, host_params: Params, groups: dict[int, Group], device: torch.device
     ) -> None:
         self.trunk, self.host_params, self.groups = trunk, host_params, groups
         slots = sorted(groups)
@@ -283,6 +279,8 @@ class CoalitionNet:
         self.branches = Entries.of(rows, adding, device) if rows else None
 
     def _plan(self, slot: int | None) -> _Stop:
+        """The next block and the slot behind it. Networks of one row that differ in whether the
+        slot's seed adds to it go on in two rows; those that differ in a branch do not yet."""
         n_hosts = len(self.seeds)
         before = torch.tensor(self._row_hosts, device=self.device)
         if slot is None:
@@ -296,6 +294,7 @@ class CoalitionNet:
         has_residual = np.array([h in acting and not acting[h].branch for h in range(n_hosts)])
         takes = self.present[:, slot] & has_residual[self.hosts]
         wants = np.flatnonzero(self.present[:, slot] & has_branch[self.hosts])
+        # Sorted: rows of the next block stand in the order of those they come from.
         codes, self._state = np.unique(self._state * 2 + takes, return_inverse=True)
         parents, same = codes // 2, np.arange(len(self._row_hosts))
         self._row_hosts = self._row_hosts[parents]
