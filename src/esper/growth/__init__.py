@@ -14,6 +14,7 @@ from esper.growth.blueprints import (
     example_params,
     seed_costs,
 )
+from esper.growth.blueprints.modules import ChannelAttention, Renormalize
 from esper.growth.export import export, largest_difference
 from esper.growth.grown_module import GrownModule, keyed
 from esper.growth.hosts import CNNHost, MLPHost, TransformerHost
@@ -60,11 +61,13 @@ __all__ = [
     "BlueprintCatalogue",
     "BlueprintSpec",
     "CNNHost",
+    "ChannelAttention",
     "GrownModule",
     "HostSnapshot",
     "LifecycleRules",
     "MLPHost",
     "OutputSpec",
+    "Renormalize",
     "SlotChoice",
     "SlotInfo",
     "SlotListing",

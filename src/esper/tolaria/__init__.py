@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from esper.tolaria.data.shared import share
     from esper.tolaria.data.splits import DataSplits
     from esper.tolaria.environment import GrowthCycle, GrowthEnv
+    from esper.tolaria.fused import FusedPopulation, why_not_fused
     from esper.tolaria.garden import TRAINING_COST, Budget, Garden, Validation
     from esper.tolaria.governor import Governor
     from esper.tolaria.gradients import GradientMeter
@@ -48,6 +49,7 @@ _HOMES = {
     "DataSource": "batches",
     "DataSplits": "data.splits",
     "Evaluation": "population",
+    "FusedPopulation": "fused",
     "Garden": "garden",
     "Governor": "governor",
     "GradientMeter": "gradients",
@@ -83,6 +85,7 @@ _HOMES = {
     "settle": "trial",
     "share": "data.shared",
     "train": "trial",
+    "why_not_fused": "fused",
 }
 
 __all__ = sorted(_HOMES)

@@ -1,0 +1,266 @@
+"""Hosts with stacked parameters behind the protocol `Population`."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from esper.growth import GrownModule, export, keyed
+from esper.leyline import IS_ACTIVE, ConfigError, InvalidStateMachineError, SeedStage, draw_key
+from esper.tolaria.batches import TensorSource
+from esper.tolaria.fused.fits import why_not_fused
+from esper.tolaria.fused.network import CoalitionNet, Group, Seed, TrainNet, Trunk
+from esper.tolaria.fused.readings import Meter
+from esper.tolaria.fused.rows import AdamW, Arena, Kind, Row
+from esper.tolaria.fused.stacked import objectives
+from esper.tolaria.gradients import MEASURED
+from esper.tolaria.population import Evaluation, HostRecipe, TrainReadings
+
+
+@dataclass(frozen=True)
+class FusedSnapshot:
+    """The rows of one host and its seeds; rows never change, so nothing is copied."""
+
+    host: Row
+    seeds: tuple[Seed | None, ...]
+
+    def all_tensors(self) -> list[Tensor]:
+        seeds = [seed for seed in self.seeds if seed is not None]
+        valves = [seed.valve for seed in seeds if seed.valve is not None]
+        return [row.values for row in (self.host, *(seed.row for seed in seeds), *valves)]
+
+
+class FusedPopulation:
+    """E hosts of one architecture, trained in single kernels; agrees with `LoopedPopulation` to
+    rounding. Raises ConfigError, with the reason, for a recipe that cannot be fused."""
+
+    def __init__(
+        self, recipe: HostRecipe, keys: Iterable[int], device: str | torch.device = "cpu"
+    ) -> None:
+        self.recipe = recipe
+        self.keys = np.array(list(keys), dtype=np.int64)
+        self.device = torch.device(device)
+        self.template = self._new_network(int(self.keys[0]))
+        reason = why_not_fused(recipe, self.template)
+        if reason is not None:
+            raise ConfigError(f"these hosts cannot be fused: {reason}")
+        assert isinstance(recipe.data, TensorSource)
+        self.data = recipe.data
+        self.train_data = tuple(part.to(self.device) for part in self.data.train)
+        self.adam = AdamW.of(recipe.optimizer(self.template.host_parameters()))
+        self.losses, self.scores = objectives(recipe.loss), objectives(recipe.score)
+        self.host_kind = Kind(self.template.host)
+        self.trunk = Trunk(self.template.host, [site.module for site in self.template.sites])
+        self.kinds: dict[tuple[int, int], Kind] = {}
+        self.valve_kinds: dict[int, Kind] = {}
+        self.hosts = [self.host_kind.newborn(self._new_host(int(key))) for key in self.keys]
+        n_slots = len(self.template.sites)
+        self.seeds: list[list[Seed | None]] = [[None] * n_slots for _ in self.keys]
+
+    def _new_host(self, key: int) -> nn.Module:
+        with keyed(draw_key(key, "host")):
+            return self.recipe.build().to(self.device)
+
+    def _new_network(self, key: int) -> GrownModule:
+        example = self.recipe.data.example().to(self.device)
+        return GrownModule.wrap(
+            self._new_host(key), self.recipe.slots, example, self.recipe.catalogue
+        )
+
+    # --- growing -------------------------------------------------------------------------------
+
+    def germinate(self, env: int, slot: int, blueprint: int, blend: int, key: int) -> None:
+        """Raises as `GrownModule.germinate` does: the template plants the seed and gives it up."""
+        if self.seeds[env][slot] is not None:
+            slot_id = self.template.sites[slot].slot_id
+            raise InvalidStateMachineError(f"slot {slot_id} already holds a seed")
+        self.template.germinate(slot, blueprint, blend, key)
+        planted = self.template.slot(slot)
+        seed, valve, branch = planted.seed, planted.valve, planted.is_branch
+        self.template.remove(slot)
+        assert seed is not None
+        kind = self.kinds.setdefault((slot, blueprint), Kind(seed))
+        valve_kind = None
+        if valve is not None:
+            valve_kind = self.valve_kinds.setdefault(slot, Kind(valve))
+        self.seeds[env][slot] = Seed(
+            kind,
+            valve_kind,
+            branch,
+            blueprint,
+            blend,
+            kind.newborn(seed),
+            None if valve is None or valve_kind is None else valve_kind.newborn(valve),
+        )
+
+    def remove(self, env: int, slot: int) -> None:
+        self.seeds[env][slot] = None
+
+    def set_blend(self, env: int, slot: int, stage: SeedStage, alpha: float) -> None:
+        seed = self._seed(env, slot)
+        full = stage in (SeedStage.HOLDING, SeedStage.FOSSILIZED)
+        valve = None if full else seed.valve
+        self.seeds[env][slot] = replace(seed, stage=stage, alpha=alpha, valve=valve)
+
+    def _seed(self, env: int, slot: int) -> Seed:
+        seed = self.seeds[env][slot]
+        assert seed is not None, f"slot {slot} of environment {env} is empty"
+        return seed
+
+    # --- training ------------------------------------------------------------------------------
+
+    def train_epoch(self, running: np.ndarray, step: int) -> TrainReadings:
+        shape = len(self.keys), len(self.template.sites)
+        envs = np.flatnonzero(running).tolist()
+        loss, score = np.full((2, len(self.keys)), np.nan)
+        seeds = {name: np.full(shape, np.nan) for name in MEASURED}
+        sizes: list[int] = []
+        if envs:
+            loss[envs], score[envs], sizes = self._train(envs, step, seeds)
+        seeds["healthy"] = np.ones(shape, dtype=bool)
+        for env, slot, seed in self._active(range(len(self.keys))):
+            rows = [row for row in (seed.row, seed.valve) if row is not None]
+            seeds["healthy"][env, slot] = all(bool(r.values[0].isfinite().all()) for r in rows)
+        return TrainReadings(loss, score, np.isfinite(loss), len(sizes), sum(sizes), seeds)
+
+    def _switch(self, *, training: bool) -> None:
+        """Modules that the table of stacked forms does not know may ask for their mode."""
+        for kind in self.kinds.values():
+            kind.module.train(training)
+
+    def _active(self, envs: Iterable[int]) -> list[tuple[int, int, Seed]]:
+        """(environment, slot, seed), those of a slot in the order in which its group holds them."""
+        found = [
+            (env, slot, seed)
+            for env in envs
+            for slot, seed in enumerate(self.seeds[env])
+            if seed is not None and IS_ACTIVE[seed.stage]
+        ]
+        return sorted(found, key=lambda each: (each[1], each[2].place))
+
+    def _train(
+        self, envs: list[int], step: int, columns: dict[str, np.ndarray]
+    ) -> tuple[np.ndarray, np.ndarray, list[int]]:
+        """Mean loss and score of each host, and the sizes of the batches; fills `columns`."""
+        self._switch(training=True)
+        active = self._active(envs)
+        arena, net = self._assemble(envs, active)
+        meter = Meter(arena, envs, active)
+        orders = [self._order(env, step) for env in envs]
+        inputs, targets = self.train_data
+        readings, sizes = [], []
+        chunks = torch.stack(orders).to(self.device).split(self.data.batch, dim=1)
+        for rows in chunks[: self.data.max_batches]:
+            target = targets[rows]
+            output = net.forward(inputs[rows])
+            losses = self.losses(output, target)
+            gradient = arena.gradient(losses.sum())
+            if self.recipe.max_grad_norm is not None:
+                gradient = meter.clip(gradient, self.recipe.max_grad_norm)
+            meter.observe(gradient)
+            arena.step(gradient, self.adam)
+            with torch.no_grad():
+                readings.append(torch.stack([losses.detach(), self.scores(output, target)]))
+            sizes.append(rows.shape[1])
+        meter.fill(columns)
+        self._hand_out(arena, envs, active)
+        values = torch.stack(readings).double().cpu().numpy()
+        means = np.average(values, axis=0, weights=sizes)
+        return means[0], means[1], sizes
+
+    def _order(self, env: int, step: int) -> Tensor:
+        """Order of an epoch's examples, as `TensorSource.train_batches` draws it."""
+        key = draw_key(int(self.keys[env]), "shuffle", step)
+        return torch.randperm(len(self.data.train[0]), generator=torch.Generator().manual_seed(key))
+
+    def _assemble(
+        self, envs: list[int], active: list[tuple[int, int, Seed]]
+    ) -> tuple[Arena, TrainNet]:
+        """Put the rows of hosts, seeds and acting valves into banks, and the network on top."""
+        banks: dict[Kind, list[Row]] = {self.host_kind: [self.hosts[env] for env in envs]}
+        for _, _, seed in active:
+            banks.setdefault(seed.kind, []).append(seed.row)
+            if seed.gated and seed.valve is not None and seed.valve_kind is not None:
+                banks.setdefault(seed.valve_kind, []).append(seed.valve)
+        arena = Arena(list(banks.items()))
+        leaves = dict(zip(banks, arena.leaves, strict=True))
+        place = {env: i for i, env in enumerate(envs)}
+        groups = {}
+        for slot in sorted({slot for _, slot, _ in active}):
+            held = [(place[env], seed) for env, s, seed in active if s == slot]
+            rows, seeds = [row for row, _ in held], [seed for _, seed in held]
+            groups[slot] = Group(rows, seeds, lambda kind, rows: leaves[kind], self.device)
+        return arena, TrainNet(self.trunk, leaves[self.host_kind], groups, self.device)
+
+    def _hand_out(self, arena: Arena, envs: list[int], active: list[tuple[int, int, Seed]]) -> None:
+        new = {kind: iter(rows) for (kind, _), rows in zip(arena.banks, arena.rows(), strict=True)}
+        for env in envs:
+            self.hosts[env] = next(new[self.host_kind])
+        for env, slot, seed in active:
+            valve = next(new[seed.valve_kind]) if seed.gated and seed.valve_kind else seed.valve
+            self.seeds[env][slot] = replace(seed, row=next(new[seed.kind]), valve=valve)
+
+    # --- evaluating ----------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def evaluate(self, envs: np.ndarray, present: np.ndarray) -> Evaluation:
+        if not len(envs):
+            return Evaluation(np.empty(0), np.empty(0), np.empty(present.shape), 0)
+        self._switch(training=False)
+        chosen, hosts = np.unique(envs, return_inverse=True)
+        seeds = [self.seeds[env] for env in chosen.tolist()]
+        params = self.host_kind.stack([self.hosts[env] for env in chosen.tolist()])
+        net = CoalitionNet(self.trunk, params, seeds, hosts, present, self.device)
+        totals = torch.zeros(len(envs), 2, dtype=torch.float64, device=self.device)
+        opened: dict[int, Tensor] = {}
+        samples = 0
+        for inputs, target in self.data.val_batches():
+            output, alphas = net.forward(inputs.to(self.device))
+            targets = target.to(self.device).expand(len(envs), *target.shape)
+            found = [self.losses(output, targets), self.scores(output, targets)]
+            totals += torch.stack(found, dim=1) * len(target)
+            for slot, alpha in alphas.items():
+                opened[slot] = opened.get(slot, torch.zeros(())) + alpha.sum(dim=(1, 2))
+            samples += len(target)
+        means = (totals / samples).cpu().numpy()
+        return Evaluation(means[:, 0], means[:, 1], self._applied(net, opened, samples), samples)
+
+    def _applied(self, net: CoalitionNet, opened: dict[int, Tensor], samples: int) -> np.ndarray:
+        """[K, S]: the alpha of each seed, of a valve its mean in the complete network."""
+        alpha = np.array(
+            [[0.0 if seed is None else seed.alpha for seed in held] for held in net.seeds]
+        )
+        means = {slot: (total / samples).cpu().numpy() for slot, total in opened.items()}
+        for (host, slot), place in net.valve_of.items():
+            alpha[host, slot] = means[slot][place]
+        return alpha[net.hosts]
+
+    # --- going back, and out -------------------------------------------------------------------
+
+    def snapshot(self, envs: np.ndarray) -> list[FusedSnapshot]:
+        return [FusedSnapshot(self.hosts[env], tuple(self.seeds[env])) for env in envs.tolist()]
+
+    def restore(self, envs: np.ndarray, snapshots: Sequence[FusedSnapshot]) -> None:
+        for env, snapshot in zip(envs.tolist(), snapshots, strict=True):
+            self.hosts[env], self.seeds[env] = snapshot.host, list(snapshot.seeds)
+
+    def network(self, env: int) -> GrownModule:
+        """A copy of one host with its seeds as ordinary modules."""
+        network = self._new_network(int(self.keys[env]))
+        self.host_kind.load(self.hosts[env], network.host)
+        for index, seed in enumerate(self.seeds[env]):
+            if seed is None:
+                continue
+            network.germinate(index, seed.blueprint, seed.blend, key=0)
+            network.set_blend(index, seed.stage, seed.alpha)
+            slot = network.slot(index)
+            assert slot.seed is not None
+            seed.kind.load(seed.row, slot.seed)
+            if seed.valve is not None and seed.valve_kind is not None and slot.valve is not None:
+                seed.valve_kind.load(seed.valve, slot.valve)
+        return network
+
+    def export(self, env: int) -> nn.Module:
+        return export(self.network(env), self.recipe.data.example().to(self.device))

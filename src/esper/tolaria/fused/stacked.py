@@ -1,0 +1,219 @@
+"""Modules as functions of stacked parameters: `[n, B, ...]` in, `[n, B, ...]` out, row by row.
+
+A module whose type is in FORMS runs in a few kernels for all rows; any other one, with what is
+inside it, goes through `vmap(functional_call)`. Gradients are autograd's: functions with their own
+backward pass were no faster for convolutions, norms and pools.
+"""
+
+from collections.abc import Callable
+from functools import lru_cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from esper.growth import ChannelAttention, Renormalize
+from esper.tolaria.fused.rows import Params
+from esper.tolaria.objectives import Objective, accuracy, cross_entropy
+
+MAX_PIXELS = 64
+Form = Callable[[nn.Module, Params, Tensor], Tensor]
+
+
+def run(module: nn.Module, params: Params, x: Tensor) -> Tensor:
+    """`module` with the i-th stacked parameters on x[i], for every i."""
+    if module._forward_pre_hooks or module._forward_hooks:
+        return _mapped(module, params, x)
+    return FORMS.get(type(module), _mapped)(module, params, x)
+
+
+def _mapped(module: nn.Module, params: Params, x: Tensor) -> Tensor:
+    named = {name: params[param] for name, param in module.named_parameters()}
+    return vmap(lambda values, inputs: functional_call(module, values, (inputs,)))(named, x)
+
+
+# --- layers ----------------------------------------------------------------------------------
+
+
+def _sequential(module: nn.Module, params: Params, x: Tensor) -> Tensor:
+    for layer in module.children():
+        x = run(layer, params, x)
+    return x
+
+
+def _pointwise(module: nn.Module, params: Params, x: Tensor) -> Tensor:
+    return module(x)
+
+
+def _flatten(module: nn.Module, params: Params, x: Tensor) -> Tensor:
+    assert isinstance(module, nn.Flatten)
+    plain = (module.start_dim, module.end_dim) == (1, -1)
+    return x.flatten(2) if plain else _mapped(module, params, x)
+
+
+def _linear(module: nn.Module, params: Params, x: Tensor) -> Tensor:
+    assert isinstance(module, nn.Linear)
+    weight = params[module.weight].transpose(1, 2)
+    flat = x.reshape(len(x), -1, x.shape[-1])
+    if module.bias is None:
+        out = torch.bmm(flat, weight)
+    else:
+        out = torch.baddbmm(params[module.bias].unsqueeze(1), flat, weight)
+    return out.view(*x.shape[:-1], -1)
+
+
+def _affine(x: Tensor, weight: Tensor, bias: Tensor, shape: tuple[int, ...]) -> Tensor:
+    return torch.addcmul(bias.view(shape), x, weight.view(shape))
+
+
+def _layer_norm(module: nn.Module, params: Params, x: Tensor) -> Tensor:
+    assert isinstance(module, nn.LayerNorm)
+    out = F.layer_norm(x, module.normalized_shape, eps=module.eps)
+    if not module.elementwise_affine:
+        return out
+    shape = (len(x), *[1] * (x.dim() - 1 - len(module.normalized_shape)), *module.normalized_shape)
+    bias = torch.zeros_like(params[module.weight]) if module.bias is None else params[module.bias]
+    return _affine(out, params[module.weight], bias, shape)
+
+
+def group_norm(module: nn.Module, params: Params, x: Tensor) -> Tensor:
+    """Channels are the third dimension; those after it are pixels, in any order."""
+    assert isinstance(module, nn.GroupNorm)
+    groups = x.reshape(len(x), x.shape[1], module.num_groups, -1)
+    out = F.layer_norm(groups, groups.shape[-1:], eps=module.eps).view(x.shape)
+    if not module.affine:
+        return out
+    shape = (len(x), 1, module.num_channels, *[1] * (x.dim() - 3))
+    return _affine(out, params[module.weight], params[module.bias], shape)
+
+
+@lru_cache(maxsize=256)
+def _basis(
+    numbers: tuple[int, ...], image: tuple[int, int], windows: bool, device: torch.device
+) -> tuple[Tensor, tuple[int, int]]:
+    """What each tap of a convolution does to an image: 0/1 [taps, pixels * pixels out], and the
+    shape of the image that comes out; with `windows` that is (4, windows of 2x2). `numbers` are
+    kernel, stride, padding and dilation, two each."""
+    kernel, stride, padding, dilation = (numbers[i : i + 2] for i in range(0, 8, 2))
+    taps, pixels = kernel[0] * kernel[1], image[0] * image[1]
+    out = F.conv2d(
+        torch.eye(pixels).view(pixels, 1, *image),
+        torch.eye(taps).view(taps, 1, *kernel),
+        stride=stride,
+        padding=padding,
+        dilation=dilation,
+    )
+    height, width = shape = (out.shape[2], out.shape[3])
+    if windows:
+        out = out.view(pixels, taps, height // 2, 2, width // 2, 2).permute(0, 1, 3, 5, 2, 4)
+        shape = (4, height * width // 4)
+    return out.reshape(pixels, taps, -1).transpose(0, 1).reshape(taps, -1).to(device), shape
+
+
+def conv(module: nn.Module, params: Params, x: Tensor, *, windows: bool = False) -> Tensor:
+    """A convolution as a matrix. `windows` puts pixels that a 2x2 pool compares behind each other:
+    [n, B, C, 4, windows]."""
+    assert isinstance(module, nn.Conv2d)
+    n, batch, channels, height, width = x.shape
+    pixels = height * width
+    if pixels > MAX_PIXELS or module.padding_mode != "zeros" or isinstance(module.padding, str):
+        return _mapped(module, params, x)
+    numbers = (*module.kernel_size, *module.stride, *module.padding, *module.dilation)
+    basis, shape = _basis(numbers, (height, width), windows, x.device)
+    out, pixels_out = module.out_channels, shape[0] * shape[1]
+    taps = params[module.weight].reshape(-1, len(basis))
+    matrix = (taps @ basis).view(n, out, -1, pixels, pixels_out)
+    if module.groups > 1:
+        matrix = _ungroup(matrix, module.groups)
+    matrix = matrix.permute(0, 2, 3, 1, 4).reshape(n, channels * pixels, out * pixels_out)
+    y = torch.bmm(x.reshape(n, batch, -1), matrix).view(n, batch, out, *shape)
+    return y if module.bias is None else y + params[module.bias].view(n, 1, out, 1, 1)
+
+
+def _ungroup(matrix: Tensor, groups: int) -> Tensor:
+    """[n, out, in / groups, ...] to [n, out, in, ...], zero between groups."""
+    n, out, inside, *rest = matrix.shape
+    same = torch.eye(groups, device=matrix.device).repeat_interleave(out // groups, dim=0)
+    blocks = matrix.unsqueeze(2) * same.view(1, out, groups, 1, 1, 1)
+    return blocks.reshape(n, out, groups * inside, *rest)
+
+
+@lru_cache(maxsize=64)
+def _pooling(size: object, image: tuple[int, int], device: torch.device) -> Tensor:
+    pixels = image[0] * image[1]
+    eye = torch.eye(pixels).view(pixels, 1, *image)
+    return F.adaptive_avg_pool2d(eye, size).flatten(1).to(device)  # type: ignore[arg-type]
+
+
+def _adaptive_pool(module: nn.Module, params: Params, x: Tensor) -> Tensor:
+    assert isinstance(module, nn.AdaptiveAvgPool2d)
+    size = module.output_size
+    height, width = size if isinstance(size, tuple) else (size, size)
+    if height is None or width is None:
+        return _mapped(module, params, x)
+    matrix = _pooling((height, width), (x.shape[-2], x.shape[-1]), x.device)
+    return (x.flatten(3) @ matrix).view(*x.shape[:3], height, width)
+
+
+# --- seeds and hosts -------------------------------------------------------------------------
+
+
+def _renormalize(module: nn.Module, params: Params, x: Tensor) -> Tensor:
+    assert isinstance(module, Renormalize)
+    strength = params[module.strength].tanh().view(-1, *[1] * (x.dim() - 1))
+    return strength * (run(module.norm, params, x) - x)
+
+
+def _channel_attention(module: nn.Module, params: Params, x: Tensor) -> Tensor:
+    assert isinstance(module, ChannelAttention)
+    z = module.act(run(module.squeeze, params, x.flatten(3).mean(-1)))
+    return x * torch.tanh(run(module.excite, params, z) / 2)[..., None, None]
+
+
+def cnn_block(block: nn.Module, params: Params, x: Tensor) -> Tensor:
+    """A block of CNNHost. Pooling before the ReLU is the same function with the same gradient, on a
+    quarter of the pixels."""
+    convolution, norm, relu, *pool = block.children()
+    image = x.shape[-2:]
+    x = group_norm(norm, params, conv(convolution, params, x, windows=bool(pool)))
+    if pool:
+        x = x.max(dim=3).values.view(*x.shape[:3], image[0] // 2, image[1] // 2)
+    return relu(x)
+
+
+FORMS: dict[type[nn.Module], Form] = {
+    nn.Sequential: _sequential,
+    nn.Linear: _linear,
+    nn.Conv2d: conv,
+    nn.GroupNorm: group_norm,
+    nn.LayerNorm: _layer_norm,
+    nn.AdaptiveAvgPool2d: _adaptive_pool,
+    nn.Flatten: _flatten,
+    nn.ReLU: _pointwise,
+    nn.GELU: _pointwise,
+    nn.SiLU: _pointwise,
+    nn.Sigmoid: _pointwise,
+    nn.Tanh: _pointwise,
+    nn.Identity: _pointwise,
+    Renormalize: _renormalize,
+    ChannelAttention: _channel_attention,
+}
+
+
+# --- objectives ------------------------------------------------------------------------------
+
+
+def _cross_entropies(output: Tensor, target: Tensor) -> Tensor:
+    losses = F.cross_entropy(output.flatten(0, 1), target.flatten(), reduction="none")
+    return losses.view(target.shape).mean(1)
+
+
+def _accuracies(output: Tensor, target: Tensor) -> Tensor:
+    return 100.0 * (output.argmax(dim=-1) == target).float().mean(1)
+
+
+def objectives(objective: Objective) -> Objective:
+    """The same objective for every row: [n, B, ...] and targets [n, B, ...] to [n]."""
+    known: dict[Objective, Objective] = {cross_entropy: _cross_entropies, accuracy: _accuracies}
+    return known.get(objective) or vmap(objective)

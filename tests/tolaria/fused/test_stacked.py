@@ -1,0 +1,84 @@
+"""Stacked forms against the modules themselves, one row at a time."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from esper.growth import CNNHost, keyed
+from esper.tolaria.fused.rows import Kind
+from esper.tolaria.fused.stacked import cnn_block, run
+
+MODULES: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
+    "conv": (nn.Conv2d(3, 4, 3, padding=1, bias=False), (3, 4, 6)),
+    "strided": (nn.Conv2d(3, 4, (3, 2), stride=(2, 1), padding=(1, 0), dilation=(1, 2)), (3, 7, 5)),
+    "grouped": (nn.Conv2d(4, 6, 3, padding=1, groups=2), (4, 4, 4)),
+    "depthwise": (nn.Conv2d(4, 4, 3, padding=1, groups=4, bias=False), (4, 4, 4)),
+    "one pixel": (nn.Conv2d(4, 2, 3, padding=1), (4, 1, 1)),
+    "many pixels": (nn.Conv2d(2, 2, 3, padding=1), (2, 9, 9)),
+    "reflected": (nn.Conv2d(2, 2, 3, padding=1, padding_mode="reflect"), (2, 4, 4)),
+    "same": (nn.Conv2d(2, 2, 3, padding="same"), (2, 4, 4)),
+    "group norm": (nn.GroupNorm(2, 4), (4, 3, 3)),
+    "plain group norm": (nn.GroupNorm(2, 4, affine=False), (4, 3, 3)),
+    "layer norm": (nn.LayerNorm(5), (5,)),
+    "wide layer norm": (nn.LayerNorm((4, 3)), (2, 4, 3)),
+    "layer norm without bias": (nn.LayerNorm(5, bias=False), (5,)),
+    "linear": (nn.Linear(5, 3), (5,)),
+    "linear of positions": (nn.Linear(5, 3, bias=False), (2, 5)),
+    "pool up": (nn.AdaptiveAvgPool2d(2), (3, 1, 1)),
+    "pool": (nn.AdaptiveAvgPool2d((2, 3)), (3, 5, 4)),
+    "pool one side": (nn.AdaptiveAvgPool2d((None, 2)), (3, 5, 4)),
+    "flatten": (nn.Flatten(), (3, 2, 2)),
+    "flatten a part": (nn.Flatten(2), (3, 2, 2)),
+    "unknown": (nn.PReLU(3), (3, 2)),
+}
+
+
+def rows_of(module: nn.Module, n: int) -> tuple[Kind, dict[Tensor, Tensor]]:
+    kind = Kind(module)
+    params = {
+        param: (param.detach() + torch.randn(n, *param.shape)).requires_grad_()
+        for param in kind.params
+    }
+    return kind, params
+
+
+def by_rows(kind: Kind, params: dict[Tensor, Tensor], x: Tensor) -> Tensor:
+    named = dict(zip(kind.names, params.values(), strict=True))
+    return torch.stack(
+        [
+            functional_call(kind.module, {name: p[i] for name, p in named.items()}, (x[i],))
+            for i in range(len(x))
+        ]
+    )
+
+
+def assert_same(ours: Tensor, theirs: Tensor, leaves: list[Tensor]) -> None:
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+    slope = torch.randn_like(theirs)
+    grads = [torch.autograd.grad((y * slope).sum(), leaves) for y in (ours, theirs)]
+    for mine, other in zip(*grads, strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_every_row_has_its_own_parameters(name: str) -> None:
+    module, shape = MODULES[name]
+    with keyed(1):
+        kind, params = rows_of(module, 3)
+        x = torch.randn(3, 5, *shape, requires_grad=True)
+        assert_same(run(module, params, x), by_rows(kind, params, x), [x, *params.values()])
+
+
+@pytest.mark.parametrize("index", [0, 2])
+def test_a_block_pools_as_the_host_does_also_between_equals(index: int) -> None:
+    """Whole numbers as inputs and taps give many equal pixels."""
+    with keyed(2):
+        block = CNNHost(10, 3, 2, pool_layers=1, in_channels=1).blocks[index]
+        kind, params = rows_of(block, 3)
+        channels = kind.params[0].shape[1]
+        taps = torch.randint(-1, 2, (3, *kind.params[0].shape)).float().requires_grad_()
+        params[kind.params[0]] = taps
+        x = torch.randint(0, 2, (3, 5, channels, 4, 6)).float().requires_grad_()
+        ours, theirs = cnn_block(block, params, x), by_rows(kind, params, x)
+        assert_same(ours, theirs, [x, *params.values()])
