@@ -58,11 +58,11 @@ def _images(host: CNNHost, recipe: HostRecipe) -> str | None:
     if height * width > MAX_PIXELS:
         return f"images of {height}x{width} pixels, more than {MAX_PIXELS}"
     for block in host.blocks.children():
-        convolution, *_, last = block.children()
+        convolution, *_ = layers = list(block.children())
         assert isinstance(convolution, nn.Conv2d)
         if convolution.kernel_size[0] % 2 == 0:
             return "a kernel of even size"
-        if isinstance(last, nn.MaxPool2d):
+        if any(isinstance(layer, nn.MaxPool2d) for layer in layers):
             if height % 2 or width % 2:
                 return f"pooling of {height}x{width} pixels"
             height, width = height // 2, width // 2

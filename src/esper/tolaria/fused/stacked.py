@@ -172,9 +172,8 @@ def _channel_attention(module: nn.Module, params: Params, x: Tensor) -> Tensor:
 
 
 def cnn_block(block: nn.Module, params: Params, x: Tensor) -> Tensor:
-    """A block of CNNHost. Pooling before the ReLU is the same function with the same gradient, on a
-    quarter of the pixels."""
-    convolution, norm, relu, *pool = block.children()
+    """A block of CNNHost."""
+    convolution, norm, *pool, relu = block.children()
     image = x.shape[-2:]
     x = group_norm(norm, params, conv(convolution, params, x, windows=bool(pool)))
     if pool:
