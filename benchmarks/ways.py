@@ -16,12 +16,12 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from importlib import import_module
+from importlib.metadata import entry_points
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import esper
-from esper import cli
 
 PACKAGE = Path(esper.__file__).parent
 GROW = ["grow", "--task", "digits", "--steps", "12", "--no-compare"]
@@ -49,7 +49,7 @@ def watching(seen: set[str]) -> Iterator[None]:
 
 def follow(words: list[str], folder: Path) -> set[str]:
     seen: set[str] = set()
-    command: Callable[[], None] = cli.main
+    command: Callable[[], None] = entry_points(group="console_scripts")["esper"].load()
     sys.argv = ["esper", *words, "--out", str(folder)]
     with watching(seen), contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
         command()
