@@ -8,6 +8,7 @@ from esper.leyline import (
     HEAD_NAMES,
     IS_BLENDED,
     ConfigError,
+    History,
     InvalidStateMachineError,
     LifecycleOp,
     SeedStage,
@@ -24,21 +25,6 @@ from esper.tolaria.trial import play, settle
 from helpers import digits_env, small_digits
 
 EARLY = "1 GERMINATE r0c0 branch linear\nauto FOSSILIZE"
-
-
-class Listener:
-    def __init__(self) -> None:
-        self.events: list[object] = []
-        self.rows: list[dict[str, object]] = []
-
-    def event(self, event: object) -> None:
-        self.events.append(event)
-
-    def metrics(self, row: dict[str, object]) -> None:
-        self.rows.append(row)
-
-    def outcome(self, outcome: object) -> None:
-        pass
 
 
 def transitions(env: GrowthEnv, controller: object) -> list[Transition]:
@@ -113,7 +99,7 @@ def test_masks_allow_exactly_what_can_be_executed() -> None:
 
 
 def test_random_episodes_never_refuse_what_the_masks_allow_and_keep_the_books() -> None:
-    listener = Listener()
+    listener = History()
     env = digits_env([1, 2, 3, 4], max_steps=20, train=64, recorder=listener, on_panic="continue")
 
     def audit(transition: Transition) -> None:
@@ -197,7 +183,7 @@ def test_a_gated_blend_reports_what_it_applies() -> None:
 
 def test_fossils_survive_everything() -> None:
     env = digits_env([1], max_steps=16, on_panic="continue")
-    listener = Listener()
+    listener = History()
     env.recorder = env.garden.recorder = listener
     rows = transitions(env, ScriptedController(EARLY, "x"))
     fossil = next(i for i, t in enumerate(rows) if t.after.table.stage[0, 0] == 7)
@@ -213,7 +199,7 @@ def test_fossils_survive_everything() -> None:
 
 def test_trajectories_do_not_depend_on_neighbours() -> None:
     def rows(keys: list[int], env_index: int) -> list[dict[str, object]]:
-        listener = Listener()
+        listener = History()
         env = digits_env(keys, max_steps=12, train=64, recorder=listener, on_panic="continue")
         play(env, RandomController())
         return [{**r, "env": 0} for r in listener.rows if r["env"] == env_index]
@@ -268,7 +254,7 @@ def test_a_topology_can_be_there_from_birth() -> None:
 
 def test_settling_brings_the_best_network_back() -> None:
     env = digits_env([3], max_steps=14, keep_best=True)
-    listener = Listener()
+    listener = History()
     env.recorder = env.garden.recorder = listener
     play(env, ScriptedController(EARLY, "x"))
     outcome = settle(env, np.array([True]), task="digits", controller="x")[0]
@@ -295,7 +281,7 @@ def test_the_heuristic_goes_through_full_lifecycles(task_name: str) -> None:
         task = replace(find_task("pydocs"), batches_per_epoch=6)
         whole = task.load(Path("unused"))
         data = replace(whole, val_x=whole.val_x[:64], val_y=whole.val_y[:64])
-    listener = Listener()
+    listener = History()
     population = LoopedPopulation(task.recipe(data, default_catalogue()), [0])
     env = GrowthEnv(population, LifecycleRules(40), on_panic="continue", recorder=listener)
     play(env, HeuristicController(HeuristicConfig(blend=BLEND_NAMES[1])))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 from esper.growth import BlueprintCatalogue, HostSnapshot, LifecycleRules, default_catalogue
-from esper.leyline import OP, EpisodeOutcome, History, LifecycleOp, SeedStage, generator
+from esper.leyline import OP, History, LifecycleOp, SeedStage, generator
 from esper.leyline.events import (
     Event,
     GovernorPanic,
@@ -41,20 +41,7 @@ def hostile() -> BlueprintCatalogue:
     return catalogue
 
 
-class Log:
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-        self.rows: list[dict[str, Any]] = []
-
-    def event(self, event: Event) -> None:
-        self.events.append(event)
-
-    def metrics(self, row: dict[str, Any]) -> None:
-        self.rows.append(row)
-
-    def outcome(self, outcome: EpisodeOutcome) -> None:
-        pass
-
+class Log(History):
     def of(self, kind: type[Event]) -> list[Any]:
         return [event for event in self.events if type(event) is kind]
 

@@ -1,8 +1,6 @@
 """The one way to train and grow networks: make, play, settle."""
 
 import math
-import sys
-from types import ModuleType
 
 import numpy as np
 import pytest
@@ -25,6 +23,7 @@ from esper.tolaria import (
     settle,
     train,
 )
+from esper.tolaria.fused import FusedPopulation
 from esper.tolaria.trial import PopulationKind
 from helpers import small_digits
 from reward_support import break_host
@@ -172,33 +171,20 @@ def test_a_budget_closes_what_would_exceed_it() -> None:
     assert masks.blueprint[:, 0, small].all()
 
 
-class Fused(LoopedPopulation):
-    """Stands in for the real one."""
-
-
-@pytest.fixture
-def fused(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    module = ModuleType("esper.tolaria.fused")
-    module.FusedPopulation = Fused  # type: ignore[attr-defined]
-    module.why_not_fused = lambda recipe, template: None  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    return module
-
-
 @pytest.mark.parametrize(
     ("kind", "expected"),
-    [("auto", LoopedPopulation), ("looped", LoopedPopulation), ("fused", Fused)],
+    [("auto", LoopedPopulation), ("looped", LoopedPopulation), ("fused", FusedPopulation)],
 )
-def test_the_rules_say_what_trains_the_hosts(
-    fused: ModuleType, kind: PopulationKind, expected: type
-) -> None:
+def test_the_rules_say_what_trains_the_hosts(kind: PopulationKind, expected: type) -> None:
     task, data = small_digits()
     env = make_env(task.recipe(data), iter([3, 4]), TrialRules(2, population=kind))
     assert type(env.population) is expected
     assert env.population.keys.tolist() == [3, 4]
 
 
-def test_hosts_that_cannot_be_fused_are_refused_with_the_reason(fused: ModuleType) -> None:
+def test_hosts_that_cannot_be_fused_are_refused_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     task, data = small_digits()
     seen = []
 
@@ -206,7 +192,7 @@ def test_hosts_that_cannot_be_fused_are_refused_with_the_reason(fused: ModuleTyp
         seen.append(type(template.host))
         return "they have dropout"
 
-    fused.why_not_fused = why_not  # type: ignore[attr-defined]
+    monkeypatch.setattr("esper.tolaria.fused.population.why_not_fused", why_not)
     with pytest.raises(ConfigError, match="cannot be fused: they have dropout; use population"):
         make_env(task.recipe(data), [0], TrialRules(2, population="fused"))
     assert seen == [CNNHost]

@@ -5,12 +5,13 @@ from esper.api.body import Body, attach
 from esper.api.controllers import find_controller, load_policy
 from esper.api.growing import Grown, grow
 from esper.api.lessons import imitate, learn_offline, record
-from esper.api.training import one_thread, resume_ppo, train_ppo
+from esper.api.training import config_of, one_thread, resume_ppo, train_ppo
 
 __all__ = [
     "Body",
     "Grown",
     "attach",
+    "config_of",
     "find_controller",
     "grow",
     "imitate",

@@ -86,7 +86,7 @@ class AttachedHost:
     def evaluate(self, envs: np.ndarray, present: np.ndarray) -> Evaluation:
         """The user's evaluation of every coalition; what was just reported is not asked again."""
         loss, score = np.full((2, len(present)), np.nan)
-        complete = np.array([coalition.all() for coalition in present])
+        complete = np.asarray(present.all(axis=1))
         has_valve = any(slot.valve is not None for _, slot in self.network.each_slot())
         with evaluating(self.network):
             for k, coalition in enumerate(present):

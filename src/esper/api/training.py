@@ -75,6 +75,18 @@ def train_ppo(
         return _run(config, chosen, data, state, record, places, profile, hooks)
 
 
+def config_of(run: Path, rounds: int | None = None) -> TrainingConfig:
+    """The settings of a training run, up to `rounds` if given; raises ConfigError if the folder is
+    not of one."""
+    _require_run(run)
+    return load_config(run / CONFIG, {"rounds": rounds}, presets=False)
+
+
+def _require_run(folder: Path) -> None:
+    if not (folder / CONFIG).is_file():
+        raise ConfigError(f"{folder} is not the folder of a training run: it has no {CONFIG}")
+
+
 @one_thread()
 def resume_ppo(
     run: str | Path,
@@ -92,11 +104,10 @@ def resume_ppo(
     """
     places = worker_devices(workers, devices)
     run = Path(run)
-    if not (run / CONFIG).is_file():
-        raise ConfigError(f"{run} is not the folder of a training run: it has no {CONFIG}")
+    _require_run(run)
     # Opened, and so locked, first: nobody may add to what is read from here on.
     with RunDirectory(run) as record:
-        config = load_config(run / CONFIG, {"rounds": rounds}, presets=False)
+        config = config_of(run, rounds)
         chosen = task or find_task(config.task)
         if is_run(run):
             checkpoint = load_checkpoint(run)

@@ -62,10 +62,9 @@ def grow(settings: GrowSettings) -> None:
       esper grow --controller scripted:runs/first/actions.txt
     """
     # Everything that can be wrong is found before the first epoch.
-    import torch
     from rich.console import Console
 
-    from esper.api import find_controller
+    from esper.api import find_controller, one_thread
     from esper.growth import default_catalogue
     from esper.leyline import History
     from esper.observatory import ARMS, RunDirectory, StepProgress
@@ -81,7 +80,6 @@ def grow(settings: GrowSettings) -> None:
         budget=Budget(params=settings.max_params, macs=settings.max_macs),
     )
     data = task.load(data_root())
-    torch.set_num_threads(1)
     console = Console()
 
     def open_record(label: str, folder: Path) -> RunDirectory:
@@ -103,7 +101,7 @@ def grow(settings: GrowSettings) -> None:
         return trained
 
     # The folder is locked to the end, so that nobody takes it from under the comparison.
-    with open_record("grown", out) as record:
+    with one_thread(), open_record("grown", out) as record:
         arms = {"grown": play("grown", record, controller)}
         others = {}
         if settings.compare and arms["grown"].outcome.ended == "finished":

@@ -80,9 +80,8 @@ def ppo(settings: PPOSettings) -> None:
 
     from rich.console import Console
 
-    from esper.api import resume_ppo, train_ppo
-    from esper.leyline import ConfigError
-    from esper.observatory import CONFIG, RoundProgress
+    from esper.api import config_of, resume_ppo, train_ppo
+    from esper.observatory import RoundProgress
     from esper.simic.training import Hooks, load_config
     from esper.tolaria import find_task
 
@@ -94,9 +93,7 @@ def ppo(settings: PPOSettings) -> None:
     else:
         _refuse_changes(settings)
         out = Path(settings.resume)
-        if not (out / CONFIG).is_file():
-            raise ConfigError(f"{out} is not the folder of a training run: it has no {CONFIG}")
-        config = load_config(out / CONFIG, {"rounds": settings.rounds}, presets=False)
+        config = config_of(out, settings.rounds)
     steps = config.steps or find_task(config.task).steps
     with Interrupts(console) as interrupts, RoundProgress(console, config.rounds, steps) as show:
 

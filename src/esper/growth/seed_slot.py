@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from esper.growth.blueprints import count_params
 from esper.growth.blueprints.modules import nearly_zero_
-from esper.leyline import IS_BLENDED, InjectionSpec, SeedStage
+from esper.leyline import IS_BLENDED, IS_FULL, InjectionSpec, SeedStage
 
 
 class _Isolate(torch.autograd.Function):
@@ -111,7 +111,7 @@ class SeedSlot(nn.Module):
     def set_blend(self, stage: SeedStage, alpha: float) -> None:
         """A full blend needs no valve: it leaves when the ramp is over."""
         self.stage, self.alpha = stage, alpha
-        if stage in (SeedStage.HOLDING, SeedStage.FOSSILIZED):
+        if IS_FULL[stage]:
             self.valve = None
         if self.valve is not None:
             self.valve.progress = alpha

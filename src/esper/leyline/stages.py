@@ -44,6 +44,8 @@ LIVE_STAGES = frozenset(
 )
 # A blended seed acts on the network's output, so it has a counterfactual.
 BLENDED_STAGES = frozenset({SeedStage.BLENDING, SeedStage.HOLDING, SeedStage.FOSSILIZED})
+# Fully blended in: alpha is 1, and a gated blend needs its valve no more.
+FULL_STAGES = frozenset({SeedStage.HOLDING, SeedStage.FOSSILIZED})
 
 _VALUES = range(max(SeedStage) + 1)
 
@@ -58,6 +60,7 @@ def _lookup(stages: frozenset[SeedStage]) -> np.ndarray:
 IS_ACTIVE = _lookup(ACTIVE_STAGES)
 IS_LIVE = _lookup(LIVE_STAGES)
 IS_BLENDED = _lookup(BLENDED_STAGES)
+IS_FULL = _lookup(FULL_STAGES)
 HOLDS_SEED = _lookup(LIVE_STAGES | TERMINAL_STAGES)
 # LEGAL_TRANSITION[from, to], the same thirteen edges as an array.
 LEGAL_TRANSITION = np.stack(

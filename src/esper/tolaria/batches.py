@@ -51,10 +51,14 @@ class TensorSource:
         self.train, self.val, self.batch, self.augment = train, val, batch, augment
         self.max_batches, self.val_batch = max_batches, val_batch
 
+    def train_order(self, generator: torch.Generator) -> Tensor:
+        """The places of an epoch's examples, in the order in which batches are cut from them."""
+        return torch.randperm(len(self.train[0]), generator=generator)
+
     def train_batches(self, key: int) -> Iterator[Batch]:
         generator = torch.Generator().manual_seed(key)
         inputs, targets = self.train
-        order = torch.randperm(len(inputs), generator=generator)
+        order = self.train_order(generator)
         for rows in order.split(self.batch)[: self.max_batches]:
             x = inputs[rows]
             yield (x if self.augment is None else self.augment(x, generator)), targets[rows]

@@ -11,7 +11,6 @@ import numpy as np
 
 from esper.growth import (
     GATED,
-    HostSnapshot,
     LifecycleRules,
     SlotTable,
     StageChange,
@@ -38,7 +37,7 @@ from esper.leyline import (
 )
 from esper.tamiyo import GrowthLimits, usable_blueprints
 from esper.tolaria.narrator import Narrator
-from esper.tolaria.population import Hosts, TrainReadings
+from esper.tolaria.population import Hosts, Snapshot, TrainReadings
 
 # A backward pass costs about twice a forward pass.
 TRAINING_COST = 3
@@ -96,7 +95,7 @@ class SavedHost:
     """A host after `step`, with its row of the slot table."""
 
     step: int
-    host: HostSnapshot
+    host: Snapshot
     row: SlotTable
 
 

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from esper.growth import GrownModule
@@ -14,10 +15,19 @@ STRIDE = 10
 MEASURED = ("gradient_ratio", "gradient_norm", "gradient_health")
 
 
+def gradient_ratio(seed: ArrayLike, host: ArrayLike, n_seed: ArrayLike, n_host: int) -> np.ndarray:
+    """(|g_seed| / |g_host|) * sqrt(n_host / n_seed), at most GRADIENT_RATIO_CAP; 0 where the host
+    has as good as no gradient, or the seed no parameters."""
+    comparable = (np.asarray(host) >= 1e-8) & (np.asarray(n_seed) > 0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = np.divide(seed, host) * np.sqrt(np.divide(n_host, n_seed))
+    return np.where(comparable, np.minimum(ratio, GRADIENT_RATIO_CAP), 0.0)
+
+
 class GradientMeter:
     """Call `observe` after every backward pass; every STRIDE-th, from the first, is measured.
 
-    gradient_ratio    (|g_seed| / |g_host|) * sqrt(n_host / n_seed), at most GRADIENT_RATIO_CAP
+    gradient_ratio    |g_seed| against |g_host|, per parameter
     gradient_norm     |g_seed|
     gradient_health   share of the seed's parameter tensors with a finite, non-zero gradient
     healthy           False if a parameter of the seed is not finite any more
@@ -44,10 +54,9 @@ class GradientMeter:
             norms = _norms(params)
             seed = _total(norms)
             n_seed = sum(p.numel() for p in params)
-            ratio = seed / host * math.sqrt(n_host / n_seed) if host >= 1e-8 and n_seed else 0.0
             self.readings[index].append(
                 {
-                    "gradient_ratio": min(ratio, GRADIENT_RATIO_CAP) if ratio == ratio else ratio,
+                    "gradient_ratio": float(gradient_ratio(seed, host, n_seed, n_host)),
                     "gradient_norm": seed,
                     "gradient_health": _health(norms, len(params)),
                 }

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from esper.growth import (
@@ -80,6 +80,12 @@ class Evaluation:
     samples: int
 
 
+class Snapshot(Protocol):
+    """One host as it was, in the form of its population."""
+
+    def all_tensors(self) -> list[Tensor]: ...
+
+
 class Hosts(Protocol):
     """E hosts that can grow, whoever trains them. Environments and slots are indices; `envs` is an
     int array of environments."""
@@ -100,9 +106,10 @@ class Hosts(Protocol):
         """For each k host `envs[k]` with only the seeds of which `present[k]` (bool[K, S]) is True;
         a host may be asked for several times."""
 
-    def snapshot(self, envs: np.ndarray) -> Sequence[HostSnapshot]: ...
+    def snapshot(self, envs: np.ndarray) -> Sequence[Snapshot]: ...
 
-    def restore(self, envs: np.ndarray, snapshots: Sequence[HostSnapshot]) -> None: ...
+    def restore(self, envs: np.ndarray, snapshots: Sequence[Any]) -> None:
+        """`snapshots` are some that `snapshot` gave, one for each of `envs`."""
 
     def export(self, env: int) -> nn.Module: ...
 
@@ -112,6 +119,28 @@ class Population(Hosts, Protocol):
 
     def train_epoch(self, running: np.ndarray, step: int) -> TrainReadings:
         """One epoch of the hosts where `running` (bool[E])."""
+
+
+def new_host(recipe: HostRecipe, key: int, device: torch.device) -> nn.Module:
+    """The host of a key at birth; raises ConfigError if there is nothing to train in it."""
+    with keyed(draw_key(key, "host")):
+        host = recipe.build().to(device)
+    if not any(p.requires_grad for p in host.parameters()):
+        raise ConfigError(f"{type(host).__name__} has no trainable parameters")
+    return host
+
+
+def new_network(recipe: HostRecipe, key: int, device: torch.device) -> GrownModule:
+    """The same with its slots; raises ConfigError for slots that it cannot have."""
+    host, example = new_host(recipe, key, device), on_device(recipe.data.example(), device)
+    return GrownModule.wrap(host, recipe.slots, example, recipe.catalogue)
+
+
+def on_device(value: Any, device: torch.device) -> Any:
+    """`value` with all tensors in it on the device."""
+    if device.type == "cpu":
+        return value
+    return map_tensors(lambda tensor: tensor.to(device), value)
 
 
 class LoopedPopulation:
@@ -126,17 +155,8 @@ class LoopedPopulation:
         self.recipe = recipe
         self.keys = np.array(list(keys), dtype=np.int64)
         self.device = torch.device(device)
-        self.networks = [self._make_network(int(key)) for key in self.keys]
+        self.networks = [new_network(recipe, int(key), self.device) for key in self.keys]
         self.optimizers = [self._make_optimizer(network) for network in self.networks]
-
-    def _make_network(self, key: int) -> GrownModule:
-        recipe = self.recipe
-        with keyed(draw_key(key, "host")):
-            host = recipe.build().to(self.device)
-        if not any(p.requires_grad for p in host.parameters()):
-            raise ConfigError(f"{type(host).__name__} has no trainable parameters")
-        example = self._to_device(recipe.data.example())
-        return GrownModule.wrap(host, recipe.slots, example, recipe.catalogue)
 
     def _make_optimizer(self, network: GrownModule) -> Optimizer:
         optimizer = self.recipe.optimizer(network.host_parameters())
@@ -240,12 +260,7 @@ class LoopedPopulation:
             restore_snapshot(self.networks[env], self.optimizers[env], snapshot)
 
     def export(self, env: int) -> nn.Module:
-        return export(self.networks[env], self._to_device(self.recipe.data.example()))
+        return export(self.networks[env], on_device(self.recipe.data.example(), self.device))
 
     def _batches(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        return ((self._to_device(x), self._to_device(y)) for x, y in batches)
-
-    def _to_device(self, value: Any) -> Any:
-        if self.device.type == "cpu":
-            return value
-        return map_tensors(lambda tensor: tensor.to(self.device), value)
+        return ((on_device(x, self.device), on_device(y, self.device)) for x, y in batches)

@@ -7,7 +7,6 @@ through here; what differs between them is said in a `TrialRules`.
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from importlib import import_module
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -20,6 +19,7 @@ from esper.leyline.events import ShapleyComputed
 from esper.tamiyo import Controller
 from esper.tolaria.attribution import attribute_seeds
 from esper.tolaria.environment import GrowthCycle, GrowthEnv
+from esper.tolaria.fused import FusedPopulation
 from esper.tolaria.garden import Budget, Validation
 from esper.tolaria.narrator import absent
 from esper.tolaria.objectives import random_guess_loss
@@ -27,8 +27,6 @@ from esper.tolaria.population import HostRecipe, LoopedPopulation, Population
 from esper.tolaria.transition import Transition
 
 PopulationKind = Literal["auto", "looped", "fused"]
-# From recipe, keys and device.
-MakeHosts = Callable[[HostRecipe, Sequence[int], str | torch.device], Population]
 # (slot, blueprint) pairs of indices.
 Topology = tuple[tuple[int, int], ...]
 
@@ -85,18 +83,6 @@ def check_population(kind: str) -> None:
         )
 
 
-def choose_population(kind: PopulationKind, recipe: HostRecipe, keys: Sequence[int]) -> MakeHosts:
-    """What trains hosts of the recipe; raises ConfigError, with the reason, if `fused` is asked for
-    and cannot. Nothing but its arguments counts, so that the same command gives the same bytes."""
-    if kind != "fused":
-        return LoopedPopulation
-    fused = import_module("esper.tolaria.fused")
-    reason = fused.why_not_fused(recipe, LoopedPopulation(recipe, keys[:1]).template)
-    if reason is not None:
-        raise ConfigError(f"these hosts cannot be fused: {reason}; use population looped or auto")
-    return fused.FusedPopulation
-
-
 def make_env(
     recipe: HostRecipe,
     keys: Iterable[int],
@@ -105,9 +91,10 @@ def make_env(
     device: str | torch.device = "cpu",
 ) -> GrowthEnv:
     """One environment for each key. Host at birth, order of batches and noise are functions of the
-    key alone, so that trials that share a key are a pair."""
-    keys = tuple(keys)
-    population = choose_population(rules.population, recipe, keys)(recipe, keys, device)
+    key alone, so that trials that share a key are a pair. Raises ConfigError, with the reason, if
+    the rules ask for `fused` hosts and these cannot be."""
+    kind = FusedPopulation if rules.population == "fused" else LoopedPopulation
+    population: Population = kind(recipe, keys, device)
     output = population.template.output
     return GrowthEnv(
         population,

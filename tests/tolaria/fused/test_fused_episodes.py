@@ -11,7 +11,7 @@ from fused_support import recipe
 from torch import Tensor, nn
 
 from esper.growth import BlueprintCatalogue, LifecycleRules, default_catalogue
-from esper.leyline import EpisodeOutcome, SeedStage
+from esper.leyline import History, SeedStage
 from esper.leyline.events import (
     Event,
     GovernorPanic,
@@ -27,20 +27,7 @@ from esper.tolaria import FusedPopulation, GrowthEnv, HostRecipe, LoopedPopulati
 from helpers import everywhere
 
 
-class Log:
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-        self.rows: list[dict[str, Any]] = []
-
-    def event(self, event: Event) -> None:
-        self.events.append(event)
-
-    def metrics(self, row: dict[str, Any]) -> None:
-        self.rows.append(row)
-
-    def outcome(self, outcome: EpisodeOutcome) -> None:
-        pass
-
+class Log(History):
     def story(self) -> list[tuple[Any, ...]]:
         """Events without the numbers that rounding may change, and without snapshots, whose tensors
         are cut differently."""

@@ -7,8 +7,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from esper.growth import GrownModule, export, keyed
-from esper.leyline import IS_ACTIVE, ConfigError, InvalidStateMachineError, SeedStage, draw_key
+from esper.growth import GrownModule, export
+from esper.leyline import (
+    IS_ACTIVE,
+    IS_FULL,
+    ConfigError,
+    InvalidStateMachineError,
+    SeedStage,
+    draw_key,
+)
 from esper.tolaria.batches import TensorSource
 from esper.tolaria.fused.fits import why_not_fused
 from esper.tolaria.fused.network import CoalitionNet, Group, Seed, TrainNet, Trunk
@@ -16,7 +23,14 @@ from esper.tolaria.fused.readings import Meter
 from esper.tolaria.fused.rows import AdamW, Arena, Kind, Row
 from esper.tolaria.fused.stacked import objectives
 from esper.tolaria.gradients import MEASURED
-from esper.tolaria.population import Evaluation, HostRecipe, TrainReadings
+from esper.tolaria.population import (
+    Evaluation,
+    HostRecipe,
+    TrainReadings,
+    new_host,
+    new_network,
+    on_device,
+)
 
 
 @dataclass(frozen=True)
@@ -42,10 +56,12 @@ class FusedPopulation:
         self.recipe = recipe
         self.keys = np.array(list(keys), dtype=np.int64)
         self.device = torch.device(device)
-        self.template = self._new_network(int(self.keys[0]))
+        self.template = new_network(recipe, int(self.keys[0]), self.device)
         reason = why_not_fused(recipe, self.template)
         if reason is not None:
-            raise ConfigError(f"these hosts cannot be fused: {reason}")
+            raise ConfigError(
+                f"these hosts cannot be fused: {reason}; use population looped or auto"
+            )
         assert isinstance(recipe.data, TensorSource)
         self.data = recipe.data
         self.train_data = tuple(part.to(self.device) for part in self.data.train)
@@ -55,19 +71,10 @@ class FusedPopulation:
         self.trunk = Trunk(self.template.host, [site.module for site in self.template.sites])
         self.kinds: dict[tuple[int, int], Kind] = {}
         self.valve_kinds: dict[int, Kind] = {}
-        self.hosts = [self.host_kind.newborn(self._new_host(int(key))) for key in self.keys]
+        born = (new_host(recipe, int(key), self.device) for key in self.keys)
+        self.hosts = [self.host_kind.newborn(host) for host in born]
         n_slots = len(self.template.sites)
         self.seeds: list[list[Seed | None]] = [[None] * n_slots for _ in self.keys]
-
-    def _new_host(self, key: int) -> nn.Module:
-        with keyed(draw_key(key, "host")):
-            return self.recipe.build().to(self.device)
-
-    def _new_network(self, key: int) -> GrownModule:
-        example = self.recipe.data.example().to(self.device)
-        return GrownModule.wrap(
-            self._new_host(key), self.recipe.slots, example, self.recipe.catalogue
-        )
 
     # --- growing -------------------------------------------------------------------------------
 
@@ -100,8 +107,7 @@ class FusedPopulation:
 
     def set_blend(self, env: int, slot: int, stage: SeedStage, alpha: float) -> None:
         seed = self._seed(env, slot)
-        full = stage in (SeedStage.HOLDING, SeedStage.FOSSILIZED)
-        valve = None if full else seed.valve
+        valve = None if IS_FULL[stage] else seed.valve
         self.seeds[env][slot] = replace(seed, stage=stage, alpha=alpha, valve=valve)
 
     def _seed(self, env: int, slot: int) -> Seed:
@@ -171,9 +177,8 @@ class FusedPopulation:
         return means[0], means[1], sizes
 
     def _order(self, env: int, step: int) -> Tensor:
-        """Order of an epoch's examples, as `TensorSource.train_batches` draws it."""
         key = draw_key(int(self.keys[env]), "shuffle", step)
-        return torch.randperm(len(self.data.train[0]), generator=torch.Generator().manual_seed(key))
+        return self.data.train_order(torch.Generator().manual_seed(key))
 
     def _assemble(
         self, envs: list[int], active: list[tuple[int, int, Seed]]
@@ -248,7 +253,7 @@ class FusedPopulation:
 
     def network(self, env: int) -> GrownModule:
         """A copy of one host with its seeds as ordinary modules."""
-        network = self._new_network(int(self.keys[env]))
+        network = new_network(self.recipe, int(self.keys[env]), self.device)
         self.host_kind.load(self.hosts[env], network.host)
         for index, seed in enumerate(self.seeds[env]):
             if seed is None:
@@ -263,4 +268,4 @@ class FusedPopulation:
         return network
 
     def export(self, env: int) -> nn.Module:
-        return export(self.network(env), self.recipe.data.example().to(self.device))
+        return export(self.network(env), on_device(self.recipe.data.example(), self.device))

@@ -6,10 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esper.leyline.constants import GRADIENT_RATIO_CAP
 from esper.tolaria.fused.network import Seed
 from esper.tolaria.fused.rows import Arena
-from esper.tolaria.gradients import MEASURED, STRIDE
+from esper.tolaria.gradients import MEASURED, STRIDE, gradient_ratio
 
 
 class Meter:
@@ -69,9 +68,7 @@ class Meter:
         tensors = np.array([sum(len(kind.sizes) for kind in held) for held in kinds])
         host, norm = norms[:, self.host_rows], norms[:, self.seed_rows]
         n_host = self.arena.banks[0][0].size
-        with np.errstate(divide="ignore", invalid="ignore"):
-            ratio = norm / host * np.sqrt(n_host / sizes)
-        ratio = np.where(host >= 1e-8, np.minimum(ratio, GRADIENT_RATIO_CAP), 0.0)
+        ratio = gradient_ratio(norm, host, sizes, n_host)
         means = (ratio, norm, alive[:, self.seed_rows] / tensors)
         where = tuple(np.array([(env, slot) for env, slot, _ in self.active]).T)
         for name, values in zip(MEASURED, means, strict=True):
