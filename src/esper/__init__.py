@@ -5,14 +5,12 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from esper.api import Body, Grown, attach, grow, load_policy
+    from esper.api import Body, Grown, attach, export, grow, list_slots, load_policy
     from esper.growth import (
         BlueprintCatalogue,
         BlueprintSpec,
         GrownModule,
         default_catalogue,
-        export,
-        list_slots,
     )
     from esper.leyline import EsperError
     from esper.tolaria import Budget
@@ -30,9 +28,9 @@ _HOMES = {
     "GrownModule": "esper.growth",
     "attach": "esper.api",
     "default_catalogue": "esper.growth",
-    "export": "esper.growth",
+    "export": "esper.api",
     "grow": "esper.api",
-    "list_slots": "esper.growth",
+    "list_slots": "esper.api",
     "load_policy": "esper.api",
 }
 

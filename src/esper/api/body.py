@@ -15,6 +15,7 @@ import numpy as np
 from torch import nn
 from torch.optim import Optimizer
 
+from esper.api.checks import checked
 from esper.api.controllers import find_controller
 from esper.growth import (
     BlueprintCatalogue,
@@ -138,6 +139,7 @@ class Body:
     def history(self) -> list[dict[str, Any]]:
         return self.recorder.rows
 
+    @checked()
     def manage(self, optimizer: Optimizer, *schedulers: Any) -> None:
         """Let `optimizer` follow the growth: one parameter group per slot, empty at first.
 
@@ -153,6 +155,7 @@ class Body:
         optimizer.register_step_pre_hook(self._watch_optimizer)
         self.env.start()
 
+    @checked()
     def step(self, validation_score: float, validation_loss: float | None = None) -> bool:
         """Report an epoch; the controller then decides and the model may change.
 
@@ -231,6 +234,7 @@ class Body:
                 )
 
 
+@checked()
 def attach(
     model: nn.Module,
     *,

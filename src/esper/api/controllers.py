@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from esper.api.checks import checked
 from esper.growth import BlueprintCatalogue
 from esper.simic.training import LearnedController
 from esper.tamiyo import Controller, make_controller
@@ -27,6 +28,7 @@ def find_controller(
     return chosen
 
 
+@checked()
 def load_policy(path: str | Path, *, deterministic: bool = True) -> LearnedController:
     """The policy of a training run (its newest checkpoint), as a controller for `grow`.
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
+from esper.api.checks import checked
 from esper.api.controllers import find_controller
 from esper.growth import (
     BlueprintCatalogue,
@@ -66,6 +67,7 @@ class Grown:
         return export(self.model, self.example)
 
 
+@checked()
 def grow(
     model: nn.Module,
     train_loader: Iterable[Any],

@@ -4,6 +4,7 @@ Everything that changes a slot goes through here, so that modules, optimisers, t
 always tell the same story.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -52,10 +53,16 @@ class Budget:
 
     def __post_init__(self) -> None:
         for name, value in (("params", self.params), ("macs", self.macs)):
-            if value is not None and not value >= 1.0:
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise ConfigError(f"budget {name} must be a number, got {value!r}")
+            if not value >= 1.0:
                 raise ConfigError(
                     f"budget {name}={value} is below the host itself; give 1.0 or more"
                 )
+            if not math.isfinite(value):
+                raise ConfigError(f"budget {name}={value} is no cap; leave it out instead")
 
 
 @dataclass(frozen=True)
