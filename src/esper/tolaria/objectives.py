@@ -1,11 +1,13 @@
 """Losses and scores by name: functions of (output, target) that average over the batch.
 
-A score is better when higher and on a 0-100 scale, which is what the gates' thresholds expect.
+A score is better when higher. Those here are percentages, which is what learned policies expect; to
+everything else the scale of a score does not matter.
 """
 
 import math
 from collections.abc import Callable
 
+import numpy as np
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -52,6 +54,9 @@ SCORES: dict[str, Objective] = {
     "negative_mse": negative_mse,
 }
 
+# Scores that are the percentage of right answers.
+PERCENTAGES = (accuracy, binary_accuracy)
+
 
 def find_objective(kind: str, value: str | Objective, known: dict[str, Objective]) -> Objective:
     """`value` itself if it can be called, else the one of that name; raises ConfigError."""
@@ -69,3 +74,18 @@ def random_guess_loss(loss: Objective, outputs: int | None) -> float | None:
     if loss is cross_entropy and outputs is not None and outputs > 1:
         return math.log(outputs)
     return None
+
+
+def answers_per_sample(score: Objective, target: Tensor) -> int | None:
+    """How many right or wrong answers an entry of `target` stands for, if the score is the
+    percentage of right ones."""
+    return target[0].numel() if score in PERCENTAGES else None
+
+
+def standard_error(percentage: np.ndarray, answers: int) -> np.ndarray:
+    """Of a percentage of right answers; NaN for no answers. One right and one wrong answer more
+    keep it above 0 where all or none are right (Laplace's rule of succession)."""
+    if answers == 0:
+        return np.full(percentage.shape, np.nan)
+    share = (percentage / 100.0 * answers + 1.0) / (answers + 2.0)
+    return np.asarray(100.0 * np.sqrt(share * (1.0 - share) / answers))

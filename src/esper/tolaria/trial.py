@@ -22,7 +22,7 @@ from esper.tolaria.environment import GrowthCycle, GrowthEnv
 from esper.tolaria.fused import FusedPopulation
 from esper.tolaria.garden import Budget, Validation
 from esper.tolaria.narrator import absent
-from esper.tolaria.objectives import random_guess_loss
+from esper.tolaria.objectives import answers_per_sample, random_guess_loss
 from esper.tolaria.population import HostRecipe, LoopedPopulation, Population
 from esper.tolaria.transition import Transition
 
@@ -95,7 +95,7 @@ def make_env(
     the rules ask for `fused` hosts and these cannot be."""
     kind = FusedPopulation if rules.population == "fused" else LoopedPopulation
     population: Population = kind(recipe, keys, device)
-    output = population.template.output
+    output, (_, target) = population.template.output, next(recipe.data.val_batches())
     return GrowthEnv(
         population,
         rules.lifecycle,
@@ -106,6 +106,7 @@ def make_env(
         recorder=recorder,
         keep_best=rules.keep_best,
         counterfactuals=rules.counterfactuals,
+        answers_per_sample=answers_per_sample(recipe.score, target),
     )
 
 

@@ -37,6 +37,7 @@ def situation(
     table: SlotTable | None = None, *, step: int = 10, plateau: int = 5, **changes: Any
 ) -> Situation:
     table = table if table is not None else SlotTable.empty(1, 3)
+    table.noise[:] = 2.0
     n_envs = table.shape[0]
     column = np.zeros(n_envs)
     history = np.zeros((n_envs, 5))
