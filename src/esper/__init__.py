@@ -12,7 +12,7 @@ if TYPE_CHECKING:
         GrownModule,
         default_catalogue,
     )
-    from esper.leyline import EsperError
+    from esper.leyline import EsperError, EsperWarning
     from esper.tolaria import Budget
 
 __version__ = version("esper-grow")
@@ -24,6 +24,7 @@ _HOMES = {
     "Body": "esper.api",
     "Budget": "esper.tolaria.garden",
     "EsperError": "esper.leyline",
+    "EsperWarning": "esper.leyline",
     "Grown": "esper.api",
     "GrownModule": "esper.growth",
     "attach": "esper.api",
@@ -40,6 +41,7 @@ __all__ = [
     "Body",
     "Budget",
     "EsperError",
+    "EsperWarning",
     "Grown",
     "GrownModule",
     "__version__",

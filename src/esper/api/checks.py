@@ -130,7 +130,7 @@ RULES: dict[str, Rule] = {
     "model": instance("a torch.nn.Module", nn.Module),
     "network": instance("a GrownModule", GrownModule),
     "optimizer": Rule(
-        "a torch optimiser, or (in grow) a function that makes one from parameters",
+        "a torch optimiser, or a function that makes one from parameters",
         lambda value: isinstance(value, Optimizer) or callable(value),
     ),
     "out": FOLDER,
@@ -187,6 +187,14 @@ def require(name: str, value: Any, rule: Rule) -> None:
     """Raises ConfigError, naming the argument, if the value breaks the rule."""
     if not rule.fits(value):
         raise ConfigError(f"{name} must be {rule.wanted}, got {shorten(value)}")
+
+
+def check_optimizer(optimizer: Any, parameters: Iterable[nn.Parameter]) -> None:
+    """Raises ConfigError if it does not train any of these parameters."""
+    require("optimizer", optimizer, instance("a torch optimiser", Optimizer))
+    known = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    if not known & {id(p) for p in parameters}:
+        raise ConfigError("this optimiser trains none of the model's parameters")
 
 
 def shorten(value: Any) -> str:

@@ -5,6 +5,7 @@ the seed does, so an ungrown network costs nothing and gives the host's output b
 the host itself or the GrownModule around it is the same.
 """
 
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -19,6 +20,7 @@ from esper.growth.seed_slot import BlendValve, SeedSlot
 from esper.growth.sites import SlotChoice, choose_slots, evaluating, probe
 from esper.leyline import (
     ConfigError,
+    EsperWarning,
     InjectionSpec,
     InvalidStateMachineError,
     SeedStage,
@@ -42,6 +44,17 @@ def keyed(key: int) -> Iterator[None]:
         yield
     finally:
         torch.set_rng_state(before)
+
+
+def _warn_of_partial_state(host: nn.Module, prefix: str, keep_vars: bool) -> None:
+    """The seeds are beside the host, so that its own state is what it would be without them."""
+    if not prefix.endswith("host."):
+        warnings.warn(
+            "state_dict() of the model holds none of the seeds that have grown in it; save that of "
+            "the GrownModule (body.model, or the model that grow gives back), or export() it",
+            EsperWarning,
+            stacklevel=3,
+        )
 
 
 class GrownModule(nn.Module):
@@ -133,6 +146,7 @@ class GrownModule(nn.Module):
         self._handles[index] = [module.register_forward_hook(slot.on_slot_output)]
         if slot.is_branch:
             self._handles[index].append(self.host.register_forward_hook(slot.on_host_output))
+        self._handles[index].append(self.host.register_state_dict_pre_hook(_warn_of_partial_state))
 
     def _make_valve(self, site: InjectionSpec, kind: str) -> BlendValve:
         dims = len(site.shape) + 1

@@ -5,6 +5,10 @@ class EsperError(Exception):
     """Anything the user can mend; the command prints it and exits with code 2."""
 
 
+class EsperWarning(UserWarning):
+    """What goes on, but hardly as its user means it."""
+
+
 class ConfigError(EsperError, ValueError):
     """A setting, name, shape or budget that cannot work."""
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from esper.tolaria.garden import TRAINING_COST, Budget, Garden, Validation
     from esper.tolaria.governor import Governor
     from esper.tolaria.gradients import GradientMeter
-    from esper.tolaria.objectives import LOSSES, SCORES, Objective, find_objective
+    from esper.tolaria.objectives import LOSSES, SCORES, Objective, check_fit, find_objective
     from esper.tolaria.population import (
         Evaluation,
         HostRecipe,
@@ -76,6 +76,7 @@ _HOMES = {
     "all_tasks": "tasks",
     "attribute": "attribution",
     "attribute_seeds": "attribution",
+    "check_fit": "objectives",
     "check_population": "trial",
     "data_root": "data.catalogue",
     "find_objective": "objectives",

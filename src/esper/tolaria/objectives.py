@@ -6,6 +6,7 @@ everything else the scale of a score does not matter.
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch.nn.functional as F
@@ -54,6 +55,8 @@ SCORES: dict[str, Objective] = {
     "negative_mse": negative_mse,
 }
 
+# Output and target must have one shape, or they are broadcast into nonsense.
+ELEMENTWISE = (mse, bce_with_logits, negative_mse, binary_accuracy)
 # Scores that are the percentage of right answers.
 PERCENTAGES = (accuracy, binary_accuracy)
 
@@ -67,6 +70,34 @@ def find_objective(kind: str, value: str | Objective, known: dict[str, Objective
             f"no {kind} {value!r}; there are {', '.join(known)}, or give a callable(output, target)"
         )
     return known[value]
+
+
+def check_fit(loss: Objective, score: Objective, output: Any, target: Any) -> None:
+    """Raises ConfigError where torch would compute something that means nothing."""
+    if not isinstance(output, Tensor) or not isinstance(target, Tensor):
+        return
+    if score is accuracy:
+        _check_accuracy(output, target)
+    for kind, objective in (("loss", loss), ("score", score)):
+        if objective in ELEMENTWISE and output.shape != target.shape:
+            raise ConfigError(
+                f"the {kind} does not fit the model's output and the targets: "
+                f"{objective.__name__} compares them one by one, and their shapes are "
+                f"{tuple(output.shape)} and {tuple(target.shape)}; reshape the targets"
+            )
+
+
+def _check_accuracy(output: Tensor, target: Tensor) -> None:
+    if target.is_floating_point():
+        raise ConfigError(
+            "the score 'accuracy' counts right classes, but the targets are numbers; give "
+            "score='negative_mse', 'binary_accuracy' for targets of 0 and 1, or a callable"
+        )
+    if output.dim() == target.dim() or output.shape[-1] == 1:
+        raise ConfigError(
+            "the score 'accuracy' takes the largest of several outputs, and the model has one; "
+            "give score='binary_accuracy', or a callable"
+        )
 
 
 def random_guess_loss(loss: Objective, outputs: int | None) -> float | None:
