@@ -1,7 +1,6 @@
 """Esper: neural networks that grow while they train."""
 
 from importlib import import_module
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
     from esper.leyline import EsperError, EsperWarning
     from esper.tolaria import Budget
 
-__version__ = version("esper-grow")
+    __version__: str
 
 # Loaded on first use, so that the command answers without waiting for torch.
 _HOMES = {
@@ -55,6 +54,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("esper-grow")
     if name not in _HOMES:
         raise AttributeError(f"module 'esper' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

@@ -8,12 +8,14 @@ from esper.api.controllers import find_controller, load_policy
 from esper.api.growing import Grown, grow
 from esper.api.lessons import imitate, learn_offline, record
 from esper.api.training import config_of, one_thread, resume_ppo, train_ppo
+from esper.api.watch import Watch, warn_of_another_task
 
 export, list_slots = checked()(growth.export), checked()(growth.list_slots)
 
 __all__ = [
     "Body",
     "Grown",
+    "Watch",
     "attach",
     "config_of",
     "export",
@@ -27,4 +29,5 @@ __all__ = [
     "record",
     "resume_ppo",
     "train_ppo",
+    "warn_of_another_task",
 ]

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from esper.growth import BlueprintCatalogue, GrownModule
-from esper.leyline import ConfigError
+from esper.leyline import ConfigError, shortened
 from esper.simic.training import Hooks, TrainingConfig
 from esper.tolaria import Budget, Task
 
@@ -24,7 +24,6 @@ P = ParamSpec("P")
 R = TypeVar("R")
 # Keys are counters of 63 bits; nobody waits for more epochs than this.
 MOST_KEY, MOST_STEPS = 2**63 - 1, 10**9
-SHOWN = 60  # characters of a wrong value
 
 
 class Rule(NamedTuple):
@@ -203,8 +202,7 @@ def shorten(value: Any) -> str:
     # Python refuses to spell out a number of more than some thousand digits.
     if not isinstance(value, str | float) and not (isinstance(value, int) and abs(value) < 2**200):
         return kind
-    text = repr(value)
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}... ({kind})"
+    return shortened(repr(value))
 
 
 def unchecked_arguments(function: Callable[..., Any]) -> list[str]:

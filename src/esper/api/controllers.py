@@ -1,5 +1,6 @@
 """Controllers by name: find them, load learned ones, and see that they fit the network."""
 
+import os
 from pathlib import Path
 
 from esper.api.checks import checked
@@ -19,7 +20,7 @@ def find_controller(
     another number of slots or another catalogue than those given.
     """
     if isinstance(controller, str):
-        learned = Path(controller).is_dir()
+        learned = os.path.isdir(controller)  # False, too, for what no folder could be called
         chosen: Controller = load_policy(controller) if learned else make_controller(controller)
     else:
         chosen = controller

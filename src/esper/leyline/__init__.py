@@ -27,6 +27,7 @@ from esper.leyline.errors import (
     ForgottenCallError,
     InvalidStateMachineError,
     SlotIdError,
+    shortened,
 )
 from esper.leyline.gates import GATE_FOR_TARGET, GateLevel, GateResult
 from esper.leyline.randomness import draw_key, generator
@@ -100,5 +101,6 @@ __all__ = [
     "is_terminal_stage",
     "is_valid_transition",
     "parse_slot_id",
+    "shortened",
     "validate_slot_ids",
 ]

@@ -1,5 +1,12 @@
 """What can go wrong. Every message is one sentence that names the culprit and the cure."""
 
+SHOWN = 60  # characters of a name or value that is wrong
+
+
+def shortened(text: str) -> str:
+    """What a message shows of a name or value: never a page of it."""
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+
 
 class EsperError(Exception):
     """Anything the user can mend; the command prints it and exits with code 2."""

@@ -139,13 +139,16 @@ def train(
     task: str,
     recorder: Recorder | None = None,
     attribute: bool = True,
+    ready: Callable[[GrowthEnv], None] = lambda env: None,
 ) -> list[Trained]:
     """One trained network for each key; with `attribute`, what its seeds are worth is found out.
 
-    Ctrl-C ends it early; `outcome.ended` says so.
+    `ready` is shown the environments before they are played. Ctrl-C ends it early; `outcome.ended`
+    says so.
     """
     began = time.process_time()
     env = make_env(recipe, keys, rules, recorder)
+    ready(env)
     interrupted = not play(env, controller, topology=rules.topology)
     outcomes = settle(
         env,
