@@ -4,7 +4,7 @@ policy, record and learn from episodes."""
 from esper import growth
 from esper.api.body import Body, attach
 from esper.api.checks import checked
-from esper.api.controllers import find_controller, load_policy
+from esper.api.controllers import check_script, find_controller, load_policy
 from esper.api.growing import Grown, grow
 from esper.api.lessons import imitate, learn_offline, record
 from esper.api.training import config_of, one_thread, resume_ppo, train_ppo
@@ -17,6 +17,7 @@ __all__ = [
     "Grown",
     "Watch",
     "attach",
+    "check_script",
     "config_of",
     "export",
     "find_controller",

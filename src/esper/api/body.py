@@ -16,7 +16,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from esper.api.checks import MEASURED, check_optimizer, checked, require
-from esper.api.controllers import find_controller
+from esper.api.controllers import check_script, find_controller
 from esper.api.watch import Watch, warn_of_another_task, warn_of_slow_seeds
 from esper.growth import (
     BlueprintCatalogue,
@@ -259,6 +259,7 @@ def attach(
     """
     network = GrownModule.wrap(model, slots, example, blueprints)
     chosen = find_controller(controller, len(network.sites), network.catalogue)
+    check_script(chosen, network)
     host = AttachedHost(network, evaluate, example, key)
     history = History()
     env = GrowthCycle(

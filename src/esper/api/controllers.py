@@ -4,9 +4,9 @@ import os
 from pathlib import Path
 
 from esper.api.checks import checked
-from esper.growth import BlueprintCatalogue
+from esper.growth import BlueprintCatalogue, GrownModule
 from esper.simic.training import LearnedController
-from esper.tamiyo import Controller, make_controller
+from esper.tamiyo import Controller, ScriptedController, make_controller
 
 
 def find_controller(
@@ -27,6 +27,12 @@ def find_controller(
     if isinstance(chosen, LearnedController) and num_slots is not None and catalogue is not None:
         chosen.check_fit(num_slots, catalogue)
     return chosen
+
+
+def check_script(controller: Controller, network: GrownModule) -> None:
+    """Raises ConfigError for a script that names what the network does not have."""
+    if isinstance(controller, ScriptedController):
+        controller.check_names(network.slot_config, network.catalogue)
 
 
 @checked()

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from esper.api.checks import check_optimizer, checked
-from esper.api.controllers import find_controller
+from esper.api.controllers import check_script, find_controller
 from esper.api.watch import Watch, warn_of_another_task, warn_of_slow_seeds
 from esper.growth import (
     BlueprintCatalogue,
@@ -120,6 +120,7 @@ def grow(
     env = make_env(recipe, [key], rules, history, _device(model))
     network = env.population.template
     chosen = find_controller(controller, len(network.sites), recipe.catalogue)
+    check_script(chosen, network)
     warn_of_another_task(chosen, type(model).__name__)
     # The folder comes last: a run that cannot begin leaves nothing behind.
     listeners = _listeners(out, model, chosen, steps, key)

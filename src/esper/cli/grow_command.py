@@ -66,12 +66,18 @@ def grow(settings: GrowSettings) -> None:
     # Everything that can be wrong is found before the first epoch.
     from rich.console import Console
 
-    from esper.api import Watch, find_controller, one_thread, warn_of_another_task
+    from esper.api import (
+        Watch,
+        check_script,
+        find_controller,
+        one_thread,
+        warn_of_another_task,
+    )
     from esper.growth import default_catalogue
     from esper.leyline import History
     from esper.observatory import ARMS, RunDirectory, StepProgress
     from esper.tamiyo import StaticController
-    from esper.tolaria import Budget, TrialRules, data_root, find_task, train
+    from esper.tolaria import Budget, TrialRules, data_root, find_task, make_env, train
 
     task = find_task(settings.task)
     controller = find_controller(settings.controller, len(task.slots), default_catalogue())
@@ -83,6 +89,7 @@ def grow(settings: GrowSettings) -> None:
     )
     data = task.load(data_root())
     recipe, console = task.recipe(data), Console()
+    check_script(controller, make_env(recipe, [settings.key], rules).population.template)
     warn_of_another_task(controller, task.name)
 
     def open_record(label: str, folder: Path) -> RunDirectory:

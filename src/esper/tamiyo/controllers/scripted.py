@@ -64,6 +64,11 @@ class ScriptedController:
             f"no script {shortened(source)!r}: give the path of a file or one of {', '.join(known)}"
         )
 
+    def check_names(self, slots: SlotConfig, catalogue: BlueprintCatalogue) -> None:
+        """Raises ConfigError for a line that names a slot or a blueprint that there is not."""
+        for line in self.lines.values():
+            _to_indices(line, slots, catalogue, self.name)
+
     def reset(self, n_envs: int) -> None:
         pass
 
