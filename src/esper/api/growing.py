@@ -96,7 +96,7 @@ def grow(
     keywords or positions. `slots` are module names, a regular expression or a predicate
     `(name, module)`; `list_slots(model, example)` shows what there is, where `example` is one
     input (by default the first of `train_loader`). `loss` and `score` are names or callables of
-    (output, target) that average over the batch; a score is better when higher, on a 0-100 scale.
+    (output, target) that average over the batch; a score is better when higher, on any scale.
     `optimizer` is an optimiser of the model's parameters or a function that makes one (default:
     AdamW, 1e-3). `out` is a folder for the record of the run.
 
