@@ -17,13 +17,12 @@ from torch.optim import Optimizer
 
 from esper.growth import BlueprintCatalogue, GrownModule
 from esper.leyline import ConfigError, shortened
+from esper.leyline.constants import MOST_COUNT, MOST_KEY
 from esper.simic.training import Hooks, TrainingConfig
 from esper.tolaria import Budget, Task
 
 P = ParamSpec("P")
 R = TypeVar("R")
-# Keys are counters of 63 bits; nobody waits for more epochs than this.
-MOST_KEY, MOST_STEPS = 2**63 - 1, 10**9
 
 
 class Rule(NamedTuple):
@@ -115,8 +114,8 @@ RULES: dict[str, Rule] = {
     "controller": CONTROLLER,
     "deterministic": FLAG,
     "devices": Rule("a list of names of devices", _is_list_of(str)),
-    "episodes": whole(2, MOST_STEPS),
-    "epochs": whole(1, MOST_STEPS),
+    "episodes": whole(2, MOST_COUNT),
+    "epochs": whole(1, MOST_COUNT),
     "evaluate": Rule("a callable without arguments that gives the score", callable),
     "example": Rule("one input of the model", lambda value: value is not None),
     "expectile": Rule("a number from 0.5 to 1", lambda v: is_number(v) and 0.5 <= v <= 1.0),
@@ -125,7 +124,7 @@ RULES: dict[str, Rule] = {
     "key": whole(0, MOST_KEY),
     "loss": OBJECTIVE,
     "max_grad_norm": positive(),
-    "max_seeds": whole(1, MOST_STEPS),
+    "max_seeds": whole(1, MOST_COUNT),
     "model": instance("a torch.nn.Module", nn.Module),
     "network": instance("a GrownModule", GrownModule),
     "optimizer": Rule(
@@ -135,9 +134,9 @@ RULES: dict[str, Rule] = {
     "out": FOLDER,
     "overwrite": FLAG,
     "path": FOLDER,
-    "profile": whole(0, MOST_STEPS),
+    "profile": whole(0, MOST_COUNT),
     "progress": CALLABLE,
-    "rounds": whole(1, MOST_STEPS),
+    "rounds": whole(1, MOST_COUNT),
     "run": FOLDER,
     "runs": Rule("a list of folders", _is_list_of((str, Path))),
     "schedulers": Rule(
@@ -148,7 +147,7 @@ RULES: dict[str, Rule] = {
     ),
     "score": OBJECTIVE,
     "slots": Rule("names of modules, a regular expression or a predicate", _may_be_slots),
-    "steps": whole(1, MOST_STEPS),
+    "steps": whole(1, MOST_COUNT),
     "task": instance("the name of a task", str),
     "teacher": instance("the name of a controller, or the folder of a policy", str),
     "train_loader": LOADER,
@@ -157,7 +156,7 @@ RULES: dict[str, Rule] = {
     "validation_score": MEASURED,
     "workers": Rule(
         "a whole number of 1 or more, or 'auto'",
-        lambda value: value == "auto" or whole(1, MOST_STEPS).fits(value),
+        lambda value: value == "auto" or whole(1, MOST_COUNT).fits(value),
     ),
 }
 
