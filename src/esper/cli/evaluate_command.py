@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from esper.cli.options import option
 
@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from esper.proof import EvaluationReport
+    from esper.tolaria import Precision
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,8 @@ class EvaluateSettings:
     control_for: str | None = option(
         None, "The arm that the controls are made for. Default: the last that grows."
     )
+    population: str = option("auto", "How hosts are trained: looped, fused, auto or measure.")
+    precision: str = option("fp32", "In what hosts compute while they train: fp32 or bf16.")
 
 
 def evaluate(settings: EvaluateSettings) -> None:
@@ -70,6 +73,8 @@ def evaluate(settings: EvaluateSettings) -> None:
         tune=settings.tune,
         controls=settings.controls,
         control_for=settings.control_for,
+        population=settings.population,
+        precision=cast("Precision", settings.precision),
     )
     require_matplotlib()
     for arm in plan.arms:

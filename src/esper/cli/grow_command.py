@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from esper.leyline import EpisodeOutcome
     from esper.tamiyo import Controller
-    from esper.tolaria import DataSplits, Task, Topology, Trained
+    from esper.tolaria import DataSplits, Precision, Task, Topology, Trained
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,7 @@ class GrowSettings:
         "isolated: a seed learns without acting before it is blended in; "
         "joint: it is blended in from birth.",
     )
+    precision: str = option("fp32", "In what the networks compute while they train: fp32 or bf16.")
     compare: bool = option(True, "Also train the host alone, and the grown topology from scratch.")
 
     @property
@@ -71,7 +72,7 @@ def grow(settings: GrowSettings) -> None:
     from esper.tamiyo import StaticController
     from esper.tolaria import Budget, TrialRules, data_root, find_task, train
 
-    task = find_task(settings.task)
+    task = replace(find_task(settings.task), precision=cast("Precision", settings.precision))
     controller = find_controller(settings.controller, len(task.slots), default_catalogue())
     steps, out = settings.steps or task.steps, settings.folder
     rules = TrialRules(

@@ -2,8 +2,9 @@
 form: a loop over ordinary modules."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 import torch
@@ -31,10 +32,22 @@ from esper.tolaria.batches import Batch, DataSource
 from esper.tolaria.gradients import GradientMeter
 from esper.tolaria.objectives import Objective
 
+Precision = Literal["fp32", "bf16"]
+
+
+def check_precision(precision: str) -> None:
+    """Raises ConfigError for a precision that there is not."""
+    if precision not in get_args(Precision):
+        raise ConfigError(f"precision must be fp32 or bf16, got {precision!r}")
+
 
 @dataclass(frozen=True)
 class HostRecipe:
-    """How to make one host and train it. `build` runs with torch's generators at the host's key."""
+    """How to make one host and train it. `build` runs with torch's generators at the host's key.
+
+    With `precision` bf16 the products of forward and backward passes are computed in bfloat16;
+    parameters, optimiser and objectives stay in float32.
+    """
 
     build: Callable[[], nn.Module]
     slots: SlotChoice
@@ -44,8 +57,10 @@ class HostRecipe:
     optimizer: Callable[[Iterable[nn.Parameter]], Optimizer]
     catalogue: BlueprintCatalogue
     max_grad_norm: float | None = None
+    precision: Precision = "fp32"
 
     def __post_init__(self) -> None:
+        check_precision(self.precision)
         if self.max_grad_norm is not None and self.max_grad_norm <= 0:
             raise ConfigError(f"max_grad_norm must be above 0 or None, got {self.max_grad_norm}")
 
@@ -214,13 +229,15 @@ class LoopedPopulation:
             ):
                 for param in trained:
                     param.grad = None
-                output = call_model(network.host, inputs)
-                loss = recipe.loss(output, target)
+                with self._casting():
+                    output = call_model(network.host, inputs)
+                    loss = recipe.loss(output, target)
                 loss.backward()
+                # What the loss asks for is read, not what clipping leaves of it.
+                meter.observe()
                 if recipe.max_grad_norm is not None:
                     for params in groups:
                         nn.utils.clip_grad_norm_(params, recipe.max_grad_norm)
-                meter.observe()
                 optimizer.step()
                 with torch.no_grad():
                     readings += [loss.detach(), recipe.score(output, target)]
@@ -241,7 +258,7 @@ class LoopedPopulation:
         """Mean loss and score [K, 2] of the coalitions, the alphas applied [S], and the samples."""
         recipe, network, samples = self.recipe, self.networks[env], 0
         totals = torch.zeros(len(present), 2, dtype=torch.float64, device=self.device)
-        with evaluating(network):
+        with evaluating(network), self._casting():
             for inputs, target in self._batches(recipe.data.val_batches()):
                 for k, coalition in enumerate(present):
                     with network.coalition(coalition.tolist()):
@@ -261,6 +278,12 @@ class LoopedPopulation:
 
     def export(self, env: int) -> nn.Module:
         return export(self.networks[env], on_device(self.recipe.data.example(), self.device))
+
+    def _casting(self) -> AbstractContextManager[None]:
+        """Autocast where the recipe asks for it; what the caller has set up stays otherwise."""
+        if self.recipe.precision == "fp32":
+            return nullcontext()
+        return torch.autocast(self.device.type, torch.bfloat16)
 
     def _batches(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         return ((on_device(x, self.device), on_device(y, self.device)) for x, y in batches)
