@@ -34,7 +34,8 @@ def scores(controller: str, kind: PopulationKind, keys: int) -> list[float]:
 def compare(controller: str, keys: int) -> dict[str, object]:
     fused, looped = (scores(controller, kind, keys) for kind in ("fused", "looped"))
     found = paired_difference(fused, looped)
-    assert found.low is not None and found.high is not None, "an interval needs several keys"
+    assert found.low is not None, "an interval needs several keys"
+    assert found.high is not None
     half_width = (found.high - found.low) / 2
     return {
         "looped": round(sum(looped) / keys, 3),
