@@ -145,19 +145,20 @@ def test_host_and_seed_costs_are_those_of_the_modules() -> None:
             network.remove(int(slot))
 
 
-def test_networks_without_one_tensor_as_output_get_no_branches() -> None:
+def test_networks_whose_answer_is_not_clear_get_no_branches() -> None:
     class Dict(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self, *names: str) -> None:
             super().__init__()
-            self.layer = nn.Linear(4, 4)
+            self.layer, self.names = nn.Linear(4, 4), names
 
         def forward(self, x: Tensor) -> dict[str, Tensor]:
-            return {"logits": self.layer(x)}
+            return {name: self.layer(x) for name in self.names}
 
-    network = GrownModule.wrap(Dict(), ["layer"], torch.zeros(2, 4))
-    fits, _, _ = seed_costs(network.catalogue, network.sites, network.output)
-    assert not fits[0, network.catalogue.index("branch")]
-    assert fits[0, network.catalogue.index("lora")]
+    for names, clear in ((("boxes",), True), (("boxes", "logits"), True), (("a", "b"), False)):
+        network = GrownModule.wrap(Dict(*names), ["layer"], torch.zeros(2, 4))
+        fits, _, _ = seed_costs(network.catalogue, network.sites, network.output)
+        assert fits[0, network.catalogue.index("branch")] == clear, names
+        assert fits[0, network.catalogue.index("lora")]
 
 
 def test_the_tiny_transformer_offers_its_layers() -> None:

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from esper.growth.blueprints import BlueprintCatalogue, OutputSpec, default_catalogue
+from esper.growth.hooks import hooks_of_esper
 from esper.growth.lifecycle import GATED
-from esper.growth.seed_slot import BlendValve, SeedSlot
+from esper.growth.seed_slot import SeedSlot, make_valve
 from esper.growth.sites import SlotChoice, choose_slots, evaluating, probe
 from esper.leyline import (
     ConfigError,
@@ -42,6 +43,15 @@ def keyed(key: int) -> Iterator[None]:
         yield
     finally:
         torch.set_rng_state(before)
+
+
+def _check_not_growing(host: nn.Module) -> None:
+    for name, module in host.named_modules():
+        if isinstance(module, GrownModule) or hooks_of_esper(module):
+            raise ConfigError(
+                f"{type(host).__name__} is growing already (see {name or 'the model itself'}); "
+                "end that first, with finish() of its body, or grow the module that export() gives"
+            )
 
 
 class GrownModule(nn.Module):
@@ -76,6 +86,7 @@ class GrownModule(nn.Module):
         catalogue: BlueprintCatalogue | None = None,
     ) -> "GrownModule":
         """Find the chosen slots by running `host` once on `example`; raises ConfigError."""
+        _check_not_growing(host)
         found = probe(host, example)
         return GrownModule(
             host,
@@ -120,7 +131,7 @@ class GrownModule(nn.Module):
         like = next(self.host.parameters(), torch.empty(0))
         with keyed(key):
             seed = spec.build(slot.site, self.output)
-            valve = self._make_valve(slot.site, spec.kind) if blend == GATED else None
+            valve = make_valve(slot.site, spec.kind, self.output) if blend == GATED else None
         slot.plant(seed, valve, blueprint, blend, branch=spec.kind == "branch")
         slot.to(like.device, like.dtype)
         slot.train(self.host.training)
@@ -132,14 +143,10 @@ class GrownModule(nn.Module):
         module = self.host.get_submodule(slot.site.module)
         self._handles[index] = [module.register_forward_hook(slot.on_slot_output)]
         if slot.is_branch:
-            self._handles[index].append(self.host.register_forward_hook(slot.on_host_output))
-
-    def _make_valve(self, site: InjectionSpec, kind: str) -> BlendValve:
-        dims = len(site.shape) + 1
-        if kind == "residual":
-            return BlendValve(site.channels, dims, dims)
-        assert self.output is not None
-        return BlendValve(site.channels, dims, 3 if self.output.per_position else 2)
+            self._handles[index] += [
+                self.host.register_forward_pre_hook(slot.on_host_input),
+                self.host.register_forward_hook(slot.on_host_output),
+            ]
 
     def _check_shape(self, slot: SeedSlot, like: Tensor) -> None:
         assert slot.seed is not None

@@ -3,6 +3,7 @@
 Nothing is traced and nothing is rewritten: forward hooks watch one pass over an example.
 """
 
+import dataclasses
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from esper.growth.blueprints import OutputSpec
+from esper.growth.outputs import host_place, slot_place, take
 from esper.leyline import ConfigError, InjectionSpec, format_slot_id
 
 SlotChoice = Sequence[str] | str | Callable[[str, nn.Module], bool]
@@ -92,12 +94,6 @@ def batch_size(inputs: Any) -> int:
     raise ConfigError("the example holds no tensor; give an input as the training loader yields it")
 
 
-def features_of(output: Any) -> Tensor | None:
-    """The tensor a seed would extend: the output itself, or the first of a tuple."""
-    first = output[0] if isinstance(output, tuple) and output else output
-    return first if isinstance(first, Tensor) else None
-
-
 def probe(model: nn.Module, example: Any) -> Probe:
     """Run the model once on `example` and describe every possible slot, in order of use.
 
@@ -107,9 +103,9 @@ def probe(model: nn.Module, example: Any) -> Probe:
     seen: dict[nn.Module, list[Tensor]] = {}
 
     def watch(module: nn.Module, args: Any, output: Any) -> None:
-        features = features_of(output)
-        if features is not None:
-            seen.setdefault(module, []).append(features)
+        place = slot_place(output)
+        if place is not None:
+            seen.setdefault(module, []).append(take(output, place))
 
     handles = [
         module.register_forward_hook(watch) for name, module in model.named_modules() if name
@@ -159,9 +155,13 @@ def _can_grow(outputs: list[Tensor], batch: int) -> bool:
 
 
 def _output_spec(output: Any, batch: int) -> OutputSpec | None:
-    if not isinstance(output, Tensor) or output.dim() not in (2, 3) or len(output) != batch:
+    place = host_place(output)
+    if place is None:
         return None
-    return OutputSpec(outputs=output.shape[-1], per_position=output.dim() == 3)
+    answer = take(output, place)
+    if answer.dim() not in (2, 3) or len(answer) != batch:
+        return None
+    return OutputSpec(outputs=answer.shape[-1], per_position=answer.dim() == 3)
 
 
 def list_slots(model: nn.Module, example: Any) -> SlotListing:
@@ -252,3 +252,5 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
     elif isinstance(value, (list, tuple)):
         for entry in value:
             yield from tensors_in(entry)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        yield from tensors_in(vars(value))
