@@ -27,8 +27,17 @@ def test_listing_shows_name_shape_and_cost_in_order_of_use() -> None:
 def test_listing_prints_as_a_table() -> None:
     text = str(list_slots(ResNet20(), RESNET_INPUT))
     header, first, *_ = text.splitlines()
-    assert header.split() == ["name", "module", "shape", "fits", "params", "multiply-adds", "calls"]
-    assert re.match(r"stem\.0 +Conv2d +4x8x8 +cnn +108 +6,912 +1", first)
+    assert header.split() == [
+        "name",
+        "module",
+        "shape",
+        "layout",
+        "fits",
+        "params",
+        "multiply-adds",
+        "calls",
+    ]
+    assert re.match(r"stem\.0 +Conv2d +4x8x8 +BCHW +cnn +108 +6,912 +1", first)
 
 
 def test_probing_leaves_no_trace() -> None:
@@ -91,19 +100,6 @@ def test_an_example_that_does_not_run_is_refused() -> None:
         list_slots(ResNet20(), torch.zeros(2, 1, 8, 8))
     with pytest.raises(ConfigError, match="holds no tensor"):
         list_slots(ResNet20(), "text")
-
-
-def test_a_module_without_batch_first_cannot_be_a_slot() -> None:
-    class TimeFirst(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.rnn = nn.GRU(4, 4)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.rnn(x.transpose(0, 1))[0].mean(dim=0)
-
-    with pytest.raises(ConfigError, match="batch first"):
-        names(TimeFirst(), ["rnn"], torch.zeros(3, 5, 4))
 
 
 def test_tuples_dicts_and_shared_modules() -> None:

@@ -17,7 +17,7 @@ from esper.growth.blueprints import BlueprintCatalogue, OutputSpec, default_cata
 from esper.growth.hooks import hooks_of_esper
 from esper.growth.lifecycle import GATED
 from esper.growth.seed_slot import SeedSlot, make_valve
-from esper.growth.sites import SlotChoice, choose_slots, evaluating, probe
+from esper.growth.sites import Layouts, SlotChoice, choose_slots, evaluating, probe
 from esper.leyline import (
     ConfigError,
     InjectionSpec,
@@ -84,13 +84,23 @@ class GrownModule(nn.Module):
         slots: SlotChoice,
         example: Any,
         catalogue: BlueprintCatalogue | None = None,
+        *,
+        layout: Layouts | None = None,
+        causal: bool | None = None,
     ) -> "GrownModule":
-        """Find the chosen slots by running `host` once on `example`; raises ConfigError."""
+        """Find the chosen slots by running `host` once on `example`; raises ConfigError.
+
+        `layout` says of modules by name how their outputs are laid out, where that is not clear
+        ({"encoder": "BTC"}); `causal` whether seeds must not look ahead along positions (None: as
+        the host says itself, by an attribute `causal` or calls with `is_causal`; else not).
+        """
         _check_not_growing(host)
-        found = probe(host, example)
+        found = probe(host, example, layout)
         return GrownModule(
             host,
-            choose_slots(host, slots, found.slots),
+            choose_slots(
+                host, slots, found.slots, causal=found.causal if causal is None else causal
+            ),
             found.output,
             catalogue or default_catalogue(),
             found.macs,

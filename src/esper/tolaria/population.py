@@ -14,6 +14,7 @@ from esper.growth import (
     BlueprintCatalogue,
     GrownModule,
     HostSnapshot,
+    Layouts,
     SlotChoice,
     add_slot_groups,
     call_model,
@@ -34,7 +35,10 @@ from esper.tolaria.objectives import Objective
 
 @dataclass(frozen=True)
 class HostRecipe:
-    """How to make one host and train it. `build` runs with torch's generators at the host's key."""
+    """How to make one host and train it. `build` runs with torch's generators at the host's key.
+
+    `layout` and `causal` are those of `GrownModule.wrap`.
+    """
 
     build: Callable[[], nn.Module]
     slots: SlotChoice
@@ -44,6 +48,8 @@ class HostRecipe:
     optimizer: Callable[[Iterable[nn.Parameter]], Optimizer]
     catalogue: BlueprintCatalogue
     max_grad_norm: float | None = None
+    layout: Layouts | None = None
+    causal: bool | None = None
 
     def __post_init__(self) -> None:
         if self.max_grad_norm is not None and self.max_grad_norm <= 0:
@@ -133,7 +139,14 @@ def new_host(recipe: HostRecipe, key: int, device: torch.device) -> nn.Module:
 def new_network(recipe: HostRecipe, key: int, device: torch.device) -> GrownModule:
     """The same with its slots; raises ConfigError for slots that it cannot have."""
     host, example = new_host(recipe, key, device), on_device(recipe.data.example(), device)
-    return GrownModule.wrap(host, recipe.slots, example, recipe.catalogue)
+    return GrownModule.wrap(
+        host,
+        recipe.slots,
+        example,
+        recipe.catalogue,
+        layout=recipe.layout,
+        causal=recipe.causal,
+    )
 
 
 def on_device(value: Any, device: torch.device) -> Any:
