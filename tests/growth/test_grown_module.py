@@ -264,8 +264,9 @@ def test_the_host_may_change_its_features_in_place() -> None:
 
     x = torch.randn(4, 6)
     network = GrownModule.wrap(InPlace(), ["first"], x)
-    for stage, alpha in ((SeedStage.TRAINING, 0.0), (SeedStage.BLENDING, 0.5)):
-        plant(network, 0, "mlp_small", stage, alpha)
+    stages = ((SeedStage.TRAINING, 0.0), (SeedStage.BLENDING, 0.5))
+    for blueprint, (stage, alpha) in itertools.product(("mlp_small", "branch"), stages):
+        plant(network, 0, blueprint, stage, alpha)
         loss_of(network(x)).backward()
         network.remove(0)
 

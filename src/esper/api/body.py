@@ -20,6 +20,7 @@ from esper.growth import (
     BlueprintCatalogue,
     GrownModule,
     HostSnapshot,
+    Layouts,
     LifecycleRules,
     SlotChoice,
     add_slot_groups,
@@ -238,6 +239,8 @@ def attach(
     example: Any,
     evaluate: Callable[[], float],
     steps: int,
+    layout: Layouts | None = None,
+    causal: bool | None = None,
     controller: str | Controller = "heuristic",
     budget: Budget | None = None,
     key: int = 0,
@@ -251,7 +254,7 @@ def attach(
     called with one seed after another taken out, to see what each contributes. The other
     arguments are those of `grow`. Raises ConfigError for arguments that cannot work.
     """
-    network = GrownModule.wrap(model, slots, example, blueprints)
+    network = GrownModule.wrap(model, slots, example, blueprints, layout=layout, causal=causal)
     chosen = find_controller(controller, len(network.sites), network.catalogue)
     host = AttachedHost(network, evaluate, example, key)
     history = History()

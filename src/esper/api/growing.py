@@ -15,6 +15,7 @@ from esper.api.controllers import find_controller
 from esper.growth import (
     BlueprintCatalogue,
     GrownModule,
+    Layouts,
     SlotChoice,
     call_model,
     default_catalogue,
@@ -73,6 +74,8 @@ def grow(
     *,
     slots: SlotChoice,
     example: Any = None,
+    layout: Layouts | None = None,
+    causal: bool | None = None,
     loss: str | Objective = "cross_entropy",
     score: str | Objective = "accuracy",
     controller: str | Controller = "heuristic",
@@ -91,7 +94,10 @@ def grow(
     Loaders yield (input, target); an input that is a dict or a tuple is given to the model as
     keywords or positions. `slots` are module names, a regular expression or a predicate
     `(name, module)`; `list_slots(model, example)` shows what there is, where `example` is one
-    input (by default the first of `train_loader`). `loss` and `score` are names or callables of
+    input (by default the first of `train_loader`). `layout` says of slots by name which dimension
+    is what ({"encoder": "BTC"}), where the table shows "?"; `causal=True` that seeds must not look
+    ahead along positions (None: as the model says, by an attribute `causal` or calls with
+    `is_causal`; else they may). `loss` and `score` are names or callables of
     (output, target) that average over the batch; a score is better when higher, on a 0-100 scale.
     `optimizer` is an optimiser of the model's parameters or a function that makes one (default:
     AdamW, 1e-3). `out` is a folder for the record of the run.
@@ -109,6 +115,8 @@ def grow(
         optimizer=_optimizer_maker(optimizer),
         catalogue=blueprints or default_catalogue(),
         max_grad_norm=max_grad_norm,
+        layout=layout,
+        causal=causal,
     )
     rules = TrialRules(steps, incubation, budget=budget, max_seeds=max_seeds)
     _check_objectives(model, recipe, next(iter(val_loader)))

@@ -42,6 +42,7 @@ from esper.growth.optimizer import (
 )
 from esper.growth.seed_slot import valve_params
 from esper.growth.sites import (
+    Layouts,
     SlotChoice,
     SlotInfo,
     SlotListing,
@@ -64,6 +65,7 @@ __all__ = [
     "ChannelAttention",
     "GrownModule",
     "HostSnapshot",
+    "Layouts",
     "LifecycleRules",
     "MLPHost",
     "OutputSpec",

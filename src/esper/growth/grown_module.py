@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from esper.growth.blueprints import BlueprintCatalogue, OutputSpec, default_catalogue
+from esper.growth.hooks import hooks_of_esper
 from esper.growth.lifecycle import GATED
-from esper.growth.seed_slot import BlendValve, SeedSlot
-from esper.growth.sites import SlotChoice, choose_slots, evaluating, probe
+from esper.growth.seed_slot import SeedSlot, make_valve
+from esper.growth.sites import Layouts, SlotChoice, choose_slots, evaluating, probe
 from esper.leyline import (
     ConfigError,
     InjectionSpec,
@@ -42,6 +43,15 @@ def keyed(key: int) -> Iterator[None]:
         yield
     finally:
         torch.set_rng_state(before)
+
+
+def _check_not_growing(host: nn.Module) -> None:
+    for name, module in host.named_modules():
+        if isinstance(module, GrownModule) or hooks_of_esper(module):
+            raise ConfigError(
+                f"{type(host).__name__} is growing already (see {name or 'the model itself'}); "
+                "end that first, with finish() of its body, or grow the module that export() gives"
+            )
 
 
 class GrownModule(nn.Module):
@@ -74,12 +84,23 @@ class GrownModule(nn.Module):
         slots: SlotChoice,
         example: Any,
         catalogue: BlueprintCatalogue | None = None,
+        *,
+        layout: Layouts | None = None,
+        causal: bool | None = None,
     ) -> "GrownModule":
-        """Find the chosen slots by running `host` once on `example`; raises ConfigError."""
-        found = probe(host, example)
+        """Find the chosen slots by running `host` once on `example`; raises ConfigError.
+
+        `layout` says of modules by name how their outputs are laid out, where that is not clear
+        ({"encoder": "BTC"}); `causal` whether seeds must not look ahead along positions (None: as
+        the host says itself, by an attribute `causal` or calls with `is_causal`; else not).
+        """
+        _check_not_growing(host)
+        found = probe(host, example, layout)
         return GrownModule(
             host,
-            choose_slots(host, slots, found.slots),
+            choose_slots(
+                host, slots, found.slots, causal=found.causal if causal is None else causal
+            ),
             found.output,
             catalogue or default_catalogue(),
             found.macs,
@@ -120,7 +141,7 @@ class GrownModule(nn.Module):
         like = next(self.host.parameters(), torch.empty(0))
         with keyed(key):
             seed = spec.build(slot.site, self.output)
-            valve = self._make_valve(slot.site, spec.kind) if blend == GATED else None
+            valve = make_valve(slot.site, spec.kind, self.output) if blend == GATED else None
         slot.plant(seed, valve, blueprint, blend, branch=spec.kind == "branch")
         slot.to(like.device, like.dtype)
         slot.train(self.host.training)
@@ -132,14 +153,10 @@ class GrownModule(nn.Module):
         module = self.host.get_submodule(slot.site.module)
         self._handles[index] = [module.register_forward_hook(slot.on_slot_output)]
         if slot.is_branch:
-            self._handles[index].append(self.host.register_forward_hook(slot.on_host_output))
-
-    def _make_valve(self, site: InjectionSpec, kind: str) -> BlendValve:
-        dims = len(site.shape) + 1
-        if kind == "residual":
-            return BlendValve(site.channels, dims, dims)
-        assert self.output is not None
-        return BlendValve(site.channels, dims, 3 if self.output.per_position else 2)
+            self._handles[index] += [
+                self.host.register_forward_pre_hook(slot.on_host_input),
+                self.host.register_forward_hook(slot.on_host_output),
+            ]
 
     def _check_shape(self, slot: SeedSlot, like: Tensor) -> None:
         assert slot.seed is not None

@@ -32,7 +32,7 @@ from esper.leyline.randomness import draw_key, generator
 from esper.leyline.recorder import History, NullRecorder, Recorder, RoundRecorder
 from esper.leyline.reports import EpisodeOutcome, SeedStateReport
 from esper.leyline.signals import TrainingSignals
-from esper.leyline.slot_config import TOPOLOGIES, InjectionSpec, SlotConfig
+from esper.leyline.slot_config import SEED_LAYOUTS, TOPOLOGIES, InjectionSpec, SlotConfig
 from esper.leyline.slot_id import format_slot_id, parse_slot_id, validate_slot_ids
 from esper.leyline.stages import (
     HOLDS_SEED,
@@ -65,6 +65,7 @@ __all__ = [
     "NUM_OPS",
     "OP",
     "RELEVANT_HEADS",
+    "SEED_LAYOUTS",
     "SLOT",
     "TOPOLOGIES",
     "VALID_TRANSITIONS",

@@ -15,6 +15,7 @@ from esper.growth import (
     BlueprintCatalogue,
     GrownModule,
     HostSnapshot,
+    Layouts,
     SlotChoice,
     add_slot_groups,
     call_model,
@@ -47,6 +48,7 @@ class HostRecipe:
 
     With `precision` bf16 the products of forward and backward passes are computed in bfloat16;
     parameters, optimiser and objectives stay in float32.
+    `layout` and `causal` are those of `GrownModule.wrap`.
     """
 
     build: Callable[[], nn.Module]
@@ -58,6 +60,8 @@ class HostRecipe:
     catalogue: BlueprintCatalogue
     max_grad_norm: float | None = None
     precision: Precision = "fp32"
+    layout: Layouts | None = None
+    causal: bool | None = None
 
     def __post_init__(self) -> None:
         check_precision(self.precision)
@@ -148,7 +152,14 @@ def new_host(recipe: HostRecipe, key: int, device: torch.device) -> nn.Module:
 def new_network(recipe: HostRecipe, key: int, device: torch.device) -> GrownModule:
     """The same with its slots; raises ConfigError for slots that it cannot have."""
     host, example = new_host(recipe, key, device), on_device(recipe.data.example(), device)
-    return GrownModule.wrap(host, recipe.slots, example, recipe.catalogue)
+    return GrownModule.wrap(
+        host,
+        recipe.slots,
+        example,
+        recipe.catalogue,
+        layout=recipe.layout,
+        causal=recipe.causal,
+    )
 
 
 def on_device(value: Any, device: torch.device) -> Any:
