@@ -12,7 +12,7 @@ from torch import nn
 
 from esper.growth import BlueprintSpec, default_catalogue, keyed, scheduled_alpha
 from esper.leyline import BLEND_NAMES, ConfigError, InvalidStateMachineError, SeedStage
-from helpers import BLENDED, HOSTS, Nan, everywhere, fitting, grads, loss_of, plant, wrap
+from helpers import BLENDED, HOSTS, everywhere, fitting, grads, loss_of, nan_after, plant, wrap
 
 TOPOLOGIES = tuple(HOSTS)
 PAIRS = [(t, name) for t in TOPOLOGIES for name in fitting(t)]
@@ -49,7 +49,7 @@ def test_while_training_output_and_host_gradients_are_those_without_seed(
 
 
 def test_a_training_seed_of_nan_cannot_touch_the_host() -> None:
-    catalogue = default_catalogue().with_blueprint(everywhere("nan", Nan))
+    catalogue = default_catalogue().with_blueprint(everywhere("nan", nan_after(0)))
     host, x = HOSTS["cnn"]()
     alone = host(x)
     loss_of(alone).backward()
@@ -310,3 +310,14 @@ def test_keyed_draws_what_a_seeded_generator_does_and_leaves_no_trace() -> None:
         drawn = torch.rand(3)
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.equal(drawn, torch.rand(3, generator=torch.Generator().manual_seed(7)))
+
+
+def test_branches_are_added_in_the_order_of_slots_whenever_they_germinated() -> None:
+    outputs = []
+    for order in ((0, 1, 2), (2, 0, 1), (1, 2, 0)):
+        network, x = wrap("mlp")
+        for slot in order:
+            plant(network, slot, "branch", SeedStage.BLENDING, 0.3, shake=10.0 ** (3 * slot))
+        outputs.append(network(x))
+    assert torch.equal(outputs[0], outputs[1])
+    assert torch.equal(outputs[0], outputs[2])

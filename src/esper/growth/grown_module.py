@@ -16,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 from esper.growth.blueprints import BlueprintCatalogue, OutputSpec, default_catalogue
 from esper.growth.hooks import hooks_of_esper
 from esper.growth.lifecycle import GATED
-from esper.growth.seed_slot import SeedSlot, make_valve
+from esper.growth.seed_slot import BlendValve, SeedSlot, make_valve
 from esper.growth.sites import Layouts, SlotChoice, choose_slots, evaluating, probe
 from esper.leyline import (
     ConfigError,
@@ -77,6 +77,7 @@ class GrownModule(nn.Module):
         self.host_macs = host_macs
         self.slots = nn.ModuleDict({site.slot_id: SeedSlot(site) for site in sites})
         self._handles: dict[int, list[RemovableHandle]] = {}
+        self._branches: list[RemovableHandle] = []
 
     @staticmethod
     def wrap(
@@ -137,29 +138,51 @@ class GrownModule(nn.Module):
         slot = self.slot(index)
         if slot.seed is not None:
             raise InvalidStateMachineError(f"slot {slot.site.slot_id} already holds a seed")
-        spec = self.catalogue[blueprint]
-        like = next(self.host.parameters(), torch.empty(0))
-        with keyed(key):
-            seed = spec.build(slot.site, self.output)
-            valve = make_valve(slot.site, spec.kind, self.output) if blend == GATED else None
-        slot.plant(seed, valve, blueprint, blend, branch=spec.kind == "branch")
-        slot.to(like.device, like.dtype)
+        seed, valve = self.new_seed(index, blueprint, blend, key)
+        branch = self.catalogue[blueprint].kind == "branch"
+        slot.plant(seed, valve, blueprint, blend, branch=branch)
         slot.train(self.host.training)
         try:
-            self._check_shape(slot, like)
+            self._check_shape(slot)
         except ConfigError:
             slot.clear()
             raise
         module = self.host.get_submodule(slot.site.module)
         self._handles[index] = [module.register_forward_hook(slot.on_slot_output)]
         if slot.is_branch:
-            self._handles[index] += [
-                self.host.register_forward_pre_hook(slot.on_host_input),
-                self.host.register_forward_hook(slot.on_host_output),
-            ]
+            self._handles[index].append(self.host.register_forward_pre_hook(slot.on_host_input))
+            self._hook_branches()
 
-    def _check_shape(self, slot: SeedSlot, like: Tensor) -> None:
+    def new_seed(
+        self, index: int, blueprint: int, blend: int, key: int
+    ) -> tuple[nn.Module, BlendValve | None]:
+        """A seed for a slot, initialised from `key`, and the valve of a gated blend, like the host
+        in device and type; nothing is planted. Raises ConfigError if the blueprint does not fit."""
+        site, spec, like = self.sites[index], self.catalogue[blueprint], self._like()
+        with keyed(key):
+            seed = spec.build(site, self.output)
+            valve = make_valve(site, spec.kind, self.output) if blend == GATED else None
+        if valve is not None:
+            valve.to(like.device, like.dtype)
+        return seed.to(like.device, like.dtype), valve
+
+    def _like(self) -> Tensor:
+        return next(self.host.parameters(), torch.empty(0))
+
+    def _hook_branches(self) -> None:
+        """Branches are added in the order of slots, whenever they germinated: a sum of floats
+        depends on it."""
+        for handle in self._branches:
+            handle.remove()
+        self._branches = [
+            self.host.register_forward_hook(slot.on_host_output)
+            for _, slot in self.each_slot()
+            if slot.is_branch
+        ]
+
+    def _check_shape(self, slot: SeedSlot) -> None:
         assert slot.seed is not None
+        like = self._like()
         features = torch.zeros(2, *slot.site.shape, device=like.device, dtype=like.dtype)
         expected = features.shape
         if slot.is_branch:
@@ -180,6 +203,7 @@ class GrownModule(nn.Module):
         for handle in self._handles.pop(index, []):
             handle.remove()
         self.slot(index).clear()
+        self._hook_branches()
 
     def set_blend(self, index: int, stage: SeedStage, alpha: float) -> None:
         """Tell the seed its stage and how far it is blended in."""

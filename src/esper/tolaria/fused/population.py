@@ -74,23 +74,24 @@ class FusedPopulation:
     # --- growing -------------------------------------------------------------------------------
 
     def germinate(self, env: int, slot: int, blueprint: int, blend: int, key: int) -> None:
-        """Raises as `GrownModule.germinate` does: the template plants the seed and gives it up."""
+        """Raises as `GrownModule.germinate` does."""
+        template = self.template
         if self.seeds[env][slot] is not None:
-            slot_id = self.template.sites[slot].slot_id
+            slot_id = template.sites[slot].slot_id
             raise InvalidStateMachineError(f"slot {slot_id} already holds a seed")
-        self.template.germinate(slot, blueprint, blend, key)
-        planted = self.template.slot(slot)
-        seed, valve, branch = planted.seed, planted.valve, planted.is_branch
-        self.template.remove(slot)
-        assert seed is not None
-        kind = self.kinds.setdefault((slot, blueprint), Kind(seed))
-        valve_kind = None
+        seed, valve = template.new_seed(slot, blueprint, blend, key)
+        if (slot, blueprint) not in self.kinds:
+            # The template plants one of each kind, and so finds those that do not work.
+            template.germinate(slot, blueprint, blend, key)
+            template.remove(slot)
+            self.kinds[slot, blueprint] = Kind(seed)
+        kind, valve_kind = self.kinds[slot, blueprint], None
         if valve is not None:
             valve_kind = self.valve_kinds.setdefault(slot, Kind(valve))
         self.seeds[env][slot] = Seed(
             kind,
             valve_kind,
-            branch,
+            template.catalogue[blueprint].kind == "branch",
             blueprint,
             blend,
             kind.newborn(seed),
