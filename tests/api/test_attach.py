@@ -159,5 +159,5 @@ def test_an_optimiser_of_another_model_is_refused() -> None:
 def test_bad_arguments_are_refused() -> None:
     with pytest.raises(ConfigError, match="no module 'x'"):
         Loop(slots=["x"])
-    with pytest.raises(ConfigError, match="at least 1 step"):
+    with pytest.raises(ConfigError, match="steps must be a whole number"):
         Loop(steps=0)

@@ -158,7 +158,7 @@ def test_dict_and_tuple_inputs() -> None:
         ({"loss": "hinge"}, "no loss 'hinge'"),
         ({"score": "f1"}, "no score 'f1'"),
         ({"controller": "oracle"}, "no controller 'oracle'"),
-        ({"steps": 0}, "at least 1 step"),
+        ({"steps": 0}, "steps must be a whole number"),
         ({"train_loader": []}, "train_loader is empty"),
         ({"val_loader": []}, "val_loader is empty"),
         ({"example": torch.zeros(2, 3)}, "does not run on the example"),
@@ -167,7 +167,7 @@ def test_dict_and_tuple_inputs() -> None:
         ({"val_loader": [(torch.zeros(3, 7), torch.zeros(3).long())]}, "inputs of val_loader"),
         ({"optimizer": lambda params: torch.optim.Adagrad(params)}, "Adagrad cannot take"),
         ({"incubation": "both"}, "'isolated' or 'joint'"),
-        ({"max_grad_norm": 0.0}, "above 0"),
+        ({"max_grad_norm": 0.0}, "max_grad_norm must be a number above 0"),
     ],
 )
 def test_bad_arguments_get_one_sentence_before_anything_is_trained(

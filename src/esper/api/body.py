@@ -15,7 +15,9 @@ import numpy as np
 from torch import nn
 from torch.optim import Optimizer
 
-from esper.api.controllers import find_controller
+from esper.api.checks import MEASURED, check_optimizer, checked, require
+from esper.api.controllers import check_script, find_controller
+from esper.api.watch import Watch, warn_of_another_task, warn_of_slow_seeds
 from esper.growth import (
     BlueprintCatalogue,
     GrownModule,
@@ -94,7 +96,9 @@ class AttachedHost:
                 # The alpha that valves apply shows only in a pass over the whole network.
                 if not complete[k] or has_valve or self.reported is None:
                     with self.network.coalition(coalition.tolist()):
-                        score[k] = self.user_evaluate()
+                        given = self.user_evaluate()
+                        require("what evaluate() gives", given, MEASURED)
+                        score[k] = float(given)
         if self.reported is not None:
             loss[complete], score[complete] = self.reported
             self.reported = None
@@ -139,6 +143,7 @@ class Body:
     def history(self) -> list[dict[str, Any]]:
         return self.recorder.rows
 
+    @checked()
     def manage(self, optimizer: Optimizer, *schedulers: Any) -> None:
         """Let `optimizer` follow the growth: one parameter group per slot, empty at first.
 
@@ -146,14 +151,14 @@ class Body:
         """
         if self.host.optimizer is not None:
             raise ConfigError("an optimiser is managed already; one body has one optimiser")
-        known = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        if not known & {id(p) for p in self.model.host_parameters()}:
-            raise ConfigError("this optimiser trains none of the model's parameters")
+        check_optimizer(optimizer, self.model.host_parameters())
+        warn_of_slow_seeds(optimizer)
         add_slot_groups(optimizer, self.model.slot_config.slot_ids, schedulers)
         self.host.optimizer = optimizer
         optimizer.register_step_pre_hook(self._watch_optimizer)
         self.env.start()
 
+    @checked()
     def step(self, validation_score: float, validation_loss: float | None = None) -> bool:
         """Report an epoch; the controller then decides and the model may change.
 
@@ -232,6 +237,7 @@ class Body:
                 )
 
 
+@checked()
 def attach(
     model: nn.Module,
     *,
@@ -256,6 +262,7 @@ def attach(
     """
     network = GrownModule.wrap(model, slots, example, blueprints, layout=layout, causal=causal)
     chosen = find_controller(controller, len(network.sites), network.catalogue)
+    check_script(chosen, network)
     host = AttachedHost(network, evaluate, example, key)
     history = History()
     env = GrowthCycle(
@@ -267,4 +274,6 @@ def attach(
         recorder=history,
         keep_best=True,
     )
+    history.listeners = [Watch(history, env, chosen)]
+    warn_of_another_task(chosen, type(model).__name__)
     return Body(host, env, chosen, history)

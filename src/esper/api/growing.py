@@ -11,7 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
-from esper.api.controllers import find_controller
+from esper.api.checks import check_optimizer, checked
+from esper.api.controllers import check_script, find_controller
+from esper.api.watch import Watch, warn_of_another_task, warn_of_slow_seeds
 from esper.growth import (
     BlueprintCatalogue,
     GrownModule,
@@ -35,6 +37,7 @@ from esper.tolaria import (
     LoaderSource,
     Objective,
     TrialRules,
+    check_fit,
     find_objective,
     make_env,
     play,
@@ -67,6 +70,7 @@ class Grown:
         return export(self.model, self.example)
 
 
+@checked()
 def grow(
     model: nn.Module,
     train_loader: Iterable[Any],
@@ -124,8 +128,11 @@ def grow(
     env = make_env(recipe, [key], rules, history, _device(model))
     network = env.population.template
     chosen = find_controller(controller, len(network.sites), recipe.catalogue)
+    check_script(chosen, network)
+    warn_of_another_task(chosen, type(model).__name__)
     # The folder comes last: a run that cannot begin leaves nothing behind.
-    history.listeners = listeners = _listeners(out, model, chosen, steps, key)
+    listeners = _listeners(out, model, chosen, steps, key)
+    history.listeners = [*listeners, Watch(history, env, chosen, data)]
     try:
         interrupted = not play(env, chosen)
         (outcome,) = settle(
@@ -146,9 +153,15 @@ def _optimizer_maker(
 ) -> Callable[[Iterable[nn.Parameter]], Optimizer]:
     if optimizer is None:
         return lambda params: AdamW(params, lr=DEFAULT_LEARNING_RATE)
-    if isinstance(optimizer, Optimizer):
-        return lambda params: optimizer
-    return optimizer
+
+    def make(params: Iterable[nn.Parameter]) -> Optimizer:
+        params = list(params)
+        made = optimizer if isinstance(optimizer, Optimizer) else optimizer(params)
+        check_optimizer(made, params)
+        warn_of_slow_seeds(made)
+        return made
+
+    return make
 
 
 def _device(model: nn.Module) -> torch.device:
@@ -180,6 +193,7 @@ def _check_objectives(model: nn.Module, recipe: HostRecipe, batch: Any) -> None:
             raise ConfigError(
                 f"{type(model).__name__} does not run on the inputs of val_loader: {error}"
             ) from error
+        check_fit(recipe.loss, recipe.score, output, target)
         for name, objective in (("loss", recipe.loss), ("score", recipe.score)):
             try:
                 value = objective(output, target)

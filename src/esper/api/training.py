@@ -8,6 +8,7 @@ from typing import Literal
 
 import torch
 
+from esper.api.checks import TASK, checked
 from esper.leyline import ConfigError
 from esper.observatory import CONFIG, PROFILE, RunDirectory
 from esper.simic.telemetry import TrainingProfiler
@@ -46,6 +47,7 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+@checked(task=TASK)
 @one_thread()
 def train_ppo(
     config: TrainingConfig,
@@ -89,6 +91,7 @@ def _require_run(folder: Path) -> None:
         raise ConfigError(f"{folder} is not the folder of a training run: it has no {CONFIG}")
 
 
+@checked(task=TASK)
 @one_thread()
 def resume_ppo(
     run: str | Path,

@@ -5,6 +5,7 @@ the seed does, so an ungrown network costs nothing and gives the host's output b
 the host itself or the GrownModule around it is the same.
 """
 
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -20,6 +21,7 @@ from esper.growth.seed_slot import BlendValve, SeedSlot, make_valve
 from esper.growth.sites import Layouts, SlotChoice, choose_slots, evaluating, probe
 from esper.leyline import (
     ConfigError,
+    EsperWarning,
     InjectionSpec,
     InvalidStateMachineError,
     SeedStage,
@@ -52,6 +54,17 @@ def _check_not_growing(host: nn.Module) -> None:
                 f"{type(host).__name__} is growing already (see {name or 'the model itself'}); "
                 "end that first, with finish() of its body, or grow the module that export() gives"
             )
+
+
+def _warn_of_partial_state(host: nn.Module, prefix: str, keep_vars: bool) -> None:
+    """The seeds are beside the host, so that its own state is what it would be without them."""
+    if not prefix.endswith("host."):
+        warnings.warn(
+            "state_dict() of the model holds none of the seeds that have grown in it; save that of "
+            "the GrownModule (body.model, or the model that grow gives back), or export() it",
+            EsperWarning,
+            stacklevel=3,
+        )
 
 
 class GrownModule(nn.Module):
@@ -152,6 +165,7 @@ class GrownModule(nn.Module):
         if slot.is_branch:
             self._handles[index].append(self.host.register_forward_pre_hook(slot.on_host_input))
             self._hook_branches()
+        self._handles[index].append(self.host.register_state_dict_pre_hook(_warn_of_partial_state))
 
     def new_seed(
         self, index: int, blueprint: int, blend: int, key: int

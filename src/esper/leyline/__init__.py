@@ -22,10 +22,12 @@ from esper.leyline.errors import (
     ConfigError,
     DataMissingError,
     EsperError,
+    EsperWarning,
     ExportError,
     ForgottenCallError,
     InvalidStateMachineError,
     SlotIdError,
+    shortened,
 )
 from esper.leyline.gates import GATE_FOR_TARGET, GateLevel, GateResult
 from esper.leyline.randomness import draw_key, generator
@@ -74,6 +76,7 @@ __all__ = [
     "DataMissingError",
     "EpisodeOutcome",
     "EsperError",
+    "EsperWarning",
     "ExportError",
     "ForgottenCallError",
     "GateLevel",
@@ -99,5 +102,6 @@ __all__ = [
     "is_terminal_stage",
     "is_valid_transition",
     "parse_slot_id",
+    "shortened",
     "validate_slot_ids",
 ]

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
-from esper.leyline import ConfigError, EpisodeOutcome
+from esper.leyline import ConfigError, EpisodeOutcome, shortened
 from esper.leyline.events import Event
 
 CONFIG = "config.toml"  # the settings of the run
@@ -57,12 +57,19 @@ class RunDirectory:
 
     @staticmethod
     def create(
-        path: Path, config: Mapping[str, Any], *, overwrite: bool = False, script: bool = False
+        path: Path,
+        config: Mapping[str, Any],
+        *,
+        overwrite: bool = False,
+        since: float | None = None,
+        script: bool = False,
     ) -> "RunDirectory":
         """Raises ConfigError if the folder already holds a run, or cannot be written.
 
-        With `overwrite` a run that is there makes room; what no run has left does not.
+        With `overwrite` a run that is there makes room; what no run has left does not, nor does a
+        run that has begun `since` (in seconds of `time.time`): whoever asks has not seen it.
         """
+        _check_name(path)
         taken = [name for name in OWN if (path / name).exists()]
         if taken and not (path / LOCK).exists():
             raise ConfigError(f"{path} holds a {taken[0]} that is of no run; choose another folder")
@@ -78,6 +85,7 @@ class RunDirectory:
             raise ConfigError(f"cannot write to {path}: {error.strerror}") from error
         record = RunDirectory(path, script=script)
         try:
+            _refuse_newer(path, since)
             record.begin(config)
         except ConfigError:
             record.close()
@@ -168,6 +176,25 @@ class RunDirectory:
                 line = line[self._open(name).write(line) :]
         except OSError as error:
             raise _unwritten(self.path, name, error) from error
+
+
+def _check_name(path: Path) -> None:
+    """Found here, it costs nothing; found at the end of a run, it costs the run."""
+    try:
+        path.exists()
+        str(path).encode()
+    except OSError as error:
+        raise ConfigError(f"{shortened(str(path))}: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(f"{str(path)!r} cannot be the name of a folder: {error}") from error
+
+
+def _refuse_newer(run: Path, since: float | None) -> None:
+    config = run / CONFIG
+    if since is not None and config.is_file() and config.stat().st_mtime > since:
+        raise ConfigError(
+            f"another run has begun in {run} since this command did; choose another folder"
+        )
 
 
 def _lock(path: Path) -> IO[bytes]:

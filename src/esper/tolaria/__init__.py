@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from esper.tolaria.garden import TRAINING_COST, Budget, Garden, Validation
     from esper.tolaria.governor import Governor
     from esper.tolaria.gradients import GradientMeter
-    from esper.tolaria.objectives import LOSSES, SCORES, Objective, find_objective
+    from esper.tolaria.objectives import LOSSES, SCORES, Objective, check_fit, find_objective
     from esper.tolaria.population import (
         Evaluation,
         HostRecipe,
@@ -84,6 +84,7 @@ _HOMES = {
     "all_tasks": "tasks",
     "attribute": "attribution",
     "attribute_seeds": "attribution",
+    "check_fit": "objectives",
     "check_population": "choice",
     "check_precision": "population",
     "choose_population": "choice",

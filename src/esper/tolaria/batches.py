@@ -1,17 +1,20 @@
 """Where batches come from: tensors in memory, or loaders of the user's own."""
 
-from collections.abc import Callable, Iterable, Iterator
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sized
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from esper.growth import batch_size
-from esper.leyline import ConfigError
+from esper.leyline import ConfigError, EsperWarning
 
 Batch = tuple[Any, Tensor]
 # A default: how validation is cut into batches changes its speed and memory, not what it finds.
 VAL_BATCH = 512
+# Batches after which a loader that does not say how long it is may well be endless.
+LONG_EPOCH = 10_000
 
 
 class DataSource(Protocol):
@@ -72,13 +75,21 @@ class TensorSource:
 
 
 class LoaderSource:
-    """Loaders that yield (input, target); they shuffle themselves."""
+    """Loaders that yield (input, target); they shuffle themselves.
+
+    Raises ConfigError for what cannot be read once per epoch; warns of an epoch that does not end.
+    """
 
     def __init__(
         self, train_loader: Iterable[Any], val_loader: Iterable[Any], example: Any = None
     ) -> None:
         self.train_loader, self.val_loader = train_loader, val_loader
         for name, loader in (("train_loader", train_loader), ("val_loader", val_loader)):
+            if iter(loader) is loader:
+                raise ConfigError(
+                    f"{name} is a generator, which is used up after one pass; give something that "
+                    "can be read again every epoch, such as a list or a DataLoader"
+                )
             first = next(iter(loader), None)
             if first is None:
                 raise ConfigError(f"{name} is empty; it must yield at least one batch")
@@ -93,6 +104,11 @@ class LoaderSource:
             raise ConfigError(
                 f"{name} must yield pairs (input, target), got {type(batch).__name__}"
             )
+        if not isinstance(batch[1], Tensor) or batch[1].dim() == 0:
+            raise ConfigError(
+                f"{name} must yield batches, with a tensor of targets each, got "
+                f"{type(batch[1]).__name__}; put a data set into a DataLoader"
+            )
         if len(batch[1]) != batch_size(batch[0]):
             raise ConfigError(
                 f"{name} yields {batch_size(batch[0])} inputs with {len(batch[1])} targets; "
@@ -100,10 +116,24 @@ class LoaderSource:
             )
 
     def train_batches(self, key: int) -> Iterator[Batch]:
-        return ((batch[0], batch[1]) for batch in self.train_loader)
+        return self._pairs("train_loader", self.train_loader)
 
     def val_batches(self) -> Iterator[Batch]:
-        return ((batch[0], batch[1]) for batch in self.val_loader)
+        return self._pairs("val_loader", self.val_loader)
+
+    @staticmethod
+    def _pairs(name: str, loader: Iterable[Any]) -> Iterator[Batch]:
+        # Nobody can know whether an iterable without a length ends.
+        watched = not isinstance(loader, Sized)
+        for number, batch in enumerate(loader):
+            if watched and number == LONG_EPOCH:
+                warnings.warn(
+                    f"{name} has no length and has given {number} batches; if it never ends, "
+                    "neither does the epoch: give batches_per_epoch=..., or a loader that ends",
+                    EsperWarning,
+                    stacklevel=2,
+                )
+            yield batch[0], batch[1]
 
     def example(self) -> Any:
         return self._example

@@ -23,7 +23,7 @@ from esper.tolaria.environment import GrowthCycle, GrowthEnv
 from esper.tolaria.fused import FusedPopulation
 from esper.tolaria.garden import Budget, Validation
 from esper.tolaria.narrator import absent
-from esper.tolaria.objectives import random_guess_loss
+from esper.tolaria.objectives import answers_per_sample, random_guess_loss
 from esper.tolaria.population import HostRecipe, LoopedPopulation, Population
 from esper.tolaria.transition import Transition
 
@@ -87,7 +87,7 @@ def make_env(
     the rules ask for `fused` hosts and these cannot be."""
     kind = FusedPopulation if rules.population == "fused" else LoopedPopulation
     population: Population = kind(recipe, keys, device)
-    output = population.template.output
+    output, (_, target) = population.template.output, next(recipe.data.val_batches())
     return GrowthEnv(
         population,
         rules.lifecycle,
@@ -98,6 +98,7 @@ def make_env(
         recorder=recorder,
         keep_best=rules.keep_best,
         counterfactuals=rules.counterfactuals,
+        answers_per_sample=answers_per_sample(recipe.score, target),
     )
 
 
@@ -130,13 +131,16 @@ def train(
     task: str,
     recorder: Recorder | None = None,
     attribute: bool = True,
+    ready: Callable[[GrowthEnv], None] = lambda env: None,
 ) -> list[Trained]:
     """One trained network for each key; with `attribute`, what its seeds are worth is found out.
 
-    Ctrl-C ends it early; `outcome.ended` says so.
+    `ready` is shown the environments before they are played. Ctrl-C ends it early; `outcome.ended`
+    says so.
     """
     began = time.process_time()
     env = make_env(recipe, keys, rules, recorder)
+    ready(env)
     interrupted = not play(env, controller, topology=rules.topology)
     outcomes = settle(
         env,

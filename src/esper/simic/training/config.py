@@ -44,6 +44,16 @@ class NetworkSizes:
         _refuse_unknown(self.op_bias, {op.name for op in LifecycleOp}, "network.op_bias.")
 
 
+# Settings that are whole numbers, with the least and the most that can be meant.
+RANGES = (
+    ("rounds", 1, 10**9),
+    ("envs", 1, 10**5),
+    ("steps", 1, 10**9),
+    ("max_seeds", 1, 10**9),
+    ("key", 0, 2**63 - 1),
+)
+
+
 @dataclass(frozen=True)
 class TrainingConfig:
     """One training run. The discount is `ppo.gamma`, for returns and for reward shaping alike."""
@@ -80,12 +90,12 @@ class TrainingConfig:
     reward: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in ("rounds", "envs", "steps", "max_seeds"):
+        for name, least, most in RANGES:
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} must be at least 1, got {value}")
-        if self.key < 0:
-            raise ConfigError(f"key must be at least 0, got {self.key}")
+            if value is not None and value < least:
+                raise ConfigError(f"{name} must be at least {least}, got {value}")
+            if value is not None and value > most:
+                raise ConfigError(f"{name} must be at most {most}, got {value}")
         if self.incubation not in ("isolated", "joint"):
             raise ConfigError(f"incubation must be isolated or joint, got {self.incubation!r}")
         check_population(self.population)
