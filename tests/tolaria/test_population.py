@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -110,8 +112,6 @@ def test_snapshots_bring_one_host_back_and_leave_the_others() -> None:
 
 def test_clipping_keeps_host_and_seeds_apart() -> None:
     task, data = small_digits()
-    from dataclasses import replace
-
     recipe = replace(task.recipe(data, default_catalogue()), max_grad_norm=1e-3)
     pop = LoopedPopulation(recipe, [0])
     pop.train_epoch(np.ones(1, dtype=bool), 0)
@@ -120,6 +120,19 @@ def test_clipping_keeps_host_and_seeds_apart() -> None:
     assert float(norm) <= 1.001e-3
     with pytest.raises(ConfigError, match="max_grad_norm must be above 0"):
         replace(recipe, max_grad_norm=0.0)
+
+
+def test_gradients_are_read_before_they_are_clipped() -> None:
+    task, data = small_digits()
+    ratios = []
+    for max_norm in (None, 1e-3):
+        recipe = replace(task.recipe(data, default_catalogue()), max_grad_norm=max_norm)
+        recipe = replace(recipe, optimizer=lambda params: torch.optim.SGD(params, lr=0.0))
+        pop = LoopedPopulation(recipe, [0])
+        pop.germinate(0, 1, recipe.catalogue.index("conv_light"), 0, key=1)
+        pop.set_blend(0, 1, SeedStage.BLENDING, 0.5)
+        ratios.append(pop.train_epoch(np.ones(1, dtype=bool), 0).seeds["gradient_ratio"][0, 1])
+    assert ratios[0] == ratios[1] > 0.0
 
 
 def test_multiply_adds_of_a_run_are_counted() -> None:

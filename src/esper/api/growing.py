@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from esper.api.controllers import find_controller
+from esper.api.epochs import decisions
 from esper.growth import (
     BlueprintCatalogue,
     GrownModule,
@@ -110,7 +111,7 @@ def grow(
         catalogue=blueprints or default_catalogue(),
         max_grad_norm=max_grad_norm,
     )
-    rules = TrialRules(steps, incubation, budget=budget, max_seeds=max_seeds)
+    rules = TrialRules(decisions(steps), incubation, budget=budget, max_seeds=max_seeds)
     _check_objectives(model, recipe, next(iter(val_loader)))
     history = History()
     env = make_env(recipe, [key], rules, history, _device(model))

@@ -217,10 +217,10 @@ class LoopedPopulation:
                 output = call_model(network.host, inputs)
                 loss = recipe.loss(output, target)
                 loss.backward()
+                meter.observe()
                 if recipe.max_grad_norm is not None:
                     for params in groups:
                         nn.utils.clip_grad_norm_(params, recipe.max_grad_norm)
-                meter.observe()
                 optimizer.step()
                 with torch.no_grad():
                     readings += [loss.detach(), recipe.score(output, target)]

@@ -163,9 +163,9 @@ class FusedPopulation:
             output = net.forward(inputs[rows])
             losses = self.losses(output, target)
             gradient = arena.gradient(losses.sum())
+            meter.observe(gradient)
             if self.recipe.max_grad_norm is not None:
                 gradient = meter.clip(gradient, self.recipe.max_grad_norm)
-            meter.observe(gradient)
             arena.step(gradient, self.adam)
             with torch.no_grad():
                 readings.append(torch.stack([losses.detach(), self.scores(output, target)]))
