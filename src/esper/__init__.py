@@ -5,7 +5,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from esper.api import Body, Grown, attach, grow, load_policy
+    from esper.api import Body, Callback, Grown, attach, grow, load, load_policy
     from esper.growth import (
         BlueprintCatalogue,
         BlueprintSpec,
@@ -25,6 +25,7 @@ _HOMES = {
     "BlueprintSpec": "esper.growth",
     "Body": "esper.api",
     "Budget": "esper.tolaria.garden",
+    "Callback": "esper.api",
     "EsperError": "esper.leyline",
     "Grown": "esper.api",
     "GrownModule": "esper.growth",
@@ -33,6 +34,7 @@ _HOMES = {
     "export": "esper.growth",
     "grow": "esper.api",
     "list_slots": "esper.growth",
+    "load": "esper.api",
     "load_policy": "esper.api",
 }
 
@@ -41,6 +43,7 @@ __all__ = [
     "BlueprintSpec",
     "Body",
     "Budget",
+    "Callback",
     "EsperError",
     "Grown",
     "GrownModule",
@@ -50,6 +53,7 @@ __all__ = [
     "export",
     "grow",
     "list_slots",
+    "load",
     "load_policy",
 ]
 

@@ -89,7 +89,7 @@ def test_a_seed_that_breaks_the_network_is_undone_bit_for_bit(blueprint: str, tr
             state = env.population.optimizers[0].state_dict()["state"]  # type: ignore[attr-defined]
             host_params = len(list(env.population.networks[0].host.parameters()))  # type: ignore[attr-defined]
             for key in range(host_params):
-                for name, value in healthy.host.optimizer_state[key].items():
+                for name, value in healthy.host.optimizer_states[0][key].items():
                     assert torch.equal(state[key][name], value), "optimiser state"
             assert np.isfinite(situation.signals.val_loss[0]), (
                 "what comes back is the restored host"

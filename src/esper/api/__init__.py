@@ -2,13 +2,16 @@
 policy, record and learn from episodes."""
 
 from esper.api.body import Body, attach
+from esper.api.callbacks import Callback
 from esper.api.controllers import find_controller, load_policy
-from esper.api.growing import Grown, grow
+from esper.api.growing import grow
+from esper.api.grown import Grown, load
 from esper.api.lessons import imitate, learn_offline, record
 from esper.api.training import config_of, one_thread, resume_ppo, train_ppo
 
 __all__ = [
     "Body",
+    "Callback",
     "Grown",
     "attach",
     "config_of",
@@ -16,6 +19,7 @@ __all__ = [
     "grow",
     "imitate",
     "learn_offline",
+    "load",
     "load_policy",
     "one_thread",
     "record",

@@ -48,10 +48,13 @@ def add_slot_groups(
             "or give it too: manage(optimizer, scheduler)"
         )
     before = len(optimizer.param_groups)
-    settings = {k: v for k, v in optimizer.param_groups[0].items() if k != "params"}
     slot_ids = list(slot_ids)
-    for slot_id in slot_ids:
-        optimizer.add_param_group({**settings, "params": [], SLOT_KEY: slot_id})
+    for part in with_inner(optimizer):
+        settings = group_settings(part)[0]
+        if SLOT_KEY in group_settings(part)[-1]:
+            continue  # it shares its groups with the one around it
+        for slot_id in slot_ids:
+            part.add_param_group({**settings, "params": [], SLOT_KEY: slot_id})
     for scheduler in schedulers:
         _extend(scheduler, before, len(slot_ids))
 
@@ -77,15 +80,30 @@ def without_empty_groups(optimizer: Optimizer) -> Iterator[None]:
         optimizer.param_groups = groups
 
 
+def with_inner(optimizer: Optimizer) -> list[Optimizer]:
+    """The optimiser and those that it steps for its own ends, such as the one inside SAM."""
+    found = [optimizer]
+    for each in found:
+        inner = (value for value in vars(each).values() if isinstance(value, Optimizer))
+        found += [value for value in inner if not any(value is known for known in found)]
+    return found
+
+
 def slot_group(optimizer: Optimizer, slot_id: str) -> dict[str, Any]:
     return next(group for group in optimizer.param_groups if group.get(SLOT_KEY) == slot_id)
 
 
 def sync_slot_group(optimizer: Optimizer, slot_id: str, params: list[nn.Parameter]) -> None:
     """Make the slot's group hold exactly `params`; those that leave take their state along."""
-    group = slot_group(optimizer, slot_id)
     staying = {id(param) for param in params}
-    for param in group["params"]:
-        if id(param) not in staying:
-            optimizer.state.pop(param, None)
-    group["params"] = params
+    parts = with_inner(optimizer)
+    leaving = [p for p in slot_group(optimizer, slot_id)["params"] if id(p) not in staying]
+    for part in parts:
+        for param in leaving:
+            part.state.pop(param, None)
+        slot_group(part, slot_id)["params"] = params
+
+
+def group_settings(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """What the optimiser's groups are set to, such as their learning rates."""
+    return [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]

@@ -6,7 +6,7 @@ Nothing is traced and nothing is rewritten: forward hooks watch one pass over an
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 import torch
@@ -61,8 +61,18 @@ class Probe:
     macs: int
 
 
+@dataclass(frozen=True)
+class CallInput:
+    """An input together with the user's own way of giving it to a model."""
+
+    forward: Callable[[nn.Module, Any], Any]
+    value: Any
+
+
 def call_model(model: nn.Module, inputs: Any) -> Any:
     """The convention for a loader's input: a dict is keywords, a tuple or list is positions."""
+    if isinstance(inputs, CallInput):
+        return inputs.forward(model, inputs.value)
     if isinstance(inputs, dict):
         return model(**inputs)
     if isinstance(inputs, (tuple, list)):
@@ -226,7 +236,7 @@ def _matching(model: nn.Module, entry: str, found: SlotListing) -> list[str]:
     return sorted(usable)
 
 
-# --- tensors inside dicts, lists and tuples: what models take and return ---------------------
+# --- tensors inside dicts, lists, tuples and dataclasses: what models take and return --------
 
 
 def map_tensors(function: Callable[[Tensor], Any], value: Any) -> Any:
@@ -239,6 +249,9 @@ def map_tensors(function: Callable[[Tensor], Any], value: Any) -> Any:
         entries = [map_tensors(function, entry) for entry in value]
         # A named tuple takes its fields one by one.
         return type(value)(*entries) if hasattr(value, "_fields") else type(value)(entries)
+    if is_dataclass(value) and not isinstance(value, type):
+        own = {f.name: map_tensors(function, getattr(value, f.name)) for f in fields(value)}
+        return replace(value, **own)
     return value
 
 
@@ -252,3 +265,6 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
     elif isinstance(value, (list, tuple)):
         for entry in value:
             yield from tensors_in(entry)
+    elif is_dataclass(value) and not isinstance(value, type):
+        for each in fields(value):
+            yield from tensors_in(getattr(value, each.name))

@@ -18,7 +18,13 @@ if TYPE_CHECKING:
     from esper.tolaria.garden import TRAINING_COST, Budget, Garden, Validation
     from esper.tolaria.governor import Governor
     from esper.tolaria.gradients import GradientMeter
-    from esper.tolaria.objectives import LOSSES, SCORES, Objective, find_objective
+    from esper.tolaria.objectives import (
+        LOSSES,
+        SCORES,
+        Objective,
+        WholeSetScore,
+        find_objective,
+    )
     from esper.tolaria.population import (
         Evaluation,
         HostRecipe,
@@ -27,6 +33,7 @@ if TYPE_CHECKING:
         Population,
         TrainReadings,
     )
+    from esper.tolaria.resuming import cycle_state, load_cycle_state
     from esper.tolaria.tasks import Task, all_tasks, find_task
     from esper.tolaria.transition import Transition
     from esper.tolaria.trial import (
@@ -73,13 +80,16 @@ _HOMES = {
     "Transition": "transition",
     "TrialRules": "trial",
     "Validation": "garden",
+    "WholeSetScore": "objectives",
     "all_tasks": "tasks",
     "attribute": "attribution",
     "attribute_seeds": "attribution",
     "check_population": "trial",
+    "cycle_state": "resuming",
     "data_root": "data.catalogue",
     "find_objective": "objectives",
     "find_task": "tasks",
+    "load_cycle_state": "resuming",
     "make_env": "trial",
     "play": "trial",
     "settle": "trial",

@@ -218,6 +218,10 @@ class GrowthCycle:
             self.recorder.event(HostStabilized(env, self.step_count, signals.val_loss[env].item()))
         return signals
 
+    def resume(self, signals: TrainingSignals) -> None:
+        """Look at hosts and table as they were brought back, with their last epoch's signals."""
+        self.situation = self.before = self._look(signals)
+
     def _look(self, signals: TrainingSignals) -> Situation:
         garden = self.garden
         return Situation(
