@@ -26,6 +26,7 @@ from esper.growth import (
     LifecycleRules,
     SlotChoice,
     add_slot_groups,
+    group_settings,
 )
 from esper.leyline import (
     IS_ACTIVE,
@@ -34,8 +35,17 @@ from esper.leyline import (
     ForgottenCallError,
     History,
 )
+from esper.leyline.events import event_from_row
 from esper.tamiyo import Controller
-from esper.tolaria import Budget, GradientMeter, GrowthCycle, TrainReadings, settle
+from esper.tolaria import (
+    Budget,
+    GradientMeter,
+    GrowthCycle,
+    TrainReadings,
+    cycle_state,
+    load_cycle_state,
+    settle,
+)
 
 
 class Body:
@@ -166,6 +176,41 @@ class Body:
         """
         self._check_stepped()
         return self.host.export(0)
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that the next epoch depends on, for a checkpoint of the user's own: model and seeds,
+        the optimiser's state and settings, the controller's memory, history. Tensors and plain
+        values, so `torch.load(..., weights_only=True)` reads it. Call it after a `step`."""
+        self._check_stepped()
+        remembers = getattr(self.controller, "state_dict", None)
+        return {
+            "cycle": cycle_state(self.env),
+            "controller": None if remembers is None else remembers(),
+            "groups": group_settings(self.host.managed()),
+            "history": list(self.recorder.rows),
+            "events": [event.row() for event in self.recorder.events],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a `state_dict`: attach and manage as before, then call this.
+
+        Raises ConfigError, and changes nothing, if it is of another model, slots or optimiser.
+        """
+        optimizer = self.host.managed()
+        if len(optimizer.param_groups) != len(state["groups"]):
+            raise ConfigError(
+                f"the state is of an optimiser with {len(state['groups'])} parameter groups, "
+                f"this one has {len(optimizer.param_groups)}"
+            )
+        load_cycle_state(self.env, state["cycle"])
+        for group, settings in zip(optimizer.param_groups, state["groups"], strict=True):
+            group.update(settings)
+        if state["controller"] is not None:
+            self.controller.load_state_dict(state["controller"])  # type: ignore[attr-defined]
+        self.recorder.rows[:] = state["history"]
+        self.recorder.events[:] = map(event_from_row, state["events"])
+        self._watch_gradients()
+        self.optimizer_steps = 0
 
     def _readings(self) -> TrainReadings:
         return TrainReadings(

@@ -209,7 +209,7 @@ def _run(
     stop = StopRule(plan.patience, plan.max_time)
     run = GrowthRun(env, chosen, history, plan.loaders, scheduler, stop, settings)
     with ExitStack() as stack:
-        told: list[Recorder] = [*listeners]
+        told: list[Recorder] = []
         save: Callable[[], None] = lambda: None  # noqa: E731
         if folder is not None:
             record = open_record(folder, run, settings, resume=plan.resume)
@@ -218,7 +218,7 @@ def _run(
             save = lambda: save_run(record, run)  # noqa: E731
         if plan.progress:
             told.append(stack.enter_context(epoch_progress(label, plan.rules.steps + 1)))
-        history.listeners = told
+        history.listeners = [*told, *listeners]
         (outcome,) = settle(
             env,
             np.ones(1, dtype=bool),
