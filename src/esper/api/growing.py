@@ -250,7 +250,9 @@ def _optimizer_maker(optimizer: Optimizer | OptimizerMaker | None) -> OptimizerM
 def _score(score: str | Callable[[Any, Any], Any]) -> Objective:
     """A score by name is a mean over batches; one of the user's own sees everything at once."""
     found = find_objective("score", score, SCORES)
-    return found if found in SCORES.values() else WholeSetScore(score)
+    # By identity: metrics have an idea of equality of their own.
+    known = any(found is each for each in SCORES.values())
+    return found if known else WholeSetScore(found)
 
 
 def _name(objective: Any) -> str:

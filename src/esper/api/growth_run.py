@@ -38,7 +38,7 @@ class StopRule:
     max_time: float | None = None
     reason: str | None = None
     seconds_before: float = 0.0
-    began: float = field(default_factory=time.monotonic)
+    began: float = field(default_factory=lambda: time.monotonic())
 
     def __post_init__(self) -> None:
         for name, value in (("patience", self.patience), ("max_time", self.max_time)):

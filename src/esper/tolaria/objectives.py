@@ -147,7 +147,7 @@ def joined(parts: tuple[Any, ...]) -> Any:
     """Batches as one: tensors end to end, also those in dicts, tuples and dataclasses."""
     first = parts[0]
     if isinstance(first, Tensor):
-        return torch.cat(parts)
+        return torch.cat(parts) if first.dim() else torch.stack(parts)
     if isinstance(first, Mapping):
         return {key: joined(tuple(part[key] for part in parts)) for key in first}
     if isinstance(first, tuple):
