@@ -15,9 +15,9 @@ from esper.growth import keyed
 class Loop:
     """A training loop as a user writes it, around a model that may grow."""
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, model: MLP | None = None, **settings: Any) -> None:
         with keyed(0):
-            self.model = MLP()
+            self.model = model or MLP()
             self.y = torch.arange(120) % 5
             self.x = torch.randn(120, 20) + self.y[:, None]
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-3)

@@ -15,11 +15,13 @@ from typing import Any, Literal
 import numpy as np
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.hooks import RemovableHandle
 
 from esper.api.attached_host import AttachedHost
 from esper.api.controllers import find_controller
 from esper.api.epochs import decisions
+from esper.api.following import Follower
 from esper.growth import (
     BlueprintCatalogue,
     GrownModule,
@@ -27,6 +29,7 @@ from esper.growth import (
     SlotChoice,
     add_slot_groups,
     group_settings,
+    with_inner,
 )
 from esper.leyline import (
     IS_ACTIVE,
@@ -64,6 +67,7 @@ class Body:
         self.outcome: EpisodeOutcome | None = None
         self.optimizer_steps = 0
         self.meter = GradientMeter(host.network)
+        self.followers: list[Follower] = []
         self._on_optimizer: list[RemovableHandle] = []
         self._on_gradients: list[RemovableHandle] = []
         controller.reset(1)
@@ -88,20 +92,45 @@ class Body:
     def history(self) -> list[dict[str, Any]]:
         return self.recorder.rows
 
-    def manage(self, optimizer: Optimizer, *schedulers: Any) -> None:
+    def manage(
+        self,
+        optimizer: Optimizer,
+        *schedulers: Any,
+        seed_lr: float | None = None,
+        seed_weight_decay: float | None = None,
+    ) -> None:
         """Let `optimizer` follow the growth: one parameter group per slot, empty at first.
 
-        Schedulers that exist already must be given too; those made later need not.
+        Schedulers that exist already must be given too; those made later need not. Seeds are
+        trained with the settings of the first group, but for `seed_lr` (to which schedulers apply
+        as they do to the others) and `seed_weight_decay`.
         """
         if self.host.optimizer is not None:
             raise ConfigError("an optimiser is managed already; one body has one optimiser")
         known = {id(p) for group in optimizer.param_groups for p in group["params"]}
         if not known & {id(p) for p in self.model.host_parameters()}:
             raise ConfigError("this optimiser trains none of the model's parameters")
-        add_slot_groups(optimizer, self.model.slot_config.slot_ids, schedulers)
+        for name, value in (("seed_lr", seed_lr), ("seed_weight_decay", seed_weight_decay)):
+            if value is not None and not value >= 0.0:
+                raise ConfigError(f"{name} must be 0 or more, got {value}")
+        slot_ids = self.model.slot_config.slot_ids
+        add_slot_groups(optimizer, slot_ids, schedulers, lr=seed_lr, weight_decay=seed_weight_decay)
         self.host.optimizer = optimizer
-        self._on_optimizer = [optimizer.register_step_pre_hook(self._watch_optimizer)]
+        # Where one optimiser works through another, as SAM does, the inner one takes the steps.
+        stepping = [each for each in with_inner(optimizer) if len(with_inner(each)) == 1]
+        self._on_optimizer = [e.register_step_pre_hook(self._watch_optimizer) for e in stepping]
         self.env.start()
+
+    def follow(self, averaged: AveragedModel) -> GrownModule:
+        """Let an average of the model's weights (EMA, SWA) grow with it; go on calling
+        `averaged.update_parameters(model)` as before.
+
+        Gives the averaged network with its slots, which `esper.export` takes. Raises ConfigError
+        for an average of another model.
+        """
+        follower = Follower(self.model, averaged)
+        self.followers.append(follower)
+        return follower.network
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -143,6 +172,8 @@ class Body:
         going_on = bool(transition.after.running[0])
         if going_on:
             self.env.begin(self.controller.act(transition.after))
+        for follower in self.followers:
+            follower.start_over() if transition.rolled_back[0] else follower.sync()
         return going_on
 
     def finish(self) -> EpisodeOutcome:
@@ -161,6 +192,8 @@ class Body:
                 )
             finally:
                 self.close()
+            for follower in self.followers:
+                follower.sync()
         return self.outcome
 
     def close(self) -> None:

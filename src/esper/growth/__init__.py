@@ -42,7 +42,7 @@ from esper.growth.optimizer import (
     with_inner,
     without_empty_groups,
 )
-from esper.growth.seed_slot import valve_params
+from esper.growth.seed_slot import SeedSlot, valve_params
 from esper.growth.sites import (
     CallInput,
     SlotChoice,
@@ -80,6 +80,7 @@ __all__ = [
     "MLPHost",
     "OutputSpec",
     "Renormalize",
+    "SeedSlot",
     "SlotChoice",
     "SlotInfo",
     "SlotListing",

@@ -14,25 +14,27 @@ from torch.optim import LBFGS, Adagrad, Optimizer
 from esper.leyline import ConfigError
 
 SLOT_KEY = "esper_slot"
-# What schedulers keep per parameter group.
-_PER_GROUP = (
-    "base_lrs",
-    "_last_lr",
-    "lr_lambdas",
-    "min_lrs",
-    "max_lrs",
-    "base_momentums",
-    "max_momentums",
-)
+# Learning rates in a group; those after the first are a scheduler's.
+_RATES = ("lr", "initial_lr", "max_lr", "min_lr")
+# What schedulers keep per parameter group, learning rates first.
+_PER_GROUP_RATES = ("base_lrs", "_last_lr", "min_lrs", "max_lrs")
+_PER_GROUP = (*_PER_GROUP_RATES, "lr_lambdas", "base_momentums", "max_momentums")
 
 
 def add_slot_groups(
-    optimizer: Optimizer, slot_ids: Iterable[str], schedulers: Iterable[Any] = ()
+    optimizer: Optimizer,
+    slot_ids: Iterable[str],
+    schedulers: Iterable[Any] = (),
+    *,
+    lr: float | None = None,
+    weight_decay: float | None = None,
 ) -> None:
-    """Add an empty group for each slot, with the settings of the optimiser's first group.
+    """Add an empty group for each slot, with the settings of the optimiser's first group, but for
+    `lr` and `weight_decay` if given.
 
-    `schedulers` are those made before this call; later ones need no mention. Raises ConfigError
-    for optimisers that cannot take new parameters, and for a scheduler that was not mentioned.
+    `schedulers` are those made before this call, and treat `lr` as they do the first group's; later
+    ones need no mention. Raises ConfigError for optimisers that cannot take new parameters, and for
+    a scheduler that was not mentioned.
     """
     if isinstance(optimizer, (Adagrad, LBFGS)):
         raise ConfigError(
@@ -50,22 +52,39 @@ def add_slot_groups(
     before = len(optimizer.param_groups)
     slot_ids = list(slot_ids)
     for part in with_inner(optimizer):
-        settings = group_settings(part)[0]
+        settings, factor = _seed_settings(group_settings(part)[0], lr, weight_decay)
         if SLOT_KEY in group_settings(part)[-1]:
             continue  # it shares its groups with the one around it
         for slot_id in slot_ids:
             part.add_param_group({**settings, "params": [], SLOT_KEY: slot_id})
     for scheduler in schedulers:
-        _extend(scheduler, before, len(slot_ids))
+        _extend(scheduler, before, len(slot_ids), factor)
 
 
-def _extend(scheduler: Any, before: int, added: int) -> None:
+def _seed_settings(
+    settings: dict[str, Any], lr: float | None, weight_decay: float | None
+) -> tuple[dict[str, Any], float]:
+    """Settings for seeds, and their learning rate as a multiple of the one in `settings`."""
+    settings, factor = dict(settings), 1.0
+    if lr is not None:
+        # Where a scheduler is at work, `lr` is what it starts from.
+        factor = lr / settings.get("initial_lr", settings["lr"])
+        settings |= {name: settings[name] * factor for name in _RATES if name in settings}
+    if weight_decay is not None:
+        if "weight_decay" not in settings:
+            raise ConfigError("this optimiser has no weight_decay; leave seed_weight_decay out")
+        settings["weight_decay"] = weight_decay
+    return settings, factor
+
+
+def _extend(scheduler: Any, before: int, added: int, factor: float) -> None:
     for part in getattr(scheduler, "_schedulers", []):
-        _extend(part, before, added)
+        _extend(part, before, added, factor)
     for name in _PER_GROUP:
         values = getattr(scheduler, name, None)
         if isinstance(values, list) and len(values) == before:
-            values.extend([values[0]] * added)
+            first = values[0] * factor if name in _PER_GROUP_RATES else values[0]
+            values.extend([first] * added)
 
 
 @contextmanager
