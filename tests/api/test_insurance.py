@@ -65,18 +65,18 @@ class Saboteur:
         return actions
 
 
-def loaders() -> tuple[DataLoader[Any], DataLoader[Any], int]:
+def loaders() -> tuple[DataLoader[Any], DataLoader[Any]]:
     with keyed(3):
         x = torch.randn(260, 6)
         y = (x[:, 0] * x[:, 1] > 0).long() + (x[:, 2] > 0.5).long()
-    train = TensorDataset(x[:60], y[:60])
-    return DataLoader(train, 20, shuffle=True), DataLoader(TensorDataset(x[60:], y[60:]), 200), 200
+    train, val = TensorDataset(x[:60], y[:60]), TensorDataset(x[60:], y[60:])
+    return DataLoader(train, 30, shuffle=True), DataLoader(val, 200)
 
 
 def episode(key: int, controller: Any, *, insured: bool) -> tuple[esper.Grown, nn.Module]:
     with keyed(key):
         model = Own()
-    train, val, _ = loaders()
+    train, val = loaders()
     grown = esper.grow(
         model,
         train,
@@ -105,7 +105,7 @@ def test_the_twin_is_the_static_run_bit_for_bit() -> None:
 
 def harm(episodes: int) -> list[float]:
     """Points below the twin at which insured episodes end, measured on a fresh evaluation."""
-    _, val, samples = loaders()
+    _, val = loaders()
     found = []
     for key in range(episodes):
         controller = "random" if key % 4 == 3 else Saboteur(key)
@@ -124,17 +124,13 @@ def harm(episodes: int) -> list[float]:
     return found
 
 
-def limit() -> float:
-    return max(1.0, 2.0 * 100.0 * (0.25 / loaders()[2]) ** 0.5)
-
-
 def test_no_insured_episode_ends_far_below_its_twin() -> None:
-    assert max(harm(20)) <= 1.0 <= limit()
+    assert max(harm(20)) <= 1.0
 
 
 @pytest.mark.soak
 def test_no_insured_episode_of_300_ends_far_below_its_twin() -> None:
-    assert max(harm(300)) <= limit()
+    assert max(harm(300)) <= 1.0
 
 
 def test_when_growth_harms_the_model_is_its_twin() -> None:
@@ -162,17 +158,14 @@ def test_an_insured_run_is_taken_up_like_any_other(tmp_path: Path) -> None:
     assert found.outcome == reference.outcome
     states = [g.model.state_dict() for g in (found, reference)]
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[1])
-    alone = tmp_path / "whole" / "arms" / "host-alone" / "metrics.jsonl"
-    assert (
-        alone.read_bytes()
-        == (tmp_path / "cut" / alone.relative_to(tmp_path / "whole")).read_bytes()
-    )
+    alone = [tmp_path / name / "arms/host-alone/metrics.jsonl" for name in ("whole", "cut")]
+    assert alone[0].read_bytes() == alone[1].read_bytes()
 
 
 def test_an_optimiser_that_was_given_is_the_twins_too() -> None:
     with keyed(0):
         model = Own()
-    train, val, _ = loaders()
+    train, val = loaders()
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-2)
     settings: dict[str, Any] = {"slots": ["body"], "steps": 5, "progress": False}
     grown = esper.grow(

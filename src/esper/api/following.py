@@ -24,8 +24,9 @@ class Follower:
         _check_copy(live, averaged.module)
         self.live, self.averaged = live, averaged
         self.averages: dict[int, AveragedModel] = {}
+        self.network: GrownModule
         self.whole = isinstance(averaged.module, GrownModule)
-        if self.whole:
+        if isinstance(averaged.module, GrownModule):
             self.network = averaged.module
         else:
             self.network = GrownModule(
@@ -60,13 +61,9 @@ class Follower:
         mine = self.network.slot(index)
         mine.load_state_dict(slot.state_dict())
         if not self.whole:
-            like: Any = self.averaged
-            own = AveragedModel(
-                slot,
-                avg_fn=like.avg_fn,
-                multi_avg_fn=like.multi_avg_fn,
-                use_buffers=like.use_buffers,
-            )
+            how = ("avg_fn", "multi_avg_fn", "use_buffers")
+            like: dict[str, Any] = {name: getattr(self.averaged, name) for name in how}
+            own = AveragedModel(slot, **like)
             own.module = mine
             self.averages[index] = own
 
