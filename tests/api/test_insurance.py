@@ -109,13 +109,11 @@ def harm(episodes: int) -> list[float]:
     found = []
     for key in range(episodes):
         controller = "random" if key % 4 == 3 else Saboteur(key)
-        (grown, model), (alone, host) = (
-            episode(key, controller, insured=True),
-            episode(key, "static", insured=False),
-        )
+        grown, _ = episode(key, controller, insured=True)
+        alone, _ = episode(key, "static", insured=False)
         (x, y), *_ = val
         scores = []
-        for network in (model, host):
+        for network in (grown.model, alone.model):
             with torch.no_grad():
                 scores.append(100.0 * float((network.eval()(x).argmax(1) == y).double().mean()))
         assert grown.outcome.val_score == pytest.approx(scores[0], abs=1e-4)
