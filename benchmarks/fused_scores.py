@@ -1,6 +1,6 @@
 """Do fused hosts end where looped ones end?
 
-    python benchmarks/fused_scores.py [--keys 50] [--first 0] [--controllers static scripted:early heuristic]
+    python benchmarks/fused_scores.py [--keys 50] [--first 0] [--controllers static heuristic]
 
 Each key is trained twice on `digits`, once in each population, with the same first weights and the
 same batches, and tested on the test part. Roundings differ, so that single runs drift apart like

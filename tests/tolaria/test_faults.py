@@ -63,9 +63,9 @@ def host_equal(one: Any, other: Any) -> bool:
         )
     weights = [name for name in one.tensors if name.startswith("host.")]
     moments = [
-        torch.equal(value, other.optimizer_state[index][name])
+        torch.equal(value, other.optimizer_states[0][index][name])
         for index in range(len(weights))
-        for name, value in one.optimizer_state[index].items()
+        for name, value in one.optimizer_states[0][index].items()
     ]
     return all(moments) and all(torch.equal(one.tensors[n], other.tensors[n]) for n in weights)
 

@@ -143,6 +143,19 @@ def test_bf16_is_for_the_products_and_what_is_learnt_stays_float32() -> None:
         replace(task, precision="fp8").recipe(data)
 
 
+def test_gradients_are_read_before_they_are_clipped() -> None:
+    task, data = small_digits()
+    ratios = []
+    for max_norm in (None, 1e-3):
+        recipe = replace(task.recipe(data, default_catalogue()), max_grad_norm=max_norm)
+        recipe = replace(recipe, optimizer=lambda params: torch.optim.SGD(params, lr=0.0))
+        pop = LoopedPopulation(recipe, [0])
+        pop.germinate(0, 1, recipe.catalogue.index("conv_light"), 0, key=1)
+        pop.set_blend(0, 1, SeedStage.BLENDING, 0.5)
+        ratios.append(pop.train_epoch(np.ones(1, dtype=bool), 0).seeds["gradient_ratio"][0, 1])
+    assert ratios[0] == ratios[1] > 0.0
+
+
 def test_multiply_adds_of_a_run_are_counted() -> None:
     env = digits_env([1], max_steps=2)
     env.reset()

@@ -1,6 +1,7 @@
 """The one way to train and grow networks: make, play, settle."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -195,3 +196,16 @@ def test_hosts_that_cannot_be_fused_are_refused_with_the_reason(
     with pytest.raises(ConfigError, match="cannot be fused: they have dropout; use population"):
         make_env(task.recipe(data), [0], TrialRules(2, population="fused"))
     assert seen == [CNNHost]
+
+
+@pytest.mark.parametrize("topology", [(), ((0, 1),)])
+@pytest.mark.parametrize("rate", [1e3, 1e20])
+def test_a_fixed_network_that_diverges_ends_as_it_last_was_healthy(
+    topology: tuple[tuple[int, int], ...], rate: float
+) -> None:
+    task, data = small_digits()
+    recipe = replace(task.recipe(data), optimizer=lambda params: torch.optim.SGD(params, lr=rate))
+    rules = TrialRules(3, counterfactuals=False, topology=topology)
+    (found,) = train(recipe, [0], rules, StaticController(), task="digits")
+    assert found.outcome.rollbacks > 0
+    assert all(parameter.isfinite().all() for parameter in found.model.parameters())

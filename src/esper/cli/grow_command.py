@@ -26,7 +26,12 @@ class GrowSettings:
         "where FILE may be the actions.txt of an earlier run, or the folder of a training run.",
     )
     key: int = option(0, "Same key, same run, byte for byte.", min=0, max=MOST_KEY)
-    steps: int | None = option(None, "Epochs to train; each task has its default.", min=1, max=MOST)
+    steps: int | None = option(
+        None,
+        "Epochs to train after the first, one decision before each; each task has its default.",
+        min=1,
+        max=MOST,
+    )
     out: str | None = option(
         None, "Folder for the record of the run. Default: runs/TASK-CONTROLLER-KEY."
     )

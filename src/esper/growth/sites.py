@@ -82,8 +82,18 @@ class Probe:
     causal: bool
 
 
+@dataclass(frozen=True)
+class CallInput:
+    """An input together with the user's own way of giving it to a model."""
+
+    forward: Callable[[nn.Module, Any], Any]
+    value: Any
+
+
 def call_model(model: nn.Module, inputs: Any) -> Any:
     """The convention for a loader's input: a dict is keywords, a tuple or list is positions."""
+    if isinstance(inputs, CallInput):
+        return inputs.forward(model, inputs.value)
     if isinstance(inputs, dict):
         return model(**inputs)
     if isinstance(inputs, (tuple, list)):
@@ -344,7 +354,7 @@ def _matching(model: nn.Module, entry: str, found: SlotListing) -> list[str]:
     return sorted(usable)
 
 
-# --- tensors inside dicts, lists and tuples: what models take and return ---------------------
+# --- tensors inside dicts, lists, tuples and dataclasses: what models take and return --------
 
 
 def map_tensors(function: Callable[[Tensor], Any], value: Any) -> Any:
@@ -357,6 +367,9 @@ def map_tensors(function: Callable[[Tensor], Any], value: Any) -> Any:
         entries = [map_tensors(function, entry) for entry in value]
         # A named tuple takes its fields one by one.
         return type(value)(*entries) if hasattr(value, "_fields") else type(value)(entries)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        own = {name: map_tensors(function, entry) for name, entry in vars(value).items()}
+        return replace(value, **own)
     return value
 
 

@@ -11,11 +11,15 @@ from esper.observatory.evaluation import (
     seeds_worth_table,
     write_evaluation,
 )
-from esper.observatory.picture import draw_growth, require_matplotlib
+from esper.observatory.picture import draw_growth, growth_figure, require_matplotlib
 from esper.observatory.query import query
 from esper.observatory.run_directory import (
     ARMS,
+    CHECKPOINTS,
     CONFIG,
+    EVENTS,
+    GROWN,
+    METRICS,
     MODEL,
     PROFILE,
     RunDirectory,
@@ -25,6 +29,7 @@ from esper.observatory.run_directory import (
 from esper.observatory.terminal import (
     PhaseProgress,
     StepProgress,
+    epoch_progress,
     place,
     say,
     seeds_table,
@@ -34,7 +39,11 @@ from esper.observatory.training_progress import RoundProgress
 
 __all__ = [
     "ARMS",
+    "CHECKPOINTS",
     "CONFIG",
+    "EVENTS",
+    "GROWN",
+    "METRICS",
     "MODEL",
     "PROFILE",
     "PhaseProgress",
@@ -46,6 +55,8 @@ __all__ = [
     "comparison_table",
     "comparisons_table",
     "draw_growth",
+    "epoch_progress",
+    "growth_figure",
     "place",
     "prepare_folder",
     "query",

@@ -24,7 +24,14 @@ if TYPE_CHECKING:
     from esper.tolaria.garden import TRAINING_COST, Budget, Garden, Validation
     from esper.tolaria.governor import Governor
     from esper.tolaria.gradients import GradientMeter
-    from esper.tolaria.objectives import LOSSES, SCORES, Objective, check_fit, find_objective
+    from esper.tolaria.objectives import (
+        LOSSES,
+        SCORES,
+        Objective,
+        WholeSetScore,
+        check_fit,
+        find_objective,
+    )
     from esper.tolaria.population import (
         Evaluation,
         HostRecipe,
@@ -35,6 +42,7 @@ if TYPE_CHECKING:
         TrainReadings,
         check_precision,
     )
+    from esper.tolaria.resuming import cycle_state, load_cycle_state
     from esper.tolaria.tasks import Task, all_tasks, find_task
     from esper.tolaria.transition import Transition
     from esper.tolaria.trial import (
@@ -81,6 +89,7 @@ _HOMES = {
     "Transition": "transition",
     "TrialRules": "trial",
     "Validation": "garden",
+    "WholeSetScore": "objectives",
     "all_tasks": "tasks",
     "attribute": "attribution",
     "attribute_seeds": "attribution",
@@ -88,9 +97,11 @@ _HOMES = {
     "check_population": "choice",
     "check_precision": "population",
     "choose_population": "choice",
+    "cycle_state": "resuming",
     "data_root": "data.catalogue",
     "find_objective": "objectives",
     "find_task": "tasks",
+    "load_cycle_state": "resuming",
     "make_env": "trial",
     "play": "trial",
     "settle": "trial",

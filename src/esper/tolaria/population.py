@@ -18,6 +18,7 @@ from esper.growth import (
     Layouts,
     SlotChoice,
     add_slot_groups,
+    batch_size,
     call_model,
     evaluating,
     export,
@@ -31,7 +32,7 @@ from esper.growth import (
 from esper.leyline import ConfigError, SeedStage, draw_key
 from esper.tolaria.batches import Batch, DataSource
 from esper.tolaria.gradients import GradientMeter
-from esper.tolaria.objectives import Objective
+from esper.tolaria.objectives import Objective, WholeSetScore
 
 Precision = Literal["fp32", "bf16"]
 
@@ -252,7 +253,7 @@ class LoopedPopulation:
                 optimizer.step()
                 with torch.no_grad():
                     readings += [loss.detach(), recipe.score(output, target)]
-                sizes.append(len(target))
+                sizes.append(batch_size(inputs))
         # One transfer from the device per epoch.
         values = np.array(torch.stack(readings).tolist()).reshape(-1, 2)
         loss_mean, score_mean = np.average(values, axis=0, weights=sizes).tolist()
@@ -269,16 +270,24 @@ class LoopedPopulation:
         """Mean loss and score [K, 2] of the coalitions, the alphas applied [S], and the samples."""
         recipe, network, samples = self.recipe, self.networks[env], 0
         totals = torch.zeros(len(present), 2, dtype=torch.float64, device=self.device)
+        whole = recipe.score if isinstance(recipe.score, WholeSetScore) else None
+        tallies = [] if whole is None else [whole.tally() for _ in present]
         with evaluating(network), self._casting():
             for inputs, target in self._batches(recipe.data.val_batches()):
+                size = batch_size(inputs)
                 for k, coalition in enumerate(present):
                     with network.coalition(coalition.tolist()):
                         output = call_model(network, inputs)
                     readings = [recipe.loss(output, target), recipe.score(output, target)]
-                    totals[k] += torch.stack(readings) * len(target)
-                samples += len(target)
+                    totals[k] += torch.stack(readings) * size
+                    if tallies:
+                        tallies[k].add(output, target)
+                samples += size
         alpha = np.array([slot.applied_alpha() for _, slot in network.each_slot()])
-        return (totals / samples).cpu().numpy(), alpha, samples
+        means = (totals / samples).cpu().numpy()
+        if tallies:
+            means[:, 1] = [tally.result() for tally in tallies]
+        return means, alpha, samples
 
     def snapshot(self, envs: np.ndarray) -> list[HostSnapshot]:
         return [take_snapshot(self.networks[env], self.optimizers[env]) for env in envs.tolist()]

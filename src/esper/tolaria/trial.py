@@ -108,15 +108,23 @@ def play(
     *,
     topology: Topology = (),
     on_step: Callable[[Transition], None] = lambda transition: None,
+    after_epoch: Callable[[], bool] = lambda: True,
 ) -> bool:
-    """Run all environments to their end; False if Ctrl-C ended it before."""
-    controller.reset(env.n_envs)
+    """Run all environments to their end; False if Ctrl-C ended it before.
+
+    `after_epoch` is called after every epoch, the first included; it gives False to end the run.
+    An environment that was brought back from a saved state goes on, with its controller's state.
+    """
     try:
-        situation = env.reset(topology)
-        while situation.running.any():
-            transition = env.step(controller.act(situation))
-            situation = transition.after
-            on_step(transition)
+        going_on = True
+        if env.situation is None:
+            controller.reset(env.n_envs)
+            env.reset(topology)
+            going_on = after_epoch()
+        while going_on and env.running.any():
+            assert env.situation is not None
+            on_step(env.step(controller.act(env.situation)))
+            going_on = after_epoch()
     except KeyboardInterrupt:
         return False
     return True
@@ -147,7 +155,7 @@ def train(
         np.ones(env.n_envs, dtype=bool),
         task=task,
         controller=controller.name,
-        interrupted=interrupted,
+        ended="interrupted" if interrupted else "finished",
         attribute=attribute,
     )
     models = [env.population.export(index) for index in range(env.n_envs)]
@@ -169,15 +177,16 @@ def settle(
     *,
     task: str,
     controller: str,
-    interrupted: bool = False,
+    ended: str = "finished",
     attribute: bool = False,
 ) -> list[EpisodeOutcome]:
     """Bring hosts (bool[E]) back to their best and sum up their episodes, in order; the recorder
-    gets the rows too. With `attribute`, what each of their seeds is worth is found out."""
+    gets the rows too. `ended` says why no more was trained, where no rollback was the reason. With
+    `attribute`, what each of their seeds is worth is found out."""
     validation, best_steps = env.settle(envs)
     outcomes = []
     for index in np.flatnonzero(envs).tolist():
-        ended = "rollback" if env.broken[index] else "finished"
+        broken = ended == "finished" and env.broken[index]
         worth = attribute_seeds(env, index, validation) if attribute else None
         outcome = _outcome(
             env,
@@ -186,7 +195,7 @@ def settle(
             None if worth is None else worth[1],
             task=task,
             controller=controller,
-            ended="interrupted" if interrupted else ended,
+            ended="rollback" if broken else ended,
             best_step=int(best_steps[index]),
         )
         env.recorder.outcome(outcome)

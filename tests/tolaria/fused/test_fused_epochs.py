@@ -92,6 +92,12 @@ def test_gradients_are_clipped_for_each_host_and_seed_apart(max_norm: float) -> 
     epochs = [population.train_epoch(np.ones(4, dtype=bool), 0) for population in (clipped, free)]
     assert (epochs[0].loss != epochs[1].loss).all()
     assert np.nanmax(epochs[0].seeds["gradient_norm"]) > max_norm, "read before it is clipped"
+    read = looped.train_epoch(np.ones(4, dtype=bool), 5).seeds["gradient_norm"]
+    assert np.nanmax(read) > max_norm, "readings are taken before clipping"
+    for network in looped.networks:
+        for index in range(len(network.sites)):
+            grads = [p.grad for p in network.seed_parameters(index) if p.grad is not None]
+            assert nn.utils.get_total_norm(grads) <= max_norm * 1.001
 
 
 def test_other_settings_of_adamw() -> None:
