@@ -86,8 +86,8 @@ class Watch:
         if average is not None:
             self.say(
                 f"a copy of the model ({type(average).__name__}, an average?) was made before the "
-                "model grew and has none of its seeds; let body.follow(average) keep it up, or make "
-                "it again when growth has ended"
+                "model grew and has none of its seeds; let body.follow(average) keep it up, or "
+                "make it again when growth has ended"
             )
 
     def _cause(self) -> str:
@@ -136,7 +136,7 @@ def _average_of(host: nn.Module) -> nn.Module | None:
     """An average of the model that its user has made, if there is one.
 
     Python knows who refers to what, not who is a copy of what: an average is known by its class, or
-    as a model of the same class and shapes that is not trained. One with slots of its own grows too.
+    as a model of the same class and shapes that is not trained. One that has slots follows already.
     """
     gc.collect()  # What nobody can reach is no copy.
     everything = gc.get_objects()
