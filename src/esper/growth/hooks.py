@@ -4,7 +4,7 @@ import copy
 import functools
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 
 def is_of_esper(hook: Any) -> bool:
@@ -34,7 +34,11 @@ def copy_without_esper(host: nn.Module) -> nn.Module:
     """A deep copy of a model on which nothing of Esper is hooked; the user's hooks are copied."""
     found = [hook for module in host.modules() for hook in hooks_of_esper(module).values()]
     # A hook would be copied with all that it holds on to, the whole training perhaps.
-    plain = copy.deepcopy(host, {id(hook): _nothing for hook in found})
+    memo: dict[int, Any] = {id(hook): _nothing for hook in found}
+    # What a module keeps of its last pass (a normalised weight, say) torch does not copy itself.
+    kept = [value for module in host.modules() for value in vars(module).values()]
+    memo |= {id(t): t.detach().clone() for t in kept if isinstance(t, Tensor) and not t.is_leaf}
+    plain = copy.deepcopy(host, memo)
     for module in plain.modules():
         for key in hooks_of_esper(module):
             for hooks in _hook_dicts(module):

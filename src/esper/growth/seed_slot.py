@@ -169,8 +169,6 @@ class SeedSlot(nn.Module):
         """Blend into the output of the slot's module, or keep a branch's path for the end."""
         if self.muted or self.stage <= SeedStage.GERMINATED:
             return None
-        if self.is_branch and not self._call.begun:
-            return None
         place = slot_place(output)
         if place is None:
             raise ConfigError(
@@ -180,7 +178,10 @@ class SeedSlot(nn.Module):
         h = take(output, place)
         if self.is_branch:
             # A copy, because the host may change its own features in place further on.
-            self._call.added = self._change(h.clone())
+            added = self._change(h.clone())
+            # Outside a pass nothing is kept: activation checkpoints come by again, backwards, and
+            # must find the same work there.
+            self._call.added = added if self._call.begun else None
             return None
         return put(output, place, self._blend(h, self._change(h)))
 
