@@ -1,6 +1,6 @@
 """`esper grow`: run the arms, compare them on test data, draw the growth."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from rich.console import Console
     from torch import Tensor, nn
 
-    from esper.leyline import EpisodeOutcome
     from esper.tamiyo import Controller
     from esper.tolaria import DataSplits, Task, Topology, Trained
 
@@ -123,7 +122,15 @@ def _conclude(
     arms: "Mapping[str, Trained]",
     others: dict[str, Path],
 ) -> None:
-    from esper.observatory import MODEL, draw_growth, say, seeds_table, summary_table, write_summary
+    from esper.observatory import (
+        MODEL,
+        draw_growth,
+        growth_in_words,
+        say,
+        seeds_table,
+        summary_table,
+        write_summary,
+    )
 
     out, score = settings.folder, task.score.__name__
     labels = [label for label in ("host alone", "grown", "from scratch") if label in arms]
@@ -139,7 +146,7 @@ def _conclude(
         console.print()
         console.print(seeds_table(seeds, score))
     console.print()
-    say(console, _in_words(outcome, seeds))
+    say(console, growth_in_words(asdict(outcome), seeds))
     if outcome.steps > 0 and outcome.best_step >= 0:
         title = f"{task.name}, {outcome.controller}, key {settings.key}"
         say(console, f"picture  {draw_growth(out, title, others)}", whole=True)
@@ -161,17 +168,6 @@ def _summary(label: str, trained: "Trained", test_score: float) -> dict[str, Any
         "attribution_macs": outcome.attribution_macs,
         "seeds": [seed.worth() for seed in outcome.seeds],
     }
-
-
-def _in_words(outcome: "EpisodeOutcome", seeds: Sequence[Mapping[str, Any]]) -> str:
-    from esper.observatory import place
-
-    kept = ", ".join(f"{seed['blueprint']} in {place(seed)}" for seed in seeds) or "no seed"
-    early = "Interrupted; " if outcome.ended == "interrupted" else ""
-    return (
-        f"{early}{outcome.germinated} seed{'' if outcome.germinated == 1 else 's'} germinated, "
-        f"{outcome.culled} culled; the network of epoch {outcome.best_step} is kept, with {kept}."
-    )
 
 
 def _save_model(model: "nn.Module", example: "Tensor", path: Path) -> Path:

@@ -1,6 +1,7 @@
 """observatory: the one who watches and never touches.
 
-The run directory and everything that is drawn from it: terminal, picture. Imports `leyline` only.
+The run directory and everything that is drawn from it: terminal, picture, report, web page.
+Imports `leyline` only.
 """
 
 from esper.observatory.comparison import compare_runs, comparison_table
@@ -22,10 +23,12 @@ from esper.observatory.run_directory import (
     read_rows,
     write_summary,
 )
+from esper.observatory.runs import find_runs
+from esper.observatory.summaries import runs_as_json, runs_table, show_run
 from esper.observatory.terminal import (
     PhaseProgress,
     StepProgress,
-    place,
+    growth_in_words,
     say,
     seeds_table,
     summary_table,
@@ -46,14 +49,18 @@ __all__ = [
     "comparison_table",
     "comparisons_table",
     "draw_growth",
-    "place",
+    "find_runs",
+    "growth_in_words",
     "prepare_folder",
     "query",
     "read_rows",
     "require_matplotlib",
+    "runs_as_json",
+    "runs_table",
     "say",
     "seeds_table",
     "seeds_worth_table",
+    "show_run",
     "summary_table",
     "write_evaluation",
     "write_summary",

@@ -1,0 +1,44 @@
+"""The commands that look at what runs have left, and touch nothing."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+RUN = typer.Argument(help="A run or an evaluation, such as runs/first.")
+
+
+def runs(
+    folder: Annotated[str, typer.Argument(help="Where to look.")] = "runs",
+    json: Annotated[bool, typer.Option("--json", help="As JSON, for other programs.")] = False,
+) -> None:
+    """List the runs of a folder and what has become of them.
+
+    A run is running, finished, stopped (its process ended before it did) or broken.
+    """
+    from json import dumps
+
+    from rich.console import Console
+
+    from esper.leyline import ConfigError
+    from esper.observatory import find_runs, runs_as_json, runs_table, say
+
+    if not Path(folder).is_dir():
+        raise ConfigError(f"there is no folder {folder}; give the one that holds your runs")
+    lines = find_runs(Path(folder))
+    console = Console()
+    if json:
+        print(dumps(runs_as_json(lines), indent=2))
+    elif lines:
+        console.print(runs_table(lines))
+    else:
+        say(console, f"no runs in {folder}; esper grow --task digits makes one")
+
+
+def show(run: Annotated[str, RUN]) -> None:
+    """Print the summary of a run or an evaluation again."""
+    from rich.console import Console
+
+    from esper.observatory import show_run
+
+    show_run(Console(), Path(run))
