@@ -67,3 +67,11 @@ def test_names_of_runs_cannot_command_the_terminal(tmp_path, monkeypatch, capsys
         assert "\x1b" not in shown
         assert "\u202e" not in shown
         assert "[bold]" in shown
+
+
+def test_grow_ends_with_a_report_of_a_finished_run(tmp_path, monkeypatch, capsys):
+    words = ("grow", "--steps", "2", "--controller", "static", "--no-compare", "--out", "run")
+    assert esper_here(monkeypatch, *words, cwd=tmp_path) == 0
+    assert capsys.readouterr().out.strip().splitlines()[-1] == "report   run/report.html"
+    assert '"state":"finished"' in (tmp_path / "run" / "report.html").read_text()
+    assert esper_here(monkeypatch, *words, "--overwrite", cwd=tmp_path) == 0

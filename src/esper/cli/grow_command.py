@@ -66,7 +66,7 @@ def grow(settings: GrowSettings) -> None:
     from esper.api import find_controller, one_thread
     from esper.growth import default_catalogue
     from esper.leyline import History
-    from esper.observatory import ARMS, RunDirectory, StepProgress
+    from esper.observatory import ARMS, RunDirectory, StepProgress, say, write_report
     from esper.tamiyo import StaticController
     from esper.tolaria import Budget, TrialRules, data_root, find_task, train
 
@@ -112,6 +112,8 @@ def grow(settings: GrowSettings) -> None:
             with open_record(label, folder) as beside:
                 arms[label] = play(label, beside, StaticController(), topology)
         _conclude(console, task, settings, data, arms, others)
+    # Once the folder is free: a report of a run that is still locked says that it is running.
+    say(console, f"report   {write_report(out)}", whole=True)
 
 
 def _conclude(

@@ -42,3 +42,22 @@ def show(run: Annotated[str, RUN]) -> None:
     from esper.observatory import show_run
 
     show_run(Console(), Path(run))
+
+
+def report(
+    run: Annotated[str, RUN],
+    format: Annotated[str, typer.Option(help="html, or md for Markdown.")] = "html",
+) -> None:
+    """Write a report of a run or an evaluation into its folder.
+
+    One page that needs no network: the growth as an animation, curves, tables, the bill, the
+    settings, and how to do it again.
+    """
+    from rich.console import Console
+
+    from esper.leyline import ConfigError
+    from esper.observatory import say, write_report
+
+    if format not in ("html", "md"):
+        raise ConfigError(f"a report is html or md, not {format!r}")
+    say(Console(), str(write_report(Path(run), markdown=format == "md")), whole=True)

@@ -14,6 +14,7 @@ from esper.observatory.evaluation import (
 )
 from esper.observatory.picture import draw_growth, require_matplotlib
 from esper.observatory.query import query
+from esper.observatory.report import write_report
 from esper.observatory.run_directory import (
     ARMS,
     CONFIG,
@@ -63,5 +64,6 @@ __all__ = [
     "show_run",
     "summary_table",
     "write_evaluation",
+    "write_report",
     "write_summary",
 ]

@@ -13,7 +13,7 @@ from typing import Any
 
 from esper.leyline import ConfigError
 from esper.observatory import story
-from esper.observatory.looks import STAGE_COLOURS, STAGE_LETTERS, presentable
+from esper.observatory.looks import STAGE_COLOURS, STAGE_LETTERS, plain, presentable
 from esper.observatory.quantities import HOST, POLICY
 from esper.observatory.reading import Lines, Row, UnreadableError, number, whole
 from esper.observatory.run_directory import (
@@ -40,6 +40,7 @@ MOST_POINTS = 1200  # of a curve: about as many as there are pixels
 MOST_ROUNDS = 400
 MOST_EVENTS = 300
 MOST_ROWS = 20_000  # of one round that are read one by one
+LONGEST_COMMAND = 4000
 LATE_ROUNDS = 8  # from which it is told what a policy does
 
 
@@ -52,8 +53,15 @@ def describe(folder: Path, root: Path | None = None) -> dict[str, Any]:
     return {
         "line": shown_line(line),
         **presentable(told),
+        "reproduce": _copied(told.get("reproduce")),
         "looks": {"colours": STAGE_COLOURS, "letters": STAGE_LETTERS},
     }
+
+
+def _copied(command: str | None) -> str | None:
+    """A command is there to be copied, so it is whole, or it is not there."""
+    shown = None if command is None else plain(command, LONGEST_COMMAND)
+    return None if shown is None or shown.endswith("…") else shown
 
 
 def shown_line(line: RunLine) -> dict[str, Any]:
@@ -85,16 +93,21 @@ def _run(folder: Path) -> dict[str, Any]:
     if damaged:
         faults.append(f"{METRICS} has damaged lines, which are left out")
     return {
-        "settings": sorted(_flat(seen.config).items()),
+        "settings": [
+            (name, value)
+            for name, value in sorted(_flat(seen.config).items())
+            if name not in ("out", "overwrite")
+        ],
         "reproduce": _run_again(folder, kind, seen.config),
         "arms": seen.summary,
         "seeds": [] if training else kept_seeds(seen),
         "outcome": {name: value for name, value in seen.outcome.items() if name != "seeds"},
-        "bill": _bill(seen),
+        "bill": _bill(seen, rounds),
         "rounds": rounds,
         "timing": _last_timing(folder) if training else None,
         "policy": policy,
         "environments": environments,
+        "environment_round": last_round,
         "compared": _compared(folder),
         "episode": episode(folder, last_round, 0),
         "quantities": {**HOST, **POLICY} if training else HOST,
@@ -131,7 +144,8 @@ def _rounds(lines: Lines) -> dict[str, list[Any]]:
             if row is not None and row.get("kind") == "round":
                 found.append(row)
     columns: dict[str, list[Any]] = {"round": [whole(row, "round") for row in found]}
-    columns |= {name: [number(row, name) for row in found] for name in POLICY}
+    names = (*POLICY, "train_macs")
+    columns |= {name: [number(row, name) for row in found] for name in names}
     return columns | {"anomalies": [row.get("anomalies") for row in found]}
 
 
@@ -295,11 +309,16 @@ def _compared(folder: Path) -> list[dict[str, Any]]:
 # --- settings, bill, again -----------------------------------------------------------------------
 
 
-def _bill(seen: Glance) -> list[tuple[str, Any]]:
+def _bill(seen: Glance, rounds: Mapping[str, Sequence[Any]] | None) -> list[tuple[str, Any]]:
     """What it cost, as (what, multiply-adds or None)."""
+    if rounds is not None:
+        of_rounds = rounds["train_macs"][-1:]
+        return [
+            ("a network of the latest round, on average: training", spent) for spent in of_rounds
+        ]
     if not seen.summary:
         spent = number(seen.outcome, "train_macs")
-        return [] if spent is None else [("the latest network: training and evaluation", spent)]
+        return [] if spent is None else [("training and evaluation", spent)]
     lines: list[tuple[str, Any]] = []
     for row in seen.summary:
         lines.append((f"{row.get('arm')}: training and evaluation", number(row, "train_macs")))

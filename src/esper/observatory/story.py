@@ -37,7 +37,8 @@ def topic(event: Mapping[str, Any]) -> str:
 def in_words(event: Mapping[str, Any]) -> str:
     """One line; what is not known of the event is left out."""
     kind = str(event.get("event"))
-    seed = f"{event.get('blueprint')} in {event.get('module')}"
+    named = f"{event['blueprint']} in " if event.get("blueprint") else ""
+    seed = f"{named}{event.get('module')}"
     match kind:
         case "SeedGerminated":
             return f"{seed} germinated{_size(event)}"
@@ -45,13 +46,15 @@ def in_words(event: Mapping[str, Any]) -> str:
             return f"{seed}: {_low(event, 'from_stage')} → {_low(event, 'to_stage')}"
         case "SeedGateEvaluated":
             failed = event.get("checks_failed") or ()
-            why = f" ({', '.join(map(str, failed))})" if isinstance(failed, list) else ""
+            checks = f" ({', '.join(map(str, failed))})" if isinstance(failed, list) else ""
             answer = "may become" if event.get("passed") else "may not become"
-            return f"{seed} {answer} {_low(event, 'target_stage')}{why if failed else ''}"
+            return f"{seed} {answer} {_low(event, 'target_stage')}{checks if failed else ''}"
         case "SeedFossilized":
             return f"{seed} kept for good{_worth(event)}"
         case "SeedCulled":
-            return f"{seed} removed: {_low(event, 'reason').replace('_', ' ')}{_worth(event)}"
+            reason = _low(event, "reason").replace("_", " ")
+            why = " by the controller" if reason == "controller" else f": {reason}"
+            return f"{seed} removed{why}{_worth(event)}"
         case "GovernorPanic":
             return f"governor alarmed: {event.get('reason')}"
         case "GovernorRollback":
