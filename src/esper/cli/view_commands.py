@@ -1,9 +1,12 @@
 """The commands that look at what runs have left, and touch nothing."""
 
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from esper.cli.options import option
 
 RUN = typer.Argument(help="A run or an evaluation, such as runs/first.")
 
@@ -61,3 +64,34 @@ def report(
     if format not in ("html", "md"):
         raise ConfigError(f"a report is html or md, not {format!r}")
     say(Console(), str(write_report(Path(run), markdown=format == "md")), whole=True)
+
+
+@dataclass(frozen=True)
+class ServeSettings:
+    folder: str = field(
+        default="runs", metadata={"option": typer.Argument(help="The folder that holds the runs.")}
+    )
+    port: int = option(8642, "0 takes any that is free.", min=0)
+    host: str = option(
+        "127.0.0.1",
+        "Another address opens the page to others; it then asks for a token, printed once.",
+    )
+
+
+def serve(settings: ServeSettings) -> None:
+    """Show runs on a web page, live: the list, one run, several compared, an evaluation.
+
+    The page only reads. It loads nothing from elsewhere and answers nobody but this machine,
+    unless --host says otherwise.
+    """
+    from rich.console import Console
+
+    from esper.observatory import say, serve
+
+    console = Console()
+    serve(
+        Path(settings.folder),
+        settings.host,
+        settings.port,
+        lambda text: say(console, text, whole=True),
+    )

@@ -25,6 +25,7 @@ from esper.observatory.run_directory import (
     write_summary,
 )
 from esper.observatory.runs import find_runs
+from esper.observatory.serving import serve
 from esper.observatory.summaries import runs_as_json, runs_table, show_run
 from esper.observatory.terminal import (
     PhaseProgress,
@@ -61,6 +62,7 @@ __all__ = [
     "say",
     "seeds_table",
     "seeds_worth_table",
+    "serve",
     "show_run",
     "summary_table",
     "write_evaluation",

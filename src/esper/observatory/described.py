@@ -44,12 +44,17 @@ LONGEST_COMMAND = 4000
 LATE_ROUNDS = 8  # from which it is told what a policy does
 
 
-def describe(folder: Path, root: Path | None = None) -> dict[str, Any]:
-    """All that the page of one run or evaluation shows. Raises ConfigError if it is neither."""
+def describe(
+    folder: Path, root: Path | None = None, *, round_: int | None = None, env: int = 0
+) -> dict[str, Any]:
+    """All that the page of one run or evaluation shows. Raises ConfigError if it is neither.
+
+    `round_` and `env` choose the network that is shown; the newest round if none is given.
+    """
     if not is_run(folder):
         raise ConfigError(f"{folder} is neither a run nor an evaluation")
     line = look_at(folder, root)
-    told = _evaluation(folder) if line.kind == "evaluation" else _run(folder)
+    told = _evaluation(folder) if line.kind == "evaluation" else _run(folder, round_, env)
     return {
         "line": shown_line(line),
         **presentable(told),
@@ -79,7 +84,7 @@ def _evaluation(folder: Path) -> dict[str, Any]:
     return {"evaluation": report, "reproduce": _evaluate_again(report), "faults": []}
 
 
-def _run(folder: Path) -> dict[str, Any]:
+def _run(folder: Path, round_: int | None, env: int) -> dict[str, Any]:
     seen = glance(folder)
     kind = kind_of(seen.config)
     training = kind == "training"
@@ -87,7 +92,9 @@ def _run(folder: Path) -> dict[str, Any]:
         rounds = _rounds(lines) if training else None
         last_round = _number_of_last_round(lines)
         policy = _policy(lines, last_round) if training else None
-        environments = _environments(folder, lines, last_round)
+        if round_ is None or last_round is None:
+            round_ = last_round
+        environments = _environments(folder, lines, round_)
         damaged = lines.damaged
     faults = list(seen.faults)
     if damaged:
@@ -107,9 +114,9 @@ def _run(folder: Path) -> dict[str, Any]:
         "timing": _last_timing(folder) if training else None,
         "policy": policy,
         "environments": environments,
-        "environment_round": last_round,
+        "last_round": last_round,
         "compared": _compared(folder),
-        "episode": episode(folder, last_round, 0),
+        "episode": episode(folder, round_, env),
         "quantities": {**HOST, **POLICY} if training else HOST,
         "faults": faults,
     }

@@ -166,6 +166,7 @@ const EsperViews = (() => {
 
   const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const HUES = ["--ink", "--accent", "--bad", "--good", "--quiet"];
+  const WHOLE = [1, 10, 100, 1e3, 1e4, 1e5, 1e6, 1e7].flatMap((n) => [n, 2 * n, 5 * n]);
   const DASHES = [[], [7, 4], [2, 4], [9, 3, 2, 3], [1, 3]];
 
   /** series: [{label, y}] over x. `now` is marked, `zoomed` is told the range of x; what lies below `lowest` is out of view. */
@@ -182,8 +183,8 @@ const EsperViews = (() => {
         scales: { x: { time: false }, ...(lowest == null ? {} : { y: { range: (_, from, to) => uPlot.rangeNum(Math.max(from, lowest), to, 0.1, true) } }) },
         legend: { show: series.length > 1 },
         axes: [
-          { stroke: css("--quiet"), grid: { stroke: css("--line") }, ticks: { stroke: css("--line") } },
-          { stroke: css("--quiet"), grid: { stroke: css("--line") }, ticks: { stroke: css("--line") }, size: 50, values: (_, ticks) => ticks.map((tick) => (tick == null ? "" : Math.abs(tick) >= 1e5 ? tick.toExponential(0) : String(Number(tick.toPrecision(5))))) },
+          { stroke: css("--quiet"), grid: { stroke: css("--line"), width: 1 }, ticks: { stroke: css("--line"), width: 1 }, incrs: WHOLE },
+          { stroke: css("--quiet"), grid: { stroke: css("--line"), width: 1 }, ticks: { stroke: css("--line"), width: 1 }, size: 50, values: (_, ticks) => ticks.map((tick) => (tick == null ? "" : Math.abs(tick) >= 1e5 ? tick.toExponential(0) : String(Number(tick.toPrecision(5))))) },
         ],
         series: [{ label: over }, ...series.map((line, i) => ({
           label: line.label, stroke: css(HUES[i % HUES.length]), width: i ? 1.4 : 2, dash: DASHES[i % DASHES.length], spanGaps: true,
@@ -197,7 +198,11 @@ const EsperViews = (() => {
             u.ctx.fillStyle = css("--accent");
             u.ctx.fillRect(left - 1, u.bbox.top, 2 * devicePixelRatio, u.bbox.height);
           }],
-          setScale: [(u, key) => { if (key === "x" && zoomed && u.scales.x.min != null) zoomed([u.scales.x.min, u.scales.x.max]); }],
+          setScale: [(u, key) => {
+            if (key !== "x" || u.scales.x.min == null) return;
+            box.current.dataset.range = `${u.scales.x.min} ${u.scales.x.max}`;
+            if (zoomed) zoomed([u.scales.x.min, u.scales.x.max]);
+          }],
         },
       };
       const drawn = new uPlot(options, [x, ...series.map((line) => line.y)], box.current);
@@ -289,7 +294,7 @@ const EsperViews = (() => {
   // --- pages --------------------------------------------------------------------------------------
 
   /** epoch: where the slider stands, or null for the newest; told of changes by onEpoch. */
-  function RunPage({ data, epoch, onEpoch, env, onEnvironment }) {
+  function RunPage({ data, epoch, onEpoch, onEnvironment }) {
     const { line, episode, looks } = data, last = Math.max(0, episode.frames.length - 1);
     const [own, setOwn] = useState(null), [playing, play] = useState(false), [range, zoom] = useState(null);
     const wanted = epoch !== undefined ? epoch : own;
@@ -318,7 +323,7 @@ const EsperViews = (() => {
           </div>
         </div>
       </section>
-      ${training && html`<${Environments} data=${data} env=${env} open=${onEnvironment} />`}
+      ${training && html`<${Environments} data=${data} open=${onEnvironment} />`}
       ${training && html`<${Policy} data=${data} />`}
       <${Compared} data=${data} />
       <${Seeds} data=${data} />
@@ -348,10 +353,13 @@ const EsperViews = (() => {
     return html`<${Plot} title="Validation score" x=${x} series=${series} now=${now} group="host" zoomed=${zoom} lowest=${lowest} height=${250} />`;
   }
 
-  function Environments({ data, env, open }) {
-    const { looks } = data;
-    return html`<section><h2>Environments of round ${data.environment_round}</h2><ul class="environments">
-      ${data.environments.map((one) => html`<li key=${one.env}><button type="button" aria-pressed=${one.env === data.episode.env ? "true" : "false"} disabled=${!open} onClick=${() => open(one.env)}>
+  /** open(round, env) shows another network; without it the grid is only there to be read. */
+  function Environments({ data, open }) {
+    const { looks } = data, { round, env } = data.episode;
+    return html`<section><h2>Environments of round ${round}</h2>
+      ${open && data.last_round > 0 && html`<div class="player"><label for="round">Round</label><input id="round" type="range" min="0" max=${data.last_round} value=${round} onChange=${(event) => open(Number(event.target.value), env)} /><output>${round} of ${data.last_round}</output></div>`}
+      <ul class="environments">
+      ${data.environments.map((one) => html`<li key=${one.env}><button type="button" aria-pressed=${one.env === env ? "true" : "false"} disabled=${!open} onClick=${() => open(round, one.env)}>
         ${one.env}: score ${score(one.val_score)}<br /><span>${one.ended ? `return ${signed(one.return)}` : `epoch ${one.step}`}</span>
         <span class="cells">${one.stages.map((stage) => html`<svg viewBox="0 0 16 16" role="img" aria-label=${low(stage)}><rect width="16" height="16" rx="3" fill=${looks.colours[stage] || "var(--line)"} /></svg>`)}</span>
       </button></li>`)}</ul></section>`;
@@ -483,7 +491,7 @@ const EsperViews = (() => {
     const over = [...new Set(told.curves.map((curve) => curve.over))];
     const plots = useMemo(() => over.map((unit) => [unit, joined(told.curves.filter((curve) => curve.over === unit).map((curve) => ({ label: curve.name, x: curve.x, y: curve.y })))]), [told]);
     return html`<div><h1>${lines.length} runs compared</h1>
-      ${plots.map(([unit, { x, series }]) => html`<div class="panel" key=${unit}><${Plot} title=${`Validation score by ${unit}`} x=${x} series=${series} height=${300} over=${unit} group=${`compare-${unit}`} /></div>`)}
+      ${plots.map(([unit, { x, series }]) => html`<div class="panel below" key=${unit}><${Plot} title=${`Validation score by ${unit}`} x=${x} series=${series} height=${300} over=${unit} group=${`compare-${unit}`} /></div>`)}
       <h2>Outcomes</h2><${Table} caption="Outcomes" head=${["run", "state", "validation", "test", "parameters"]} rows=${lines.map((line) => [line.name, line.state, score(line.val_score), score(line.test_score), count(line.params)])} />
       <h2>On the same keys</h2>
       ${told.pairs.length ? html`<${Table} caption="Paired differences" head=${["difference of validation score", "keys", "mean", "± standard error"]} rows=${told.pairs.map((pair) => [`${pair.a} − ${pair.b}`, count(pair.n), signed(pair.mean), fine(pair.error)])} />`
