@@ -60,6 +60,7 @@ def evaluate(settings: EvaluateSettings) -> None:
         require_matplotlib,
         say,
         write_evaluation,
+        write_report,
     )
     from esper.proof import EvaluationSettings
     from esper.proof import evaluate as run_evaluation
@@ -86,7 +87,7 @@ def evaluate(settings: EvaluateSettings) -> None:
     with one_thread(), PhaseProgress(console) as bar:
         report = run_evaluation(task, data, plan, find_controller, bar.show)
     show_report(console, report)
-    for path in write_evaluation(out, report.as_dict()):
+    for path in (*write_evaluation(out, report.as_dict()), write_report(out)):
         say(console, str(path), whole=True)
 
 

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import shutil
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -21,6 +22,7 @@ ACTIONS = "actions.txt"  # the actions of a run of one episode, as a script that
 TIMINGS = "timings.jsonl"  # seconds per round: all that differs between runs of the same key
 SUMMARY = "summary.json"  # the comparison that `esper grow` ends with
 PICTURE = "growth.png"  # the growth, drawn
+PAGE = "report.html"  # the run on one page
 MODEL = "model.pt2"  # the grown network, as a torch.export program
 ARMS = "arms"  # a folder: run directories of what the grown network is compared with
 CHECKPOINTS = "checkpoints"  # a folder: written by the training itself
@@ -31,7 +33,7 @@ LOCK = ".lock"  # locked, not merely there, while a process writes to the run
 
 # What makes a folder a run, and goes when another run takes its place.
 OWN = (
-    *(CONFIG, EVENTS, METRICS, OUTCOMES, ACTIONS, TIMINGS, SUMMARY, PICTURE, MODEL),
+    *(CONFIG, EVENTS, METRICS, OUTCOMES, ACTIONS, TIMINGS, SUMMARY, PICTURE, PAGE, MODEL),
     *(EPISODES, ARMS, CHECKPOINTS, GROWN, PROFILE),
 )
 # Cut back to a checkpoint when a run goes on from it.
@@ -217,7 +219,7 @@ def _lock(path: Path) -> IO[bytes]:
     except OSError as error:
         raise ConfigError(f"cannot write to {path}: {error.strerror}") from error
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _lock_soon(file)
     except OSError as error:
         file.close()
         if isinstance(error, BlockingIOError):
@@ -226,6 +228,16 @@ def _lock(path: Path) -> IO[bytes]:
             ) from error
         raise ConfigError(f"cannot lock {path / LOCK}: {error.strerror}") from error
     return file
+
+
+def _lock_soon(file: IO[bytes]) -> None:
+    """A view that asks whether a run goes on holds the lock for an instant; a run for long."""
+    for _ in range(20):
+        try:
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(0.005)
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def _remove(path: Path) -> None:
