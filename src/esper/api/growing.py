@@ -37,6 +37,7 @@ from esper.tolaria import (
     HostRecipe,
     LoaderSource,
     Objective,
+    Precision,
     TrialRules,
     WholeSetScore,
     find_objective,
@@ -81,6 +82,7 @@ def grow(
     incubation: Literal["isolated", "joint"] = "isolated",
     max_seeds: int | None = None,
     max_grad_norm: float | None = None,
+    precision: Precision = "fp32",
 ) -> Grown:
     """Train `model` in place for `steps` epochs and grow it where that helps.
 
@@ -97,7 +99,8 @@ def grow(
     name, a callable of (all outputs, all targets) of validation, or a metric of torchmetrics; it is
     better when higher, on any scale. `optimizer` is an optimiser of the model's parameters or a
     function that makes one (default: AdamW, 1e-3); `scheduler` makes a scheduler of it, which is
-    stepped after every epoch.
+    stepped after every epoch. With `precision="bf16"` the model computes in bfloat16 while it is
+    trained and evaluated.
 
     The run ends after `steps` epochs, `patience` epochs without a better score or `max_time`
     seconds, whichever is first. `out` is a folder for its record, with a picture and the network;
@@ -118,6 +121,7 @@ def grow(
         optimizer=_optimizer_maker(optimizer),
         catalogue=blueprints or default_catalogue(),
         max_grad_norm=max_grad_norm,
+        precision=precision,
         layout=layout,
         causal=causal,
     )
@@ -196,6 +200,7 @@ class Plan:
             "max_macs": budget.macs,
             "max_seeds": self.rules.max_seeds,
             "max_grad_norm": self.recipe.max_grad_norm,
+            "precision": self.recipe.precision,
             "patience": self.patience,
             "batches_per_epoch": self.batches_per_epoch,
             "scheduled": self.scheduler is not None,
