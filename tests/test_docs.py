@@ -19,7 +19,7 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 NOT_OURS = ("make", "pip", "python ", "pytest")
 # Long, or in need of a network or of earlier runs: what they do is tested with small settings in
 # tests/cli and tests/simic/training; here their options must exist.
-LONG = ("train", "evaluate", "compare", "query", "data get")
+LONG = ("train", "evaluate", "compare", "query", "data get", "serve", "watch")
 SHORTER = ("--steps", "2", "--no-compare")
 
 
@@ -63,6 +63,7 @@ def test_every_command_runs(
         for option in (word for word in words if word.startswith("--")):
             assert option in shown, option
         return
+    (tmp_path / "runs").mkdir()
     shorter = SHORTER if words[0] == "grow" else ()
     assert esper_here(monkeypatch, *words, *shorter, cwd=tmp_path) == 0, capsys.readouterr().err
 
@@ -106,6 +107,22 @@ def test_the_python_of_the_readme_runs() -> None:
         names["model"] = model = MLP()
         names["optimizer"] = torch.optim.AdamW(model.parameters(), lr=1e-3)
     assert isinstance(names["plain"], torch.nn.Module)
+
+
+GUIDE = [text for language, text in fenced(ROOT / "docs" / "your-model.md") if language == "python"]
+
+
+@pytest.mark.parametrize("number", range(len(GUIDE)))
+def test_every_example_of_the_guide_runs(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with torch.random.fork_rng():
+        exec(GUIDE[number], {"__name__": "example"})
+
+
+def test_the_guide_has_an_example_of_each_kind() -> None:
+    assert len(GUIDE) == 7
 
 
 def test_links_lead_somewhere() -> None:

@@ -4,7 +4,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from esper.api import Body, Grown, attach, export, grow, list_slots, load_policy
+    from esper.api import (
+        Body,
+        Callback,
+        Grown,
+        attach,
+        export,
+        grow,
+        list_slots,
+        load,
+        load_policy,
+    )
     from esper.growth import (
         BlueprintCatalogue,
         BlueprintSpec,
@@ -22,6 +32,7 @@ _HOMES = {
     "BlueprintSpec": "esper.growth",
     "Body": "esper.api",
     "Budget": "esper.tolaria.garden",
+    "Callback": "esper.api",
     "EsperError": "esper.leyline",
     "EsperWarning": "esper.leyline",
     "Grown": "esper.api",
@@ -31,6 +42,7 @@ _HOMES = {
     "export": "esper.api",
     "grow": "esper.api",
     "list_slots": "esper.api",
+    "load": "esper.api",
     "load_policy": "esper.api",
 }
 
@@ -39,6 +51,7 @@ __all__ = [
     "BlueprintSpec",
     "Body",
     "Budget",
+    "Callback",
     "EsperError",
     "EsperWarning",
     "Grown",
@@ -49,6 +62,7 @@ __all__ = [
     "export",
     "grow",
     "list_slots",
+    "load",
     "load_policy",
 ]
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.swa_utils import AveragedModel
 
 from esper.growth import BlueprintCatalogue, GrownModule
 from esper.leyline import ConfigError, shortened
@@ -107,24 +108,36 @@ MEASURED = Rule("one number", _is_measured)
 TASK = instance("a Task", Task)
 
 RULES: dict[str, Rule] = {
+    "averaged": instance("an AveragedModel of torch.optim.swa_utils", AveragedModel),
+    "batches_per_epoch": whole(1, MOST_COUNT),
     "beta": positive(),
     "blueprints": instance("a BlueprintCatalogue", BlueprintCatalogue),
     "budget": instance("an esper.Budget", Budget),
+    "callbacks": Rule(
+        "a list of callbacks",
+        lambda value: isinstance(value, Sequence) and not isinstance(value, str),
+    ),
+    "causal": FLAG,
     "config": instance("a TrainingConfig", TrainingConfig),
     "controller": CONTROLLER,
     "deterministic": FLAG,
     "devices": Rule("a list of names of devices", _is_list_of(str)),
+    "directory": FOLDER,
     "episodes": whole(2, MOST_COUNT),
     "epochs": whole(1, MOST_COUNT),
     "evaluate": Rule("a callable without arguments that gives the score", callable),
     "example": Rule("one input of the model", lambda value: value is not None),
     "expectile": Rule("a number from 0.5 to 1", lambda v: is_number(v) and 0.5 <= v <= 1.0),
+    "forward": Rule("a callable of (model, input)", callable),
     "hooks": instance("a Hooks", Hooks),
     "incubation": one_of("isolated", "joint"),
+    "insured": FLAG,
     "key": whole(0, MOST_KEY),
+    "layout": instance("a dict of layouts by module name", Mapping),
     "loss": OBJECTIVE,
     "max_grad_norm": positive(),
     "max_seeds": whole(1, MOST_COUNT),
+    "max_time": positive(),
     "model": instance("a torch.nn.Module", nn.Module),
     "network": instance("a GrownModule", GrownModule),
     "optimizer": Rule(
@@ -134,11 +147,15 @@ RULES: dict[str, Rule] = {
     "out": FOLDER,
     "overwrite": FLAG,
     "path": FOLDER,
+    "patience": whole(1, MOST_COUNT),
+    "precision": one_of("fp32", "bf16"),
     "profile": whole(0, MOST_COUNT),
     "progress": CALLABLE,
+    "resume": FLAG,
     "rounds": whole(1, MOST_COUNT),
     "run": FOLDER,
     "runs": Rule("a list of folders", _is_list_of((str, Path))),
+    "scheduler": Rule("a function that makes a scheduler of an optimiser", callable),
     "schedulers": Rule(
         "learning-rate schedulers",
         lambda value: (
@@ -146,6 +163,10 @@ RULES: dict[str, Rule] = {
         ),
     ),
     "score": OBJECTIVE,
+    "seed_lr": positive(),
+    "seed_weight_decay": Rule(
+        "a number of 0 or more", lambda value: value == 0 or positive().fits(value)
+    ),
     "slots": Rule("names of modules, a regular expression or a predicate", _may_be_slots),
     "steps": whole(1, MOST_COUNT),
     "task": instance("the name of a task", str),

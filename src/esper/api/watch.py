@@ -16,7 +16,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
-from esper.growth import tensors_in
+from esper.growth import GrownModule, tensors_in
 from esper.leyline import ConfigError, EpisodeOutcome, EsperWarning, History
 from esper.leyline.events import Event, GovernorRollback, SeedGerminated, Warned
 from esper.simic.training import LearnedController
@@ -86,7 +86,8 @@ class Watch:
         if average is not None:
             self.say(
                 f"a copy of the model ({type(average).__name__}, an average?) was made before the "
-                "model grew and has none of its seeds; make it again when growth has ended"
+                "model grew and has none of its seeds; let body.follow(average) keep it up, or "
+                "make it again when growth has ended"
             )
 
     def _cause(self) -> str:
@@ -135,8 +136,11 @@ def _average_of(host: nn.Module) -> nn.Module | None:
     """An average of the model that its user has made, if there is one.
 
     Python knows who refers to what, not who is a copy of what: an average is known by its class, or
-    as a model of the same class and shapes that is not trained.
+    as a model of the same class and shapes that is not trained. One that has slots follows already.
     """
+    gc.collect()  # What nobody can reach is no copy.
+    everything = gc.get_objects()
+    growing = {id(thing.host) for thing in everything if type(thing) is GrownModule}
     shapes = [parameter.shape for parameter in host.parameters()]
 
     def is_average(thing: Any) -> bool:
@@ -147,12 +151,12 @@ def _average_of(host: nn.Module) -> nn.Module | None:
         model = thing.module if averaged else thing
         return (
             type(model) is type(host)
+            and id(model) not in growing
             and (averaged or not any(parameter.requires_grad for parameter in model.parameters()))
             and [parameter.shape for parameter in model.parameters()] == shapes
         )
 
-    gc.collect()  # What nobody can reach is no copy.
-    return next(filter(is_average, gc.get_objects()), None)
+    return next(filter(is_average, everything), None)
 
 
 def warn_of_slow_seeds(optimizer: Optimizer) -> None:

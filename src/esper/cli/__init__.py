@@ -13,6 +13,7 @@ from esper.cli.learn_commands import imitate, offline, record
 from esper.cli.options import add_command
 from esper.cli.show_commands import blueprints, compare, data_get, data_list, query, tasks
 from esper.cli.train_command import ppo
+from esper.cli.view_commands import report, runs, serve, show
 from esper.leyline.errors import EsperError, EsperWarning, shortened
 
 app = typer.Typer(
@@ -31,6 +32,10 @@ train_app = typer.Typer(no_args_is_help=True, help="Learn when and what to grow.
 
 add_command(app, grow)
 add_command(app, evaluate)
+app.command()(runs)
+app.command()(show)
+app.command()(report)
+add_command(app, serve)
 app.command()(compare)
 app.command()(query)
 app.command()(tasks)

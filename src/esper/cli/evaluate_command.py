@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from esper.cli.options import option
 from esper.leyline.constants import MOST_COUNT
@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from esper.proof import EvaluationReport
+    from esper.tolaria import Precision
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,8 @@ class EvaluateSettings:
     control_for: str | None = option(
         None, "The arm that the controls are made for. Default: the last that grows."
     )
+    population: str = option("auto", "How hosts are trained: looped, fused, auto or measure.")
+    precision: str = option("fp32", "In what hosts compute while they train: fp32 or bf16.")
 
 
 def evaluate(settings: EvaluateSettings) -> None:
@@ -60,6 +63,7 @@ def evaluate(settings: EvaluateSettings) -> None:
         require_matplotlib,
         say,
         write_evaluation,
+        write_report,
     )
     from esper.proof import EvaluationSettings
     from esper.proof import evaluate as run_evaluation
@@ -73,6 +77,8 @@ def evaluate(settings: EvaluateSettings) -> None:
         tune=settings.tune,
         controls=settings.controls,
         control_for=settings.control_for,
+        population=settings.population,
+        precision=cast("Precision", settings.precision),
     )
     require_matplotlib()
     for arm in plan.arms:
@@ -84,7 +90,7 @@ def evaluate(settings: EvaluateSettings) -> None:
     with one_thread(), PhaseProgress(console) as bar:
         report = run_evaluation(task, data, plan, find_controller, bar.show)
     show_report(console, report)
-    for path in write_evaluation(out, report.as_dict()):
+    for path in (*write_evaluation(out, report.as_dict()), write_report(out)):
         say(console, str(path), whole=True)
 
 

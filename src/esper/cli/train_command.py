@@ -37,7 +37,10 @@ class PPOSettings:
     config: str | None = option(None, "TOML file with settings; flags override it.")
     resume: str | None = option(None, "Go on with the run in this folder instead.")
     population: str | None = setting(
-        "population", "How hosts are trained: looped, fused or auto; default auto."
+        "population", "How hosts are trained: looped, fused, auto or measure; default auto."
+    )
+    precision: str | None = setting(
+        "precision", "In what hosts compute: fp32 or bf16; default fp32."
     )
     workers: str | None = option(
         None,

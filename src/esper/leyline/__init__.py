@@ -32,9 +32,9 @@ from esper.leyline.errors import (
 from esper.leyline.gates import GATE_FOR_TARGET, GateLevel, GateResult
 from esper.leyline.randomness import draw_key, generator
 from esper.leyline.recorder import History, NullRecorder, Recorder, RoundRecorder
-from esper.leyline.reports import EpisodeOutcome, SeedStateReport
+from esper.leyline.reports import EpisodeOutcome, SeedStateReport, TwinReport
 from esper.leyline.signals import TrainingSignals
-from esper.leyline.slot_config import TOPOLOGIES, InjectionSpec, SlotConfig
+from esper.leyline.slot_config import SEED_LAYOUTS, TOPOLOGIES, InjectionSpec, SlotConfig
 from esper.leyline.slot_id import format_slot_id, parse_slot_id, validate_slot_ids
 from esper.leyline.stages import (
     HOLDS_SEED,
@@ -67,6 +67,7 @@ __all__ = [
     "NUM_OPS",
     "OP",
     "RELEVANT_HEADS",
+    "SEED_LAYOUTS",
     "SLOT",
     "TOPOLOGIES",
     "VALID_TRANSITIONS",
@@ -92,6 +93,7 @@ __all__ = [
     "SlotConfig",
     "SlotIdError",
     "TrainingSignals",
+    "TwinReport",
     "constants",
     "draw_key",
     "format_slot_id",

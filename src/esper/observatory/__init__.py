@@ -1,6 +1,7 @@
 """observatory: the one who watches and never touches.
 
-The run directory and everything that is drawn from it: terminal, picture. Imports `leyline` only.
+The run directory and everything that is drawn from it: terminal, picture, report, web page.
+Imports `leyline` only.
 """
 
 from esper.observatory.comparison import compare_runs, comparison_table
@@ -11,20 +12,30 @@ from esper.observatory.evaluation import (
     seeds_worth_table,
     write_evaluation,
 )
-from esper.observatory.picture import draw_growth, require_matplotlib
+from esper.observatory.picture import draw_growth, growth_figure, require_matplotlib
 from esper.observatory.query import query
+from esper.observatory.report import write_report
 from esper.observatory.run_directory import (
     ARMS,
+    CHECKPOINTS,
     CONFIG,
+    EVENTS,
+    GROWN,
+    METRICS,
     MODEL,
     PROFILE,
     RunDirectory,
     read_rows,
     write_summary,
 )
+from esper.observatory.runs import find_runs
+from esper.observatory.serving import serve
+from esper.observatory.summaries import runs_as_json, runs_table, show_run
 from esper.observatory.terminal import (
     PhaseProgress,
     StepProgress,
+    epoch_progress,
+    growth_in_words,
     place,
     say,
     seeds_table,
@@ -34,7 +45,11 @@ from esper.observatory.training_progress import RoundProgress
 
 __all__ = [
     "ARMS",
+    "CHECKPOINTS",
     "CONFIG",
+    "EVENTS",
+    "GROWN",
+    "METRICS",
     "MODEL",
     "PROFILE",
     "PhaseProgress",
@@ -46,15 +61,24 @@ __all__ = [
     "comparison_table",
     "comparisons_table",
     "draw_growth",
+    "epoch_progress",
+    "find_runs",
+    "growth_figure",
+    "growth_in_words",
     "place",
     "prepare_folder",
     "query",
     "read_rows",
     "require_matplotlib",
+    "runs_as_json",
+    "runs_table",
     "say",
     "seeds_table",
     "seeds_worth_table",
+    "serve",
+    "show_run",
     "summary_table",
     "write_evaluation",
+    "write_report",
     "write_summary",
 ]

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import shutil
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -21,17 +22,19 @@ ACTIONS = "actions.txt"  # the actions of a run of one episode, as a script that
 TIMINGS = "timings.jsonl"  # seconds per round: all that differs between runs of the same key
 SUMMARY = "summary.json"  # the comparison that `esper grow` ends with
 PICTURE = "growth.png"  # the growth, drawn
+PAGE = "report.html"  # the run on one page
 MODEL = "model.pt2"  # the grown network, as a torch.export program
 ARMS = "arms"  # a folder: run directories of what the grown network is compared with
 CHECKPOINTS = "checkpoints"  # a folder: written by the training itself
+GROWN = "grown"  # a folder: the grown network, as `esper.load` reads it
 PROFILE = "profile"  # a folder: traces of a round that was looked at closely
 EPISODES = "episodes.safetensors"  # what was recorded, to learn from
 LOCK = ".lock"  # locked, not merely there, while a process writes to the run
 
 # What makes a folder a run, and goes when another run takes its place.
 OWN = (
-    *(CONFIG, EVENTS, METRICS, OUTCOMES, ACTIONS, TIMINGS, SUMMARY, PICTURE, MODEL),
-    *(EPISODES, ARMS, CHECKPOINTS, PROFILE),
+    *(CONFIG, EVENTS, METRICS, OUTCOMES, ACTIONS, TIMINGS, SUMMARY, PICTURE, PAGE, MODEL),
+    *(EPISODES, ARMS, CHECKPOINTS, GROWN, PROFILE),
 )
 # Cut back to a checkpoint when a run goes on from it.
 HISTORY = (EVENTS, METRICS, OUTCOMES)
@@ -92,6 +95,11 @@ class RunDirectory:
             raise
         return record
 
+    @staticmethod
+    def is_run(path: Path) -> bool:
+        """Has a run begun to write to this folder?"""
+        return (path / LOCK).exists() and (path / CONFIG).is_file()
+
     def begin(self, config: Mapping[str, Any]) -> None:
         """An empty record in the place of whatever was told before."""
         try:
@@ -119,6 +127,10 @@ class RunDirectory:
             kept = [row for row in read_rows(path / TIMINGS) if row["round"] < next_round]
             text = "".join(json.dumps(row) + "\n" for row in kept)
             _replace_text(path / TIMINGS, text)
+        if self.script:
+            rows = (row for row in read_rows(path / METRICS) if row.get("env") == 0 and acts(row))
+            lines = [SCRIPT_HEADING, *map(script_line, rows)]
+            _replace_text(path / ACTIONS, "\n".join(lines) + "\n")
         _replace_text(path / CONFIG, to_toml(config))
         self._open_history()
 
@@ -126,7 +138,7 @@ class RunDirectory:
         self._round = {"round": number}
 
     def event(self, event: Event) -> None:
-        self._write(EVENTS, {"event": type(event).__name__, **asdict(event)})
+        self._write(EVENTS, event.row())
 
     def metrics(self, row: Mapping[str, Any]) -> None:
         self._write(METRICS, row)
@@ -207,7 +219,7 @@ def _lock(path: Path) -> IO[bytes]:
     except OSError as error:
         raise ConfigError(f"cannot write to {path}: {error.strerror}") from error
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _lock_soon(file)
     except OSError as error:
         file.close()
         if isinstance(error, BlockingIOError):
@@ -218,8 +230,18 @@ def _lock(path: Path) -> IO[bytes]:
     return file
 
 
+def _lock_soon(file: IO[bytes]) -> None:
+    """A view that asks whether a run goes on holds the lock for an instant; a run for long."""
+    for _ in range(20):
+        try:
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(0.005)
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
 def _remove(path: Path) -> None:
-    if path.name in (ARMS, CHECKPOINTS, PROFILE) and path.is_dir():
+    if path.name in (ARMS, CHECKPOINTS, GROWN, PROFILE) and path.is_dir():
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)

@@ -7,15 +7,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
+from rich.text import Text
 
-from esper.leyline import NullRecorder
+from esper.leyline import IS_LIVE, NullRecorder, SeedStage
+from esper.observatory.looks import STAGE_COLOURS
 
-_COLOURS = {
-    "GERMINATED": "cyan",
-    "TRAINING": "cyan",
-    "BLENDING": "yellow",
-    "HOLDING": "magenta",
-}
+ON_ITS_WAY = [stage.name for stage in SeedStage if IS_LIVE[stage]]
 
 
 def say(console: Console, text: str, *, whole: bool = False) -> None:
@@ -26,7 +23,9 @@ def say(console: Console, text: str, *, whole: bool = False) -> None:
 class StepProgress(NullRecorder):
     """A progress bar over the steps of one run: a recorder that shows the metrics it is told."""
 
-    def __init__(self, console: Console, label: str, steps: int) -> None:
+    def __init__(self, console: Console, label: str, steps: int, first: int = 0) -> None:
+        """`first` is the number of the first step, which rows count as 0."""
+        self.first = first
         self.progress = Progress(
             TextColumn("{task.description}", justify="left", markup=False),
             BarColumn(bar_width=16),
@@ -51,10 +50,40 @@ class StepProgress(NullRecorder):
         score = row["val_score"]
         self.progress.update(
             self.task,
-            completed=row["step"],
+            completed=row["step"] + self.first,
             score="" if score is None else f"validation {score:5.1f}",
             seeds=_seeds(row),
         )
+
+
+class EpochLines(NullRecorder):
+    """A line for every epoch, for where there is no terminal to draw on."""
+
+    def __init__(self, console: Console, label: str, epochs: int) -> None:
+        self.console, self.label, self.epochs = console, label, epochs
+
+    def __enter__(self) -> "EpochLines":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        pass
+
+    def metrics(self, row: Mapping[str, Any]) -> None:
+        seeds = Text.from_markup(_seeds(row)).plain
+        words = [
+            f"{self.label} epoch {row['step'] + 1}/{self.epochs}",
+            f"validation {shown(row['val_score'], '.2f')}",
+            *([seeds] if seeds else []),
+        ]
+        say(self.console, "  ".join(words), whole=True)
+
+
+def epoch_progress(label: str, epochs: int) -> StepProgress | EpochLines:
+    """A progress bar on a terminal, a line per epoch elsewhere; use it as a context manager."""
+    console = Console()
+    if console.is_terminal:
+        return StepProgress(console, label, epochs, first=1)
+    return EpochLines(console, label, epochs)
 
 
 class PhaseProgress:
@@ -91,11 +120,11 @@ def _seeds(row: Mapping[str, Any]) -> str:
     """'2 kept, mlp blending in layer1': fossils are counted, seeds on their way are named."""
     stages = {module: row[f"{module}.stage"] for module in modules_of(row)}
     kept = sum(stage == "FOSSILIZED" for stage in stages.values())
-    words = [f"[green]{kept} kept[/]"] if kept else []
+    words = [f"[{STAGE_COLOURS['FOSSILIZED']}]{kept} kept[/]"] if kept else []
     for module, stage in stages.items():
-        if stage in _COLOURS:
+        if stage in ON_ITS_WAY:
             seed = escape(f"{row[f'{module}.blueprint']} {stage.lower()} in {module}")
-            words.append(f"[{_COLOURS[stage]}]{seed}[/]")
+            words.append(f"[{STAGE_COLOURS[stage]}]{seed}[/]")
     return ", ".join(words)
 
 
@@ -114,6 +143,13 @@ def plain_table(*headings: str, gap: int = 2) -> Table:
 def shown(value: float | None, form: str) -> str:
     """A number in the given format; '-' for what was not measured."""
     return "-" if value is None else format(value, form)
+
+
+def clock(seconds: float) -> str:
+    """1:02:03, or 2:03 for less than an hour."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 def summary_table(rows: Sequence[Mapping[str, Any]], score: str) -> Table:
@@ -152,3 +188,14 @@ def seeds_table(seeds: Sequence[Mapping[str, Any]], score: str) -> Table:
     table.caption = f"points of validation {score} that a seed is worth"
     table.caption_justify = "left"
     return table
+
+
+def growth_in_words(outcome: Mapping[str, Any], seeds: Sequence[Mapping[str, Any]]) -> str:
+    """What became of the seeds of one network, in a sentence."""
+    kept = ", ".join(f"{seed['blueprint']} in {place(seed)}" for seed in seeds) or "no seed"
+    early = "Interrupted; " if outcome["ended"] == "interrupted" else ""
+    return (
+        f"{early}{outcome['germinated']} seed{'' if outcome['germinated'] == 1 else 's'} "
+        f"germinated, {outcome['culled']} culled; the network of epoch {outcome['best_step']} "
+        f"is kept, with {kept}."
+    )

@@ -330,12 +330,14 @@ class Garden:
     def suspects(self, env: int, broken: Validation) -> list[int]:
         """The seed on trial without which the broken network does best; empty without any.
 
-        Where even that does not give a finite loss, it is the youngest.
+        Best by its loss; where no loss is finite, or none is known, by its score; where that does
+        not tell them apart either, it is the youngest.
         """
-        without = np.nan_to_num(broken.without_loss[env], nan=np.inf)
-        candidates = np.flatnonzero(self.on_trial()[env]).tolist()
+        loss = np.nan_to_num(broken.without_loss[env], nan=np.inf)
+        deficit = np.nan_to_num(-broken.without_score[env], nan=np.inf)
         age = self.table.epochs_total[env]
-        ranked = sorted(candidates, key=lambda slot: (without[slot], age[slot]))
+        candidates = np.flatnonzero(self.on_trial()[env]).tolist()
+        ranked = sorted(candidates, key=lambda slot: (loss[slot], deficit[slot], age[slot]))
         return ranked[:1]
 
     def embargo(self, env: int, slot: int, step: int) -> None:

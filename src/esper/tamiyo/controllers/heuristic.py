@@ -7,6 +7,7 @@ seed helped is measured by taking it out, not by what the host learned meanwhile
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from esper.leyline import (
     BLEND,
@@ -71,6 +72,14 @@ class HeuristicController:
         self.last_cull = np.full(n_envs, -100)
         self.penalty: np.ndarray | None = None
         self.blueprint_seen: np.ndarray | None = None
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        memory = {name: value for name, value in vars(self).items() if name != "config"}
+        return {n: torch.from_numpy(v.copy()) for n, v in memory.items() if v is not None}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        for name, value in state.items():
+            setattr(self, name, value.numpy().copy())
 
     def act(self, situation: Situation) -> np.ndarray:
         self._remember_culls(situation)
