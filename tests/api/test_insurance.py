@@ -70,7 +70,8 @@ def loaders() -> tuple[DataLoader[Any], DataLoader[Any]]:
         x = torch.randn(260, 6)
         y = (x[:, 0] * x[:, 1] > 0).long() + (x[:, 2] > 0.5).long()
     train, val = TensorDataset(x[:60], y[:60]), TensorDataset(x[60:], y[60:])
-    return DataLoader(train, 30, shuffle=True), DataLoader(val, 200)
+    order = torch.Generator().manual_seed(2)
+    return DataLoader(train, 30, shuffle=True, generator=order), DataLoader(val, 200)
 
 
 def episode(key: int, controller: Any, *, insured: bool) -> tuple[esper.Grown, nn.Module]:
