@@ -10,6 +10,9 @@ $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --constraint constraints.txt torch
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@# For the tests of the web page; without it they are skipped, and say so.
+	command -v chromium >/dev/null || ! command -v apt-get >/dev/null || { apt-get update -qq && \
+	  DEBIAN_FRONTEND=noninteractive apt-get install -qq -y chromium >/dev/null; } || echo "no Chromium: browser tests are skipped"
 	touch $@
 
 demo: setup

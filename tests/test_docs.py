@@ -19,7 +19,7 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 NOT_OURS = ("make", "pip", "python ", "pytest")
 # Long, or in need of a network or of earlier runs: what they do is tested with small settings in
 # tests/cli and tests/simic/training; here their options must exist.
-LONG = ("train", "evaluate", "compare", "query", "data get")
+LONG = ("train", "evaluate", "compare", "query", "data get", "serve", "watch")
 SHORTER = ("--steps", "2", "--no-compare")
 
 
@@ -63,6 +63,7 @@ def test_every_command_runs(
         for option in (word for word in words if word.startswith("--")):
             assert option in shown, option
         return
+    (tmp_path / "runs").mkdir()
     shorter = SHORTER if words[0] == "grow" else ()
     assert esper_here(monkeypatch, *words, *shorter, cwd=tmp_path) == 0, capsys.readouterr().err
 

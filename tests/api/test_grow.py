@@ -167,7 +167,7 @@ def test_dict_and_tuple_inputs() -> None:
         ({"val_loader": [(torch.zeros(3, 7), torch.zeros(3).long())]}, "inputs of val_loader"),
         ({"optimizer": lambda params: torch.optim.Adagrad(params)}, "Adagrad cannot take"),
         ({"incubation": "both"}, "'isolated' or 'joint'"),
-        ({"max_grad_norm": 0.0}, "above 0"),
+        ({"max_grad_norm": 0.0}, "max_grad_norm must be a number above 0"),
     ],
 )
 def test_bad_arguments_get_one_sentence_before_anything_is_trained(

@@ -30,6 +30,7 @@ def test_writes_json_csv_and_a_picture(
         trial["test_score"] for trial in report["trials"]
     ]
     assert (out / "evaluation.png").read_bytes().startswith(b"\x89PNG")
+    assert '"state":"finished"' in (out / "report.html").read_text()
     shown = capsys.readouterr().out
     assert "random - static" in shown
     assert "All arms used the learning rate 0.01." in shown

@@ -32,6 +32,7 @@ ONE = np.ones(1, dtype=bool)
 def seed_table(rules: LifecycleRules | None = None) -> SlotTable:
     table = SlotTable.empty(1, 1)
     germinate(table, 0, 0, blueprint=1, blend=0, params=10, macs=5, score=50.0)
+    table.noise[:] = 2.0
     return table
 
 
@@ -137,7 +138,8 @@ def test_fossils_are_permanent() -> None:
         (GateLevel.G2, "epochs_in_stage", 3, 2),
         (GateLevel.G3, "alpha", 0.95, 0.94),
         (GateLevel.G3, "epochs_in_stage", 3, 2),
-        (GateLevel.G5, "contribution", 1.0, 0.99),
+        (GateLevel.G5, "contribution", 1.01, 1.0),
+        (GateLevel.G5, "noise", 9.9, 10.0),
         (GateLevel.G5, "healthy", True, False),
     ],
 )

@@ -17,6 +17,7 @@ from esper.tolaria import (
     GrowthEnv,
     HostRecipe,
     LoopedPopulation,
+    PopulationKind,
     Trained,
     TrialRules,
     make_env,
@@ -25,9 +26,7 @@ from esper.tolaria import (
     train,
 )
 from esper.tolaria.fused import FusedPopulation
-from esper.tolaria.trial import PopulationKind
-from helpers import small_digits
-from reward_support import break_host
+from helpers import break_host, small_digits
 
 EARLY = "1 GERMINATE r0c0 branch linear\nauto FOSSILIZE\n"
 STEPS = 16
@@ -155,7 +154,7 @@ def test_the_loss_of_a_guess_is_that_of_the_network_s_outputs() -> None:
     [
         ({"steps": 0}, "at least 1 step"),
         ({"steps": 3, "incubation": "sudden"}, "sudden"),
-        ({"steps": 3, "population": "big"}, "auto, looped or fused"),
+        ({"steps": 3, "population": "auto"}, "looped or fused, got population 'auto'"),
     ],
 )
 def test_rules_that_cannot_work_are_refused(rules: dict[str, object], culprit: str) -> None:
@@ -174,7 +173,7 @@ def test_a_budget_closes_what_would_exceed_it() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "expected"),
-    [("auto", LoopedPopulation), ("looped", LoopedPopulation), ("fused", FusedPopulation)],
+    [("looped", LoopedPopulation), ("fused", FusedPopulation)],
 )
 def test_the_rules_say_what_trains_the_hosts(kind: PopulationKind, expected: type) -> None:
     task, data = small_digits()
@@ -193,7 +192,7 @@ def test_hosts_that_cannot_be_fused_are_refused_with_the_reason(
         seen.append(type(template.host))
         return "they have dropout"
 
-    monkeypatch.setattr("esper.tolaria.fused.population.why_not_fused", why_not)
+    monkeypatch.setattr("esper.tolaria.fused.fits.why_not_fused", why_not)
     with pytest.raises(ConfigError, match="cannot be fused: they have dropout; use population"):
         make_env(task.recipe(data), [0], TrialRules(2, population="fused"))
     assert seen == [CNNHost]

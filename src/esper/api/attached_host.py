@@ -8,6 +8,7 @@ import numpy as np
 from torch import nn
 from torch.optim import Optimizer
 
+from esper.api.checks import MEASURED, require
 from esper.growth import (
     GrownModule,
     HostSnapshot,
@@ -92,7 +93,9 @@ class AttachedHost:
                 for k, coalition in enumerate(present):
                     if not (complete[k] and known):
                         with self.network.coalition(coalition.tolist()):
-                            score[k] = self.user_evaluate()
+                            given = self.user_evaluate()
+                            require("what evaluate() gives", given, MEASURED)
+                            score[k] = float(given)
         finally:
             self.asking = False
         if self.reported is not None:

@@ -19,12 +19,15 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.hooks import RemovableHandle
 
 from esper.api.attached_host import AttachedHost
-from esper.api.controllers import find_controller
+from esper.api.checks import check_optimizer, checked
+from esper.api.controllers import check_script, find_controller
 from esper.api.epochs import decisions
 from esper.api.following import Follower
+from esper.api.watch import Watch, warn_of_another_task, warn_of_slow_seeds
 from esper.growth import (
     BlueprintCatalogue,
     GrownModule,
+    Layouts,
     LifecycleRules,
     SlotChoice,
     add_slot_groups,
@@ -92,6 +95,7 @@ class Body:
     def history(self) -> list[dict[str, Any]]:
         return self.recorder.rows
 
+    @checked()
     def manage(
         self,
         optimizer: Optimizer,
@@ -107,12 +111,9 @@ class Body:
         """
         if self.host.optimizer is not None:
             raise ConfigError("an optimiser is managed already; one body has one optimiser")
-        known = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        if not known & {id(p) for p in self.model.host_parameters()}:
-            raise ConfigError("this optimiser trains none of the model's parameters")
-        for name, value in (("seed_lr", seed_lr), ("seed_weight_decay", seed_weight_decay)):
-            if value is not None and not value >= 0.0:
-                raise ConfigError(f"{name} must be 0 or more, got {value}")
+        check_optimizer(optimizer, self.model.host_parameters())
+        if seed_lr is None:
+            warn_of_slow_seeds(optimizer)
         slot_ids = self.model.slot_config.slot_ids
         add_slot_groups(optimizer, slot_ids, schedulers, lr=seed_lr, weight_decay=seed_weight_decay)
         self.host.optimizer = optimizer
@@ -140,6 +141,7 @@ class Body:
         with self.host.evaluating():
             yield
 
+    @checked()
     def step(self, validation_score: float, validation_loss: float | None = None) -> bool:
         """Report an epoch; the controller then decides and the model may change.
 
@@ -286,6 +288,7 @@ class Body:
                 )
 
 
+@checked()
 def attach(
     model: nn.Module,
     *,
@@ -293,6 +296,8 @@ def attach(
     example: Any,
     evaluate: Callable[[], float],
     steps: int,
+    layout: Layouts | None = None,
+    causal: bool | None = None,
     controller: str | Controller = "heuristic",
     budget: Budget | None = None,
     key: int = 0,
@@ -307,8 +312,9 @@ def attach(
     arguments are those of `grow`. Raises ConfigError for arguments that cannot work.
     """
     rules = LifecycleRules(decisions(steps), incubation)
-    network = GrownModule.wrap(model, slots, example, blueprints)
+    network = GrownModule.wrap(model, slots, example, blueprints, layout=layout, causal=causal)
     chosen = find_controller(controller, len(network.sites), network.catalogue)
+    check_script(chosen, network)
     host = AttachedHost(network, evaluate, example, key)
     history = History()
     env = GrowthCycle(
@@ -320,4 +326,6 @@ def attach(
         recorder=history,
         keep_best=True,
     )
+    history.listeners = [Watch(history, env, chosen)]
+    warn_of_another_task(chosen, type(model).__name__)
     return Body(host, env, chosen, history)

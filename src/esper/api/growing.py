@@ -13,14 +13,17 @@ from torch import nn
 from torch.optim import AdamW, Optimizer
 
 from esper.api.callbacks import Callback, Caller
-from esper.api.controllers import find_controller
+from esper.api.checks import FLAG, check_optimizer, checked
+from esper.api.controllers import check_script, find_controller
 from esper.api.epochs import decisions
 from esper.api.grown import Grown, save_network
 from esper.api.growth_run import GrowthRun, StopRule, open_record, save_run
 from esper.api.insurance import insure
 from esper.api.objective_checks import check_objectives
+from esper.api.watch import Watch, warn_of_another_task, warn_of_slow_seeds
 from esper.growth import (
     BlueprintCatalogue,
+    Layouts,
     SlotChoice,
     default_catalogue,
 )
@@ -34,6 +37,7 @@ from esper.tolaria import (
     HostRecipe,
     LoaderSource,
     Objective,
+    Precision,
     TrialRules,
     WholeSetScore,
     find_objective,
@@ -47,6 +51,7 @@ DEFAULT_LEARNING_RATE = 1e-3
 OptimizerMaker = Callable[[Iterable[nn.Parameter]], Optimizer]
 
 
+@checked(progress=FLAG)
 def grow(
     model: nn.Module,
     train_loader: Iterable[Any],
@@ -54,6 +59,8 @@ def grow(
     *,
     slots: SlotChoice,
     example: Any = None,
+    layout: Layouts | None = None,
+    causal: bool | None = None,
     loss: str | Objective = "cross_entropy",
     score: str | Callable[[Any, Any], Any] = "accuracy",
     controller: str | Controller = "heuristic",
@@ -75,6 +82,7 @@ def grow(
     incubation: Literal["isolated", "joint"] = "isolated",
     max_seeds: int | None = None,
     max_grad_norm: float | None = None,
+    precision: Precision = "fp32",
 ) -> Grown:
     """Train `model` in place for `steps` epochs and grow it where that helps.
 
@@ -82,13 +90,17 @@ def grow(
     given to the model as keywords or positions. `forward(model, input)`, if given, calls the model
     instead, and a batch may then be anything. `slots` are module names, a regular expression or a
     predicate `(name, module)`; `list_slots(model, example)` shows what there is, where `example` is
-    one input (by default the first of `train_loader`).
+    one input (by default the first of `train_loader`). `layout` says of slots by name which
+    dimension is what ({"encoder": "BTC"}), where the table shows "?"; `causal=True` that seeds must
+    not look ahead along positions (None: as the model says, by an attribute `causal` or calls with
+    `is_causal`; else they may).
 
     `loss` is a name or a callable of (output, target) that averages over the batch. `score` is a
     name, a callable of (all outputs, all targets) of validation, or a metric of torchmetrics; it is
-    better when higher, on a 0-100 scale. `optimizer` is an optimiser of the model's parameters or a
+    better when higher, on any scale. `optimizer` is an optimiser of the model's parameters or a
     function that makes one (default: AdamW, 1e-3); `scheduler` makes a scheduler of it, which is
-    stepped after every epoch.
+    stepped after every epoch. With `precision="bf16"` the model computes in bfloat16 while it is
+    trained and evaluated.
 
     The run ends after `steps` epochs, `patience` epochs without a better score or `max_time`
     seconds, whichever is first. `out` is a folder for its record, with a picture and the network;
@@ -109,6 +121,9 @@ def grow(
         optimizer=_optimizer_maker(optimizer),
         catalogue=blueprints or default_catalogue(),
         max_grad_norm=max_grad_norm,
+        precision=precision,
+        layout=layout,
+        causal=causal,
     )
     rules = TrialRules(decisions(steps), incubation, budget=budget, max_seeds=max_seeds)
     if resume and out is None:
@@ -185,6 +200,7 @@ class Plan:
             "max_macs": budget.macs,
             "max_seeds": self.rules.max_seeds,
             "max_grad_norm": self.recipe.max_grad_norm,
+            "precision": self.recipe.precision,
             "patience": self.patience,
             "batches_per_epoch": self.batches_per_epoch,
             "scheduled": self.scheduler is not None,
@@ -203,6 +219,8 @@ def _run(
     env = make_env(plan.recipe, [plan.key], plan.rules, history, _device(plan.model))
     network = env.population.template
     chosen = find_controller(controller, len(network.sites), plan.recipe.catalogue)
+    check_script(chosen, network)
+    warn_of_another_task(chosen, type(plan.model).__name__)
     (optimizer,) = env.population.optimizers  # type: ignore[attr-defined]
     scheduler = None if plan.scheduler is None else _make_scheduler(plan.scheduler, optimizer)
     settings = plan.settings(chosen, network.slot_config.names)
@@ -218,7 +236,8 @@ def _run(
             save = lambda: save_run(record, run)  # noqa: E731
         if plan.progress:
             told.append(stack.enter_context(epoch_progress(label, plan.rules.steps + 1)))
-        history.listeners = [*told, *listeners]
+        watch = Watch(history, env, chosen, plan.recipe.data)
+        history.listeners = [*told, *listeners, watch]
         (outcome,) = settle(
             env,
             np.ones(1, dtype=bool),
@@ -242,9 +261,15 @@ def _make_scheduler(make: Callable[[Optimizer], Any], optimizer: Optimizer) -> A
 def _optimizer_maker(optimizer: Optimizer | OptimizerMaker | None) -> OptimizerMaker:
     if optimizer is None:
         return lambda params: AdamW(params, lr=DEFAULT_LEARNING_RATE)
-    if isinstance(optimizer, Optimizer):
-        return lambda params: optimizer
-    return optimizer
+
+    def make(params: Iterable[nn.Parameter]) -> Optimizer:
+        params = list(params)
+        made = optimizer if isinstance(optimizer, Optimizer) else optimizer(params)
+        check_optimizer(made, params)
+        warn_of_slow_seeds(made)
+        return made
+
+    return make
 
 
 def _score(score: str | Callable[[Any, Any], Any]) -> Objective:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from esper.growth import call_model, evaluating, map_tensors
 from esper.leyline import ConfigError
-from esper.tolaria import HostRecipe, WholeSetScore
+from esper.tolaria import HostRecipe, WholeSetScore, check_fit
 
 # What does not fit raises one of these; anything else is a defect, and passes as it is.
 MISFITS = (RuntimeError, TypeError, ValueError, IndexError, AttributeError, KeyError)
@@ -18,6 +18,7 @@ def check_objectives(model: nn.Module, recipe: HostRecipe, device: torch.device)
     """Raises ConfigError if model, loss and score do not work on validation data."""
     with evaluating(model):
         output, target = next(_outputs(model, recipe.data.val_batches(), device))
+        check_fit(recipe.loss, recipe.score, output, target)
         _check_number("loss", _attempt("loss", recipe.loss, output, target))
         if not isinstance(recipe.score, WholeSetScore):
             _check_number("score", _attempt("score", recipe.score, output, target))

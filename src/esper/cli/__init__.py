@@ -1,7 +1,8 @@
 """The `esper` command. Heavy libraries load only when a subcommand needs them."""
 
 import sys
-from typing import Annotated
+import warnings
+from typing import Annotated, TextIO
 
 import typer
 
@@ -12,7 +13,8 @@ from esper.cli.learn_commands import imitate, offline, record
 from esper.cli.options import add_command
 from esper.cli.show_commands import blueprints, compare, data_get, data_list, query, tasks
 from esper.cli.train_command import ppo
-from esper.leyline.errors import EsperError
+from esper.cli.view_commands import report, runs, serve, show
+from esper.leyline.errors import EsperError, EsperWarning, shortened
 
 app = typer.Typer(
     name="esper",
@@ -30,6 +32,10 @@ train_app = typer.Typer(no_args_is_help=True, help="Learn when and what to grow.
 
 add_command(app, grow)
 add_command(app, evaluate)
+app.command()(runs)
+app.command()(show)
+app.command()(report)
+add_command(app, serve)
 app.command()(compare)
 app.command()(query)
 app.command()(tasks)
@@ -61,9 +67,33 @@ def _root(
 
 
 def main() -> None:
-    """Entry point: bad input is one sentence on stderr and exit code 2."""
+    """Entry point: bad input is one sentence on stderr and exit code 2; so is a file that the
+    system does not give or take."""
+    warnings.showwarning = _show_warning
     try:
         app()
     except EsperError as error:
-        print(f"esper: {error}", file=sys.stderr)
-        sys.exit(2)
+        _fail(str(error))
+    except OSError as error:
+        name = "" if error.filename is None else f"{shortened(str(error.filename))}: "
+        _fail(f"{name}{error.strerror or error}")
+
+
+def _fail(message: str) -> None:
+    print(f"esper: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """Ours in the words that we chose; all others as Python shows them."""
+    text = warnings.formatwarning(message, category, filename, lineno, line)
+    if issubclass(category, EsperWarning):
+        text = f"esper: {message}\n"
+    print(text, end="", file=file or sys.stderr)

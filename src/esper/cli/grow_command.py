@@ -1,19 +1,19 @@
 """`esper grow`: run the arms, compare them on test data, draw the growth."""
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from esper.cli.options import option
+from esper.cli.options import MOST, MOST_KEY, option
 
 if TYPE_CHECKING:
     from rich.console import Console
     from torch import Tensor, nn
 
-    from esper.leyline import EpisodeOutcome
     from esper.tamiyo import Controller
-    from esper.tolaria import DataSplits, Task, Topology, Trained
+    from esper.tolaria import DataSplits, GrowthEnv, Precision, Task, Topology, Trained
 
 
 @dataclass(frozen=True)
@@ -24,11 +24,12 @@ class GrowSettings:
         "Who decides: heuristic, random, static (never grow), scripted:FILE, "
         "where FILE may be the actions.txt of an earlier run, or the folder of a training run.",
     )
-    key: int = option(0, "Same key, same run, byte for byte.", min=0)
+    key: int = option(0, "Same key, same run, byte for byte.", min=0, max=MOST_KEY)
     steps: int | None = option(
         None,
         "Epochs to train after the first, one decision before each; each task has its default.",
         min=1,
+        max=MOST,
     )
     out: str | None = option(
         None, "Folder for the record of the run. Default: runs/TASK-CONTROLLER-KEY."
@@ -43,6 +44,7 @@ class GrowSettings:
         "isolated: a seed learns without acting before it is blended in; "
         "joint: it is blended in from birth.",
     )
+    precision: str = option("fp32", "In what the networks compute while they train: fp32 or bf16.")
     compare: bool = option(True, "Also train the host alone, and the grown topology from scratch.")
 
     @property
@@ -65,17 +67,24 @@ def grow(settings: GrowSettings) -> None:
 
       esper grow --controller scripted:runs/first/actions.txt
     """
+    began = time.time()
     # Everything that can be wrong is found before the first epoch.
     from rich.console import Console
 
-    from esper.api import find_controller, one_thread
+    from esper.api import (
+        Watch,
+        check_script,
+        find_controller,
+        one_thread,
+        warn_of_another_task,
+    )
     from esper.growth import default_catalogue
     from esper.leyline import History
-    from esper.observatory import ARMS, RunDirectory, StepProgress
+    from esper.observatory import ARMS, RunDirectory, StepProgress, say, write_report
     from esper.tamiyo import StaticController
-    from esper.tolaria import Budget, TrialRules, data_root, find_task, train
+    from esper.tolaria import Budget, TrialRules, data_root, find_task, make_env, train
 
-    task = find_task(settings.task)
+    task = replace(find_task(settings.task), precision=cast("Precision", settings.precision))
     controller = find_controller(settings.controller, len(task.slots), default_catalogue())
     steps, out = settings.steps or task.steps, settings.folder
     rules = TrialRules(
@@ -84,23 +93,33 @@ def grow(settings: GrowSettings) -> None:
         budget=Budget(params=settings.max_params, macs=settings.max_macs),
     )
     data = task.load(data_root())
-    console = Console()
+    recipe, console = task.recipe(data), Console()
+    check_script(controller, make_env(recipe, [settings.key], rules).population.template)
+    warn_of_another_task(controller, task.name)
 
     def open_record(label: str, folder: Path) -> RunDirectory:
         config = {**asdict(settings), "steps": steps, "out": str(out), "arm": label}
-        return RunDirectory.create(folder, config, overwrite=settings.overwrite, script=True)
+        return RunDirectory.create(
+            folder, config, overwrite=settings.overwrite, since=began, script=True
+        )
 
     def play(
         label: str, record: RunDirectory, who: "Controller", topology: "Topology" = ()
     ) -> "Trained":
         with StepProgress(console, f"{label:<14}", steps) as progress:
+            history = History((record, progress))
+
+            def watch(env: "GrowthEnv") -> None:
+                history.listeners = (*history.listeners, Watch(history, env, who, recipe.data))
+
             (trained,) = train(
-                task.recipe(data),
+                recipe,
                 [settings.key],
                 replace(rules, topology=topology),
                 who,
                 task=task.name,
-                recorder=History((record, progress)),
+                recorder=history,
+                ready=watch,
             )
         return trained
 
@@ -117,6 +136,8 @@ def grow(settings: GrowSettings) -> None:
             with open_record(label, folder) as beside:
                 arms[label] = play(label, beside, StaticController(), topology)
         _conclude(console, task, settings, data, arms, others)
+    # Once the folder is free: a report of a run that is still locked says that it is running.
+    say(console, f"report   {write_report(out)}", whole=True)
 
 
 def _conclude(
@@ -127,7 +148,15 @@ def _conclude(
     arms: "Mapping[str, Trained]",
     others: dict[str, Path],
 ) -> None:
-    from esper.observatory import MODEL, draw_growth, say, seeds_table, summary_table, write_summary
+    from esper.observatory import (
+        MODEL,
+        draw_growth,
+        growth_in_words,
+        say,
+        seeds_table,
+        summary_table,
+        write_summary,
+    )
 
     out, score = settings.folder, task.score.__name__
     labels = [label for label in ("host alone", "grown", "from scratch") if label in arms]
@@ -143,7 +172,7 @@ def _conclude(
         console.print()
         console.print(seeds_table(seeds, score))
     console.print()
-    say(console, _in_words(outcome, seeds))
+    say(console, growth_in_words(asdict(outcome), seeds))
     if outcome.steps > 0 and outcome.best_step >= 0:
         title = f"{task.name}, {outcome.controller}, key {settings.key}"
         say(console, f"picture  {draw_growth(out, title, others)}", whole=True)
@@ -167,22 +196,11 @@ def _summary(label: str, trained: "Trained", test_score: float) -> dict[str, Any
     }
 
 
-def _in_words(outcome: "EpisodeOutcome", seeds: Sequence[Mapping[str, Any]]) -> str:
-    from esper.observatory import place
-
-    kept = ", ".join(f"{seed['blueprint']} in {place(seed)}" for seed in seeds) or "no seed"
-    early = "Interrupted; " if outcome.ended == "interrupted" else ""
-    return (
-        f"{early}{outcome.germinated} seed{'' if outcome.germinated == 1 else 's'} germinated, "
-        f"{outcome.culled} culled; the network of epoch {outcome.best_step} is kept, with {kept}."
-    )
-
-
 def _save_model(model: "nn.Module", example: "Tensor", path: Path) -> Path:
     """The whole network as a torch.export program, for any batch size; needs no Esper to run."""
     import torch
 
-    batch = torch.export.Dim("batch", min=1)
+    batch = torch.export.Dim("batch", min=1, max=MOST)
     program = torch.export.export(model.eval(), (example,), dynamic_shapes=({0: batch},))
     torch.export.save(program, path)
     return path

@@ -7,13 +7,22 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
+# Keys are counters of 63 bits; of epochs, rounds and the like nobody waits for more than this.
+MOST_KEY, MOST = 2**63 - 1, 10**9
+
 
 def option(
-    default: Any, help: str, *, flag: str | None = None, min: int | None = None, **notes: Any
+    default: Any,
+    help: str,
+    *,
+    flag: str | None = None,
+    min: int | None = None,
+    max: int | None = None,
+    **notes: Any,
 ) -> Any:
     """A field that is an option: its name and type are the field's, `...` for one that must be
     given. `notes` stay in the field's metadata."""
-    info = typer.Option(*([flag] if flag else []), min=min, help=help)
+    info = typer.Option(*([flag] if flag else []), min=min, max=max, help=help)
     return field(default=MISSING if default is ... else default, metadata={"option": info, **notes})
 
 

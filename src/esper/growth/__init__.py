@@ -45,6 +45,7 @@ from esper.growth.optimizer import (
 from esper.growth.seed_slot import SeedSlot, valve_params
 from esper.growth.sites import (
     CallInput,
+    Layouts,
     SlotChoice,
     SlotInfo,
     SlotListing,
@@ -76,6 +77,7 @@ __all__ = [
     "ChannelAttention",
     "GrownModule",
     "HostSnapshot",
+    "Layouts",
     "LifecycleRules",
     "MLPHost",
     "OutputSpec",

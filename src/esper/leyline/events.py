@@ -18,6 +18,13 @@ class Event:
 
 
 @dataclass(frozen=True)
+class Warned(Event):
+    """The user was warned, in these words."""
+
+    message: str
+
+
+@dataclass(frozen=True)
 class HostStabilized(Event):
     val_loss: float
 

@@ -1,6 +1,7 @@
 """observatory: the one who watches and never touches.
 
-The run directory and everything that is drawn from it: terminal, picture. Imports `leyline` only.
+The run directory and everything that is drawn from it: terminal, picture, report, web page.
+Imports `leyline` only.
 """
 
 from esper.observatory.comparison import compare_runs, comparison_table
@@ -13,6 +14,7 @@ from esper.observatory.evaluation import (
 )
 from esper.observatory.picture import draw_growth, growth_figure, require_matplotlib
 from esper.observatory.query import query
+from esper.observatory.report import write_report
 from esper.observatory.run_directory import (
     ARMS,
     CHECKPOINTS,
@@ -26,10 +28,14 @@ from esper.observatory.run_directory import (
     read_rows,
     write_summary,
 )
+from esper.observatory.runs import find_runs
+from esper.observatory.serving import serve
+from esper.observatory.summaries import runs_as_json, runs_table, show_run
 from esper.observatory.terminal import (
     PhaseProgress,
     StepProgress,
     epoch_progress,
+    growth_in_words,
     place,
     say,
     seeds_table,
@@ -56,16 +62,23 @@ __all__ = [
     "comparisons_table",
     "draw_growth",
     "epoch_progress",
+    "find_runs",
     "growth_figure",
+    "growth_in_words",
     "place",
     "prepare_folder",
     "query",
     "read_rows",
     "require_matplotlib",
+    "runs_as_json",
+    "runs_table",
     "say",
     "seeds_table",
     "seeds_worth_table",
+    "serve",
+    "show_run",
     "summary_table",
     "write_evaluation",
+    "write_report",
     "write_summary",
 ]

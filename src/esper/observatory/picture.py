@@ -8,19 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from esper.leyline import ConfigError
+from esper.observatory.looks import STAGE_COLOURS
 from esper.observatory.run_directory import METRICS, PICTURE, read_rows
 from esper.observatory.terminal import modules_of
 
-STAGE_COLOURS = {
-    "GERMINATED": "#9ecae1",
-    "TRAINING": "#4292c6",
-    "BLENDING": "#fdae6b",
-    "HOLDING": "#e6550d",
-    "FOSSILIZED": "#31a354",
-    "CULLED": "#d73027",
-    "EMBARGOED": "#bdbdbd",
-    "RESETTING": "#d9d9d9",
-}
 INK, QUIET = "#222222", "#8a8a8a"
 WIDTH = 8.0  # of the picture, in inches
 LONGEST_NAME, LONGEST_TITLE = 32, 100  # characters in a line

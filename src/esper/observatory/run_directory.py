@@ -5,12 +5,13 @@ import json
 import math
 import os
 import shutil
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
-from esper.leyline import ConfigError, EpisodeOutcome
+from esper.leyline import ConfigError, EpisodeOutcome, shortened
 from esper.leyline.events import Event
 
 CONFIG = "config.toml"  # the settings of the run
@@ -21,6 +22,7 @@ ACTIONS = "actions.txt"  # the actions of a run of one episode, as a script that
 TIMINGS = "timings.jsonl"  # seconds per round: all that differs between runs of the same key
 SUMMARY = "summary.json"  # the comparison that `esper grow` ends with
 PICTURE = "growth.png"  # the growth, drawn
+PAGE = "report.html"  # the run on one page
 MODEL = "model.pt2"  # the grown network, as a torch.export program
 ARMS = "arms"  # a folder: run directories of what the grown network is compared with
 CHECKPOINTS = "checkpoints"  # a folder: written by the training itself
@@ -31,7 +33,7 @@ LOCK = ".lock"  # locked, not merely there, while a process writes to the run
 
 # What makes a folder a run, and goes when another run takes its place.
 OWN = (
-    *(CONFIG, EVENTS, METRICS, OUTCOMES, ACTIONS, TIMINGS, SUMMARY, PICTURE, MODEL),
+    *(CONFIG, EVENTS, METRICS, OUTCOMES, ACTIONS, TIMINGS, SUMMARY, PICTURE, PAGE, MODEL),
     *(EPISODES, ARMS, CHECKPOINTS, GROWN, PROFILE),
 )
 # Cut back to a checkpoint when a run goes on from it.
@@ -58,12 +60,19 @@ class RunDirectory:
 
     @staticmethod
     def create(
-        path: Path, config: Mapping[str, Any], *, overwrite: bool = False, script: bool = False
+        path: Path,
+        config: Mapping[str, Any],
+        *,
+        overwrite: bool = False,
+        since: float | None = None,
+        script: bool = False,
     ) -> "RunDirectory":
         """Raises ConfigError if the folder already holds a run, or cannot be written.
 
-        With `overwrite` a run that is there makes room; what no run has left does not.
+        With `overwrite` a run that is there makes room; what no run has left does not, nor does a
+        run that has begun `since` (in seconds of `time.time`): whoever asks has not seen it.
         """
+        _check_name(path)
         taken = [name for name in OWN if (path / name).exists()]
         if taken and not (path / LOCK).exists():
             raise ConfigError(f"{path} holds a {taken[0]} that is of no run; choose another folder")
@@ -79,6 +88,7 @@ class RunDirectory:
             raise ConfigError(f"cannot write to {path}: {error.strerror}") from error
         record = RunDirectory(path, script=script)
         try:
+            _refuse_newer(path, since)
             record.begin(config)
         except ConfigError:
             record.close()
@@ -180,6 +190,25 @@ class RunDirectory:
             raise _unwritten(self.path, name, error) from error
 
 
+def _check_name(path: Path) -> None:
+    """Found here, it costs nothing; found at the end of a run, it costs the run."""
+    try:
+        path.exists()
+        str(path).encode()
+    except OSError as error:
+        raise ConfigError(f"{shortened(str(path))}: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(f"{str(path)!r} cannot be the name of a folder: {error}") from error
+
+
+def _refuse_newer(run: Path, since: float | None) -> None:
+    config = run / CONFIG
+    if since is not None and config.is_file() and config.stat().st_mtime > since:
+        raise ConfigError(
+            f"another run has begun in {run} since this command did; choose another folder"
+        )
+
+
 def _lock(path: Path) -> IO[bytes]:
     """A lock on the folder until the file is closed, which the kernel does for a killed process.
 
@@ -190,7 +219,7 @@ def _lock(path: Path) -> IO[bytes]:
     except OSError as error:
         raise ConfigError(f"cannot write to {path}: {error.strerror}") from error
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _lock_soon(file)
     except OSError as error:
         file.close()
         if isinstance(error, BlockingIOError):
@@ -199,6 +228,16 @@ def _lock(path: Path) -> IO[bytes]:
             ) from error
         raise ConfigError(f"cannot lock {path / LOCK}: {error.strerror}") from error
     return file
+
+
+def _lock_soon(file: IO[bytes]) -> None:
+    """A view that asks whether a run goes on holds the lock for an instant; a run for long."""
+    for _ in range(20):
+        try:
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(0.005)
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def _remove(path: Path) -> None:

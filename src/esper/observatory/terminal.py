@@ -9,14 +9,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column, Table
 from rich.text import Text
 
-from esper.leyline import NullRecorder
+from esper.leyline import IS_LIVE, NullRecorder, SeedStage
+from esper.observatory.looks import STAGE_COLOURS
 
-_COLOURS = {
-    "GERMINATED": "cyan",
-    "TRAINING": "cyan",
-    "BLENDING": "yellow",
-    "HOLDING": "magenta",
-}
+ON_ITS_WAY = [stage.name for stage in SeedStage if IS_LIVE[stage]]
 
 
 def say(console: Console, text: str, *, whole: bool = False) -> None:
@@ -124,11 +120,11 @@ def _seeds(row: Mapping[str, Any]) -> str:
     """'2 kept, mlp blending in layer1': fossils are counted, seeds on their way are named."""
     stages = {module: row[f"{module}.stage"] for module in modules_of(row)}
     kept = sum(stage == "FOSSILIZED" for stage in stages.values())
-    words = [f"[green]{kept} kept[/]"] if kept else []
+    words = [f"[{STAGE_COLOURS['FOSSILIZED']}]{kept} kept[/]"] if kept else []
     for module, stage in stages.items():
-        if stage in _COLOURS:
+        if stage in ON_ITS_WAY:
             seed = escape(f"{row[f'{module}.blueprint']} {stage.lower()} in {module}")
-            words.append(f"[{_COLOURS[stage]}]{seed}[/]")
+            words.append(f"[{STAGE_COLOURS[stage]}]{seed}[/]")
     return ", ".join(words)
 
 
@@ -147,6 +143,13 @@ def plain_table(*headings: str, gap: int = 2) -> Table:
 def shown(value: float | None, form: str) -> str:
     """A number in the given format; '-' for what was not measured."""
     return "-" if value is None else format(value, form)
+
+
+def clock(seconds: float) -> str:
+    """1:02:03, or 2:03 for less than an hour."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 def summary_table(rows: Sequence[Mapping[str, Any]], score: str) -> Table:
@@ -185,3 +188,14 @@ def seeds_table(seeds: Sequence[Mapping[str, Any]], score: str) -> Table:
     table.caption = f"points of validation {score} that a seed is worth"
     table.caption_justify = "left"
     return table
+
+
+def growth_in_words(outcome: Mapping[str, Any], seeds: Sequence[Mapping[str, Any]]) -> str:
+    """What became of the seeds of one network, in a sentence."""
+    kept = ", ".join(f"{seed['blueprint']} in {place(seed)}" for seed in seeds) or "no seed"
+    early = "Interrupted; " if outcome["ended"] == "interrupted" else ""
+    return (
+        f"{early}{outcome['germinated']} seed{'' if outcome['germinated'] == 1 else 's'} "
+        f"germinated, {outcome['culled']} culled; the network of epoch {outcome['best_step']} "
+        f"is kept, with {kept}."
+    )

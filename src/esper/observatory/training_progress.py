@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from esper.leyline import HEAD_NAMES
+from esper.observatory.terminal import clock, shown
 
 
 class RoundProgress:
@@ -47,28 +48,18 @@ def round_line(
 ) -> str:
     """Round, return, score, entropy by head, KL, speed, share of the hosts, time left."""
     entropies = " ".join(
-        f"{head} {_shown(row.get(f'{head}_entropy'), '.2f')}" for head in HEAD_NAMES
+        f"{head} {shown(row.get(f'{head}_entropy'), '.2f')}" for head in HEAD_NAMES
     )
     hosts = timing["seconds.hosts"] / timing["seconds"]
     words = [
         f"round {number + 1}/{rounds}",
-        f"return {_shown(row['return'], '+.3f')}",
-        f"score {_shown(row['val_score'], '.1f')}",
+        f"return {shown(row['return'], '+.3f')}",
+        f"score {shown(row['val_score'], '.1f')}",
         f"entropy {entropies}",
-        f"KL {_shown(row['approx_kl'], '.4f')}",
+        f"KL {shown(row['approx_kl'], '.4f')}",
         f"{timing['steps_per_second']:.0f} steps/s (hosts {hosts:.0%})",
-        f"left {_clock(left)}",
+        f"left {clock(left)}",
     ]
     if row.get("anomalies"):
         words.append(f"[yellow]{row['anomalies']}[/]")
     return "  ".join(words)
-
-
-def _shown(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)
-
-
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

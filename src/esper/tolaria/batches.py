@@ -1,6 +1,7 @@
 """Where batches come from: tensors in memory, or loaders of the user's own."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from itertools import islice
 from typing import Any, Protocol
 
@@ -8,11 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from esper.growth import CallInput, batch_size
-from esper.leyline import ConfigError
+from esper.leyline import ConfigError, EsperWarning
 
 Batch = tuple[Any, Any]
 # A default: how validation is cut into batches changes its speed and memory, not what it finds.
 VAL_BATCH = 512
+# Batches after which a loader that does not say how long it is may well be endless.
+LONG_EPOCH = 10_000
 
 
 class DataSource(Protocol):
@@ -78,6 +81,8 @@ class LoaderSource:
     They yield (input, target), or a dict that is both: the model takes it as keywords, loss and
     score find the target in it. `forward(model, input)`, if given, calls the model instead; then a
     batch may be anything. An epoch is the first `batches_per_epoch` batches, or all.
+
+    Raises ConfigError for what cannot be read once per epoch; warns of an epoch that does not end.
     """
 
     def __init__(
@@ -95,6 +100,11 @@ class LoaderSource:
         if example is not None:
             example = self._input(example)
         for name, loader in (("train_loader", train_loader), ("val_loader", val_loader)):
+            if iter(loader) is loader:
+                raise ConfigError(
+                    f"{name} is a generator, which is used up after one pass; give something that "
+                    "can be read again every epoch, such as a list or a DataLoader"
+                )
             first = next(iter(loader), None)
             if first is None:
                 raise ConfigError(f"{name} is empty; it must yield at least one batch")
@@ -110,6 +120,11 @@ class LoaderSource:
                 "with forward=(model, batch) -> output a batch may be anything"
             )
         inputs, target = self._pair(batch)
+        if isinstance(target, Tensor) and target.dim() == 0:
+            raise ConfigError(
+                f"{name} must yield batches, its target is a single number; put a data set into a "
+                "DataLoader"
+            )
         if isinstance(target, Tensor) and len(target) != batch_size(inputs):
             raise ConfigError(
                 f"{name} yields {batch_size(inputs)} inputs with {len(target)} targets; "
@@ -126,10 +141,24 @@ class LoaderSource:
         return value if self.forward is None else CallInput(self.forward, value)
 
     def train_batches(self, key: int) -> Iterator[Batch]:
-        return map(self._pair, islice(self.train_loader, self.batches_per_epoch))
+        limited = islice(self.train_loader, self.batches_per_epoch)
+        watched = self.batches_per_epoch is None and not isinstance(self.train_loader, Sized)
+        return self._pairs("train_loader", limited, watched)
 
     def val_batches(self) -> Iterator[Batch]:
-        return map(self._pair, self.val_loader)
+        return self._pairs("val_loader", self.val_loader, not isinstance(self.val_loader, Sized))
+
+    def _pairs(self, name: str, batches: Iterable[Any], watched: bool) -> Iterator[Batch]:
+        # Nobody can know whether an iterable without a length ends.
+        for number, batch in enumerate(batches):
+            if watched and number == LONG_EPOCH:
+                warnings.warn(
+                    f"{name} has no length and has given {number} batches; if it never ends, "
+                    "neither does the epoch: give batches_per_epoch=..., or a loader that ends",
+                    EsperWarning,
+                    stacklevel=2,
+                )
+            yield self._pair(batch)
 
     def example(self) -> Any:
         return self._example

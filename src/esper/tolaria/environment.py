@@ -26,6 +26,7 @@ from esper.tamiyo import SignalTracker, Situation, compute_action_masks, wait
 from esper.tolaria.garden import Budget, Garden, SavedHost, Validation
 from esper.tolaria.governor import Governor, Verdict
 from esper.tolaria.narrator import absent
+from esper.tolaria.objectives import standard_error
 from esper.tolaria.population import Hosts, Population, TrainReadings
 from esper.tolaria.transition import Transition
 
@@ -40,6 +41,7 @@ class GrowthCycle:
     keep_best        also keep each host as it was at its best validation score, for `settle`
     counterfactuals  measure what every seed is worth by leaving it out; without, a network that is
                      not going to change pays for plain validation only
+    answers_per_sample   of validation, where the score is the percentage of right ones
     """
 
     def __init__(
@@ -54,9 +56,11 @@ class GrowthCycle:
         recorder: Recorder | None = None,
         keep_best: bool = False,
         counterfactuals: bool = True,
+        answers_per_sample: int | None = None,
     ) -> None:
         self.population, self.rules = population, rules
         self.on_panic, self.keep_best = on_panic, keep_best
+        self.answers_per_sample = answers_per_sample
         self.recorder: Recorder = recorder or NullRecorder()
         self.n_envs = len(population.keys)
         self.garden = Garden(
@@ -117,7 +121,7 @@ class GrowthCycle:
             train.finite,
             acted,
             self._on_trial(),
-            validation.samples,
+            self.tracker.noise,
         )
         age(self.table, acted)
         for env in np.flatnonzero(verdict.panic).tolist():
@@ -213,10 +217,17 @@ class GrowthCycle:
             train_score=train.score,
             val_loss=validation.loss,
             val_score=validation.score,
+            chance=self._chance(validation),
         )
+        self.table.noise[:] = self.tracker.noise[:, None]
         for env in np.flatnonzero(signals.host_stabilized & ~was_stable).tolist():
             self.recorder.event(HostStabilized(env, self.step_count, signals.val_loss[env].item()))
         return signals
+
+    def _chance(self, validation: Validation) -> np.ndarray:
+        """[E]: how far chance alone moves each score, NaN where that cannot be known."""
+        answers = (self.answers_per_sample or 0) * validation.samples
+        return standard_error(validation.score, answers)
 
     def resume(self, signals: TrainingSignals) -> None:
         """Look at hosts and table as they were brought back, with their last epoch's signals."""

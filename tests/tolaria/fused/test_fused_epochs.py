@@ -88,6 +88,10 @@ def test_different_seeds_side_by_side_and_only_some_running(host: str) -> None:
 def test_gradients_are_clipped_for_each_host_and_seed_apart(max_norm: float) -> None:
     looped, fused = mixed("cnn", max_grad_norm=max_norm)
     assert_epochs_equal(looped, fused)
+    clipped, free = (mixed("cnn", max_grad_norm=norm)[1] for norm in (max_norm, None))
+    epochs = [population.train_epoch(np.ones(4, dtype=bool), 0) for population in (clipped, free)]
+    assert (epochs[0].loss != epochs[1].loss).all()
+    assert np.nanmax(epochs[0].seeds["gradient_norm"]) > max_norm, "read before it is clipped"
     read = looped.train_epoch(np.ones(4, dtype=bool), 5).seeds["gradient_norm"]
     assert np.nanmax(read) > max_norm, "readings are taken before clipping"
     for network in looped.networks:

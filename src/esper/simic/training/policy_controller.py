@@ -23,6 +23,7 @@ class LearnedController:
     def __init__(self, state: TrainState, name: str = "learned", deterministic: bool = True):
         self.agent, self.space = state.agent, state.space
         self.observations = state.observations
+        self.task: str | None = state.settings.get("task")
         self.name, self.deterministic = name, deterministic
 
     @staticmethod

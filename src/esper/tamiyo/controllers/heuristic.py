@@ -26,7 +26,7 @@ from esper.tamiyo.situation import Situation, wait
 
 @dataclass(frozen=True)
 class HeuristicConfig:
-    """Epochs are environment steps; scores and penalties are as in `leyline.constants`.
+    """Epochs are environment steps, changes of the score are in units of its noise.
 
     blueprint_rotation   tried in turn; those that do not fit a slot are passed over
     """
@@ -156,16 +156,17 @@ class HeuristicController:
         contribution = table.contribution[envs, slot]
         total = table.total_improvement[envs, slot]
         drop = table.improvement_since_stage_start[envs, slot]
+        noise = table.noise[envs, slot]
 
         growing = np.isin(stage, (SeedStage.TRAINING, SeedStage.BLENDING))
         tried = table.epochs_in_stage[envs, slot] >= config.cull_after_epochs_without_improvement
-        hurts = growing & tried & (drop < -config.cull_if_score_drops_by)
+        hurts = growing & tried & (drop < -config.cull_if_score_drops_by * noise)
 
         holding = stage == SeedStage.HOLDING
         # A seed the network depends on although it made the network worse holds it to ransom.
-        ransom = (contribution > c.RANSOMWARE_CONTRIBUTION) & (total < c.RANSOMWARE_IMPROVEMENT)
+        ransom = (contribution > c.RANSOM_CONTRIBUTION * noise) & (total < 0.0)
         worth = np.where(np.isnan(contribution), total, contribution)
-        helps = worth > config.min_improvement_to_fossilize
+        helps = worth > config.min_improvement_to_fossilize * noise
         may = s.masks.slot[envs, :, slot]
         keep = holding & ~ransom & helps & may[:, LifecycleOp.FOSSILIZE]
         drop_it = (hurts | (holding & (ransom | ~helps))) & may[:, LifecycleOp.CULL]

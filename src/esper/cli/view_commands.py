@@ -1,0 +1,97 @@
+"""The commands that look at what runs have left, and touch nothing."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from esper.cli.options import option
+
+RUN = typer.Argument(help="A run or an evaluation, such as runs/first.")
+
+
+def runs(
+    folder: Annotated[str, typer.Argument(help="Where to look.")] = "runs",
+    json: Annotated[bool, typer.Option("--json", help="As JSON, for other programs.")] = False,
+) -> None:
+    """List the runs of a folder and what has become of them.
+
+    A run is running, finished, stopped (its process ended before it did) or broken.
+    """
+    from json import dumps
+
+    from rich.console import Console
+
+    from esper.leyline import ConfigError
+    from esper.observatory import find_runs, runs_as_json, runs_table, say
+
+    if not Path(folder).is_dir():
+        raise ConfigError(f"there is no folder {folder}; give the one that holds your runs")
+    lines = find_runs(Path(folder))
+    console = Console()
+    if json:
+        print(dumps(runs_as_json(lines), indent=2))
+    elif lines:
+        console.print(runs_table(lines))
+    else:
+        say(console, f"no runs in {folder}; esper grow --task digits makes one")
+
+
+def show(run: Annotated[str, RUN]) -> None:
+    """Print the summary of a run or an evaluation again."""
+    from rich.console import Console
+
+    from esper.observatory import show_run
+
+    show_run(Console(), Path(run))
+
+
+def report(
+    run: Annotated[str, RUN],
+    format: Annotated[str, typer.Option(help="html, or md for Markdown.")] = "html",
+) -> None:
+    """Write a report of a run or an evaluation into its folder.
+
+    One page that needs no network: the growth as an animation, curves, tables, the bill, the
+    settings, and how to do it again.
+    """
+    from rich.console import Console
+
+    from esper.leyline import ConfigError
+    from esper.observatory import say, write_report
+
+    if format not in ("html", "md"):
+        raise ConfigError(f"a report is html or md, not {format!r}")
+    say(Console(), str(write_report(Path(run), markdown=format == "md")), whole=True)
+
+
+@dataclass(frozen=True)
+class ServeSettings:
+    folder: str = field(
+        default="runs", metadata={"option": typer.Argument(help="The folder that holds the runs.")}
+    )
+    port: int = option(8642, "0 takes any that is free.", min=0)
+    host: str = option(
+        "127.0.0.1",
+        "Another address opens the page to others; it then asks for a token, printed once.",
+    )
+
+
+def serve(settings: ServeSettings) -> None:
+    """Show runs on a web page, live: the list, one run, several compared, an evaluation.
+
+    The page only reads. It loads nothing from elsewhere and answers nobody but this machine,
+    unless --host says otherwise.
+    """
+    from rich.console import Console
+
+    from esper.observatory import say, serve
+
+    console = Console()
+    serve(
+        Path(settings.folder),
+        settings.host,
+        settings.port,
+        lambda text: say(console, text, whole=True),
+    )

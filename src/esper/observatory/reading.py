@@ -1,0 +1,249 @@
+"""Reading a record while somebody else writes it.
+
+Every look opens the files anew and reads only what it needs: some lines in the middle, the last
+one. So a look costs the same for ten rows and for ten million, and a file that was cut, replaced
+or removed since the last look needs no special case. Nothing is locked for longer than an instant,
+mapped or followed: a map of a file that is cut kills its reader, and a link may lead anywhere.
+"""
+
+import errno
+import fcntl
+import json
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+BLOCK = 4096
+LONGEST_LINE = 1 << 20  # bytes; what is longer is no row of ours
+LONGEST_FILE = 1 << 26  # bytes of a file that is read whole
+MOST_DAMAGED = 100  # lines in a row that are no rows, after which there is nothing to look for
+
+Row = dict[str, Any]
+
+
+class UnreadableError(Exception):
+    """In one sentence: the file and what is the matter with it."""
+
+
+def open_plain(path: Path) -> int:
+    """A descriptor of a regular file; a link, a pipe or a device raises UnreadableError.
+
+    Raises FileNotFoundError if there is none.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        reason = "is a link" if error.errno == errno.ELOOP else f"cannot be read: {error.strerror}"
+        raise UnreadableError(f"{path.name} {reason}") from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise UnreadableError(f"{path.name} is not a file")
+    return descriptor
+
+
+def read_text(path: Path) -> str:
+    """A whole small file. Raises FileNotFoundError or UnreadableError."""
+    descriptor = open_plain(path)
+    with os.fdopen(descriptor, "rb") as file:
+        data = file.read(LONGEST_FILE + 1)
+    if len(data) > LONGEST_FILE:
+        raise UnreadableError(f"{path.name} is longer than {LONGEST_FILE >> 20} MB")
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise UnreadableError(f"{path.name} is not text") from error
+
+
+def read_json(path: Path) -> Any:
+    try:
+        return json.loads(read_text(path), parse_constant=lambda _: None)
+    except (ValueError, RecursionError) as error:
+        raise UnreadableError(f"{path.name} is damaged") from error
+
+
+class Lines:
+    """The complete rows of a .jsonl file as long as it was when opened, by byte offset.
+
+    A line that is no row is skipped and counted in `damaged`. If the file is cut meanwhile, the
+    rows that are gone are just not there. A context manager. Raises FileNotFoundError or
+    UnreadableError; None stands for a file without lines.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self.damaged = 0
+        self._file = os.open(os.devnull, os.O_RDONLY) if path is None else open_plain(path)
+        self.end = self._line_start_before(os.fstat(self._file).st_size)
+
+    def __enter__(self) -> "Lines":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        os.close(self._file)
+
+    def rows(self, begin: int = 0, end: int | None = None) -> Iterator[Row]:
+        """Rows of the lines that begin from `begin`, the start of a line, on and before `end`."""
+        offset, rest = begin, b""
+        end = self.end if end is None else min(end, self.end)
+        while offset < end:
+            block = os.pread(self._file, min(1 << 18, end - offset), offset)
+            if not block:
+                return
+            offset += len(block)
+            *lines, rest = (rest + block).split(b"\n")
+            for line in lines:
+                if (row := self._row(line)) is not None:
+                    yield row
+            if len(rest) > LONGEST_LINE:
+                rest = b""
+
+    def first_from(self, offset: int) -> tuple[int, Row] | None:
+        """(where it begins, row) of the first good line that begins at `offset` or later."""
+        begin = self._line_start_from(offset)
+        for _ in range(MOST_DAMAGED):
+            if begin >= self.end:
+                return None
+            if (row := self._row(self._line(begin))) is not None:
+                return begin, row
+            begin = self._line_start_from(begin + 1)
+        return None
+
+    def last(self) -> Row | None:
+        """The last good row."""
+        end = self.end
+        for _ in range(MOST_DAMAGED):
+            if end == 0:
+                return None
+            begin = self._line_start_before(end - 1)
+            if (row := self._row(self._line(begin))) is not None:
+                return row
+            end = begin
+        return None
+
+    def sample(self, most: int, begin: int = 0, end: int | None = None) -> list[Row]:
+        """All rows if they are few, else about `most` of them, evenly spaced; always the last."""
+        end = self.end if end is None else end
+        first = self._line(begin) if begin < end else b""
+        if (end - begin) <= most * max(len(first) + 1, 64) * 1.5:
+            return list(self.rows(begin, end))
+        found: dict[int, Row] = {}
+        for i in range(most):
+            at = self.first_from(begin + (end - begin) * i // most)
+            if at is not None and at[0] < end:
+                found[at[0]] = at[1]
+        last = self.first_from(self._line_start_before(end - 1))
+        if last is not None:
+            found[last[0]] = last[1]
+        return [found[offset] for offset in sorted(found)]
+
+    def start_of_round(self, number: int) -> int:
+        """Where the first row of this round or a later one begins; the end if there is none.
+
+        Rows carry the number of their round and rounds follow each other.
+        """
+        low, high = 0, self.end
+        while low < high:
+            middle = (low + high) // 2
+            found = self.first_from(middle)
+            if found is None or (whole(found[1], "round") or 0) >= number:
+                high = middle
+            else:
+                low = found[0] + 1
+        found = self.first_from(low)
+        return self.end if found is None else found[0]
+
+    def last_with(self, mark: bytes, begin: int, end: int) -> Row | None:
+        """The last row between two starts of lines whose text holds `mark`."""
+        length = 4 * BLOCK
+        while True:
+            start = max(begin, end - length)
+            chunk = os.pread(self._file, end - start, start)
+            at = chunk.rfind(mark)
+            if at >= 0:
+                return self._row(self._line(self._line_start_before(start + at)))
+            if start <= begin:
+                return None
+            length *= 4
+
+    def _row(self, line: bytes) -> Row | None:
+        try:
+            row = json.loads(line, parse_constant=lambda _: None)
+        except (ValueError, RecursionError):
+            row = None
+        if isinstance(row, dict):
+            return row
+        self.damaged += 1
+        return None
+
+    def _line(self, begin: int) -> bytes:
+        length = BLOCK
+        while True:
+            block = os.pread(self._file, min(length, self.end - begin), begin)
+            line, found, _ = block.partition(b"\n")
+            if found or len(block) < length or length > LONGEST_LINE:
+                return line
+            length *= 4
+
+    def _line_start_from(self, offset: int) -> int:
+        """The first start of a line at `offset` or later."""
+        if offset <= 0:
+            return 0
+        at = offset - 1
+        while at < min(self.end, offset + LONGEST_LINE):
+            block = os.pread(self._file, BLOCK, at)
+            if not block:
+                break
+            if (found := block.find(b"\n")) >= 0:
+                return at + found + 1
+            at += len(block)
+        return self.end
+
+    def _line_start_before(self, offset: int) -> int:
+        """The last start of a line at `offset` or earlier: behind the newline before it."""
+        end = offset
+        while end > 0:
+            begin = max(0, end - BLOCK)
+            block = os.pread(self._file, end - begin, begin)
+            if (found := block.rfind(b"\n")) >= 0:
+                return begin + found + 1
+            end = begin
+        return 0
+
+
+def number(row: Mapping[str, Any], name: str) -> float | None:
+    """A finite number under this name, or None: whatever else stands there was not measured."""
+    value = row.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return value if -1e300 < value < 1e300 else None
+
+
+def whole(row: Mapping[str, Any], name: str) -> int | None:
+    value = number(row, name)
+    return None if value is None else int(value)
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a process holds the lock at `path`; it is asked for, for an instant, to find out."""
+    try:
+        descriptor = open_plain(path)
+    except (FileNotFoundError, UnreadableError):
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False  # a file system without locks
+    finally:
+        os.close(descriptor)
+    return False

@@ -1,0 +1,504 @@
+/* What a run looks like. Shared by the web page (app.js) and the report (report.js).
+ *
+ * Plain scripts, no build step: vendor/htm-preact.umd.js gives `html` and hooks, vendor/uPlot draws curves.
+ * Everything here is a function of the data that observatory/described.py makes; nothing is fetched.
+ * Text only ever becomes text nodes and attributes, never markup.
+ *
+ *   the network   Network, Lanes, Player   modules in order, their seeds, a slider through the epochs
+ *   curves        Plot                     uPlot in a component; plots with one `group` zoom together
+ *   tables        Table, Cards, Feed
+ *   pages         RunPage, EvaluationPage, Comparison
+ */
+"use strict";
+const EsperViews = (() => {
+  const { html, useState, useEffect, useRef, useMemo } = htmPreact;
+
+  // --- numbers ------------------------------------------------------------------------------------
+
+  const fixed = (digits) => (value) => (value == null ? "–" : value.toLocaleString("en-GB", { minimumFractionDigits: digits, maximumFractionDigits: digits }));
+  const count = fixed(0), score = fixed(1), fine = fixed(2);
+  const signed = (value, digits = 2) => (value == null ? "–" : (value < 0 ? "−" : value > 0 ? "+" : "") + fixed(digits)(Math.abs(value)));
+  const short = (value) => (value == null ? "–" : Math.abs(value) >= 1000 ? count(value) : String(Number(value.toPrecision(4))));
+  const big = (value) => {
+    if (value == null) return "–";
+    const [scale, unit] = value >= 1e12 ? [1e12, "T"] : value >= 1e9 ? [1e9, "G"] : value >= 1e6 ? [1e6, "M"] : [1, ""];
+    return short(value / scale) + unit;
+  };
+  const clock = (seconds) => {
+    if (seconds == null) return "–";
+    const whole = Math.round(seconds), hours = Math.floor(whole / 3600), minutes = Math.floor(whole / 60) % 60;
+    return (hours ? hours + ":" + String(minutes).padStart(2, "0") : minutes) + ":" + String(whole % 60).padStart(2, "0");
+  };
+  const cut = (text, longest) => (text.length > longest ? text.slice(0, longest - 1) + "…" : text);
+  const low = (stage) => String(stage).toLowerCase();
+
+  // --- the network --------------------------------------------------------------------------------
+
+  const ROW = 92, TRUNK = 92, SEED = 236, RAIL = 430, TOP = 62;
+  const holdsSeed = (stage) => !["DORMANT", "EMBARGOED", "RESETTING", null, undefined].includes(stage);
+
+  function slotInWords(module, [stage, blueprint, alpha, contribution]) {
+    if (!holdsSeed(stage)) return stage === "DORMANT" ? `${module}: empty` : `${module}: ${low(stage)}`;
+    const worth = contribution == null ? "" : `, worth ${signed(contribution, 1)} points`;
+    return `${module}: ${blueprint} ${low(stage)}, alpha ${fine(alpha)}${worth}`;
+  }
+
+  /** The network at one epoch: the trunk goes down, seeds hang on its right. */
+  function Network({ episode, at, looks }) {
+    const frame = episode.frames[at];
+    if (!frame) return html`<p class="quiet">No epoch has ended yet.</p>`;
+    const bottom = TOP + ROW * episode.modules.length;
+    const words = frame.slots.map((slot, i) => slotInWords(episode.modules[i], slot)).join("; ");
+    return html`<svg class="network" viewBox="0 0 452 ${bottom + 50}" role="img" aria-label=${`Network at epoch ${frame.step}. ${words}`}>
+      <path class="trunk" d="M${TRUNK} 40 V${bottom + 6}" />
+      <${End} y=${12} text="input" />
+      ${episode.modules.map((module, i) => html`<${Module} key=${i} y=${TOP + i * ROW} bottom=${bottom} module=${module} slot=${frame.slots[i]} looks=${looks} />`)}
+      <${End} y=${bottom + 6} text="output" />
+    </svg>`;
+  }
+
+  const End = ({ y, text }) => html`<g>
+    <rect class="end" x=${TRUNK - 46} y=${y} width="92" height="30" rx="15" />
+    <text x=${TRUNK} y=${y + 20} text-anchor="middle" font-size="14">${text}</text>
+  </g>`;
+
+  function Module({ y, bottom, module, slot, looks }) {
+    const [stage, blueprint, alpha, contribution] = slot;
+    const join = y + 62, seedY = y + 46;  // where a seed adds to the trunk; where it stands
+    return html`<g>
+      <rect class="module" x=${TRUNK - 76} y=${y} width="152" height="38" rx="7" />
+      <text x=${TRUNK} y=${y + 24} text-anchor="middle" font-size="14"><title>${module}</title>${cut(module, 18)}</text>
+      ${holdsSeed(stage)
+        ? html`<${Seed} y=${seedY} join=${join} bottom=${bottom} stage=${stage} blueprint=${blueprint} alpha=${alpha} contribution=${contribution} looks=${looks} />`
+        : html`<g>
+            <circle class="empty" cx=${SEED} cy=${seedY} r="13" />
+            <text class="quiet" x=${SEED + 30} y=${seedY + 5} font-size="13">${stage === "DORMANT" ? "empty slot" : low(stage)}</text>
+          </g>`}
+    </g>`;
+  }
+
+  /** Reads from the trunk; adds to it, or to the output if it is a branch, as strongly as alpha. */
+  function Seed({ y, join, bottom, stage, blueprint, alpha, contribution, looks }) {
+    const colour = looks.colours[stage] || looks.colours.EMBARGOED, kept = stage === "FOSSILIZED", gone = stage === "CULLED";
+    const radius = stage === "GERMINATED" ? 11 : 17, around = 2 * Math.PI * (radius + 5);
+    const branch = String(blueprint).startsWith("branch");
+    const adds = branch
+      ? `M${SEED} ${y + radius} V${y + 28} Q${SEED} ${y + 36} ${SEED + 8} ${y + 36} H${RAIL - 10} Q${RAIL} ${y + 36} ${RAIL} ${y + 46} V${bottom + 11} Q${RAIL} ${bottom + 21} ${RAIL - 10} ${bottom + 21} H${TRUNK + 48}`
+      : `M${SEED} ${y + radius} Q${SEED} ${join + 16} ${SEED - 40} ${join + 16} H${TRUNK}`;
+    const strength = gone ? 0 : alpha || 0;
+    return html`<g>
+      <path class="wire" d="M${TRUNK + 76} ${y - 27} H${SEED - 22} Q${SEED} ${y - 27} ${SEED} ${y - radius}" stroke=${colour} stroke-width="2" stroke-dasharray=${kept ? "none" : "2 5"} />
+      <path class="wire" d=${adds} stroke=${colour} stroke-width=${1 + 5 * strength} opacity=${strength > 0 ? 1 : 0} />
+      ${kept
+        ? html`<rect class="seed" x=${SEED - radius} y=${y - radius} width=${2 * radius} height=${2 * radius} rx="6" fill=${colour} />`
+        : html`<circle class="seed" cx=${SEED} cy=${y} r=${radius} fill=${colour} />
+               <circle class="ring" cx=${SEED} cy=${y} r=${radius + 5} stroke-dasharray=${`${around * strength} ${around}`} transform=${`rotate(-90 ${SEED} ${y})`} />`}
+      <${Letter} x=${SEED} y=${y + 5} colour=${colour} letter=${gone ? "×" : looks.letters[stage]} />
+      <text x=${SEED + 30} y=${y - 8} font-size="14" font-weight="600"><title>${blueprint}</title>${cut(String(blueprint), 18)}</text>
+      <text class="quiet" x=${SEED + 30} y=${y + 8} font-size="12.5">${low(stage)}${kept || gone ? "" : `, α ${fine(alpha)}`}</text>
+      <text x=${SEED + 30} y=${y + 23} font-size="12.5">${contribution == null ? "" : `${signed(contribution, 1)} points`}</text>
+    </g>`;
+  }
+
+  /** A letter that can be read on its colour. */
+  function Letter({ x, y, colour, letter }) {
+    const [r, g, b] = [1, 3, 5].map((i) => parseInt(colour.slice(i, i + 2), 16));
+    return html`<text class="letter" x=${x} y=${y} font-size="14" style=${{ fill: 0.299 * r + 0.587 * g + 0.114 * b > 140 ? "#111" : "#fff" }}>${letter}</text>`;
+  }
+
+  /** One line per slot: its stages under the epochs of the curve above. */
+  function Lanes({ episode, at, looks, range }) {
+    const [from, to] = range || bounds(episode);
+    const blocks = useMemo(() => episode.modules.map((_, i) => stageBlocks(episode.frames, i)), [episode]);
+    const now = episode.frames[at] && episode.frames[at].step;
+    const width = Math.max(to - from, 1e-9);
+    return html`<div class="lanes">
+      ${episode.modules.map((module, i) => html`<div class="lane" key=${i}>
+        <span class="label name">${module}</span>
+        <svg viewBox="0 0 1000 16" preserveAspectRatio="none" role="img" aria-label=${laneInWords(module, blocks[i])}>
+          <rect class="slotless" x="0" y="6" width="1000" height="4" />
+          ${blocks[i].filter((block) => looks.colours[block.stage]).map((block) => {
+            const left = Math.max(0, (1000 * (block.from - 0.5 - from)) / width), right = Math.min(1000, (1000 * (block.to + 0.5 - from)) / width);
+            return right > left && html`<rect x=${left} y="0" width=${right - left} height="16" fill=${looks.colours[block.stage]}><title>${`${block.blueprint || ""} ${low(block.stage)}, epochs ${block.from} to ${block.to}`}</title></rect>`;
+          })}
+          ${now >= from && now <= to && html`<rect class="now" x=${(1000 * (now - from)) / width - 1} y="0" width="2.5" height="16" />`}
+        </svg>
+      </div>`)}
+    </div>`;
+  }
+
+  const bounds = (episode) => (episode.frames.length ? [episode.frames[0].step, Math.max(episode.frames[0].step + 1, episode.frames[episode.frames.length - 1].step)] : [0, 1]);
+
+  function stageBlocks(frames, slot) {
+    const blocks = [];
+    for (const frame of frames) {
+      const [stage, blueprint] = frame.slots[slot], last = blocks[blocks.length - 1];
+      if (last && last.stage === stage) last.to = frame.step;
+      else blocks.push({ stage, blueprint, from: frame.step, to: frame.step });
+    }
+    return blocks;
+  }
+  const laneInWords = (module, blocks) => `${module}: ` + (blocks.filter((b) => b.stage !== "DORMANT").map((b) => `${low(b.stage)} ${b.from} to ${b.to}`).join(", ") || "empty throughout");
+
+  function StageKeys({ episode, looks }) {
+    const seen = new Set(episode.frames.flatMap((frame) => frame.slots.map((slot) => slot[0])));
+    return html`<ul class="keys">${Object.entries(looks.colours).filter(([stage]) => seen.has(stage)).map(([stage, colour]) => html`<li key=${stage}>
+      <svg viewBox="0 0 12 12" aria-hidden="true"><rect width="12" height="12" rx="2" fill=${colour} /></svg>${looks.letters[stage]} ${low(stage)}</li>`)}</ul>`;
+  }
+
+  /** A slider through the epochs that can also play. */
+  function Player({ episode, at, seek, playing, play }) {
+    const last = episode.frames.length - 1;
+    useEffect(() => {
+      if (!playing) return undefined;
+      const timer = setTimeout(() => (at < last ? seek(at + 1) : play(false)), Math.max(60, Math.min(450, 12000 / (last + 1))));
+      return () => clearTimeout(timer);
+    }, [playing, at, last]);
+    if (last < 0) return null;
+    return html`<div class="player">
+      <button type="button" aria-pressed=${playing ? "true" : "false"} onClick=${() => { if (!playing && at >= last) seek(0); play(!playing); }}>${playing ? "Pause" : "Play"}</button>
+      <input type="range" min="0" max=${last} value=${at} aria-label="Epoch" aria-valuetext=${`epoch ${episode.frames[at].step}`} onInput=${(event) => { play(false); seek(Number(event.target.value)); }} />
+      <output>epoch ${episode.frames[at].step}</output>
+    </div>`;
+  }
+
+  // --- curves -------------------------------------------------------------------------------------
+
+  const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  const HUES = ["--ink", "--accent", "--bad", "--good", "--quiet"];
+  const WHOLE = [1, 10, 100, 1e3, 1e4, 1e5, 1e6, 1e7].flatMap((n) => [n, 2 * n, 5 * n]);
+  const DASHES = [[], [7, 4], [2, 4], [9, 3, 2, 3], [1, 3]];
+
+  /** series: [{label, y}] over x. `now` is marked, `zoomed` is told the range of x; what lies below `lowest` is out of view. */
+  function Plot({ title, x, series, height = 220, now, group, zoomed, lowest, over = "epoch" }) {
+    const box = useRef(null), plot = useRef(null), mark = useRef(now);
+    const theme = useTheme();
+    mark.current = now;
+    const shape = series.map((line) => line.label).join("\u0000");
+    useEffect(() => {
+      const options = {
+        width: Math.max(220, box.current.clientWidth), height,
+        padding: [10, 12, 0, 0],
+        cursor: group ? { sync: { key: group, setSeries: false }, drag: { x: true, y: false } } : { drag: { x: true, y: false } },
+        scales: { x: { time: false }, ...(lowest == null ? {} : { y: { range: (_, from, to) => uPlot.rangeNum(Math.max(from, lowest), to, 0.1, true) } }) },
+        legend: { show: series.length > 1 },
+        axes: [
+          { stroke: css("--quiet"), grid: { stroke: css("--line"), width: 1 }, ticks: { stroke: css("--line"), width: 1 }, incrs: WHOLE },
+          { stroke: css("--quiet"), grid: { stroke: css("--line"), width: 1 }, ticks: { stroke: css("--line"), width: 1 }, size: 50, values: (_, ticks) => ticks.map((tick) => (tick == null ? "" : Math.abs(tick) >= 1e5 ? tick.toExponential(0) : String(Number(tick.toPrecision(5))))) },
+        ],
+        series: [{ label: over }, ...series.map((line, i) => ({
+          label: line.label, stroke: css(HUES[i % HUES.length]), width: i ? 1.4 : 2, dash: DASHES[i % DASHES.length], spanGaps: true,
+          points: { show: x.length < 40 && !i, size: 5 }, value: (_, value) => short(value),
+        }))],
+        hooks: {
+          draw: [(u) => {
+            if (mark.current == null) return;
+            const left = u.valToPos(mark.current, "x", true);
+            if (left < u.bbox.left || left > u.bbox.left + u.bbox.width) return;
+            u.ctx.fillStyle = css("--accent");
+            u.ctx.fillRect(left - 1, u.bbox.top, 2 * devicePixelRatio, u.bbox.height);
+          }],
+          setScale: [(u, key) => {
+            if (key !== "x" || u.scales.x.min == null) return;
+            box.current.dataset.range = `${u.scales.x.min} ${u.scales.x.max}`;
+            if (zoomed) zoomed([u.scales.x.min, u.scales.x.max]);
+          }],
+        },
+      };
+      const drawn = new uPlot(options, [x, ...series.map((line) => line.y)], box.current);
+      plot.current = drawn;
+      const watcher = new ResizeObserver(() => drawn.setSize({ width: Math.max(220, box.current.clientWidth), height }));
+      watcher.observe(box.current);
+      return () => { watcher.disconnect(); drawn.destroy(); plot.current = null; };
+    }, [shape, theme, group, height]);
+    useEffect(() => { if (plot.current) plot.current.setData([x, ...series.map((line) => line.y)], !isZoomed(plot.current)); }, [x, series]);
+    useEffect(() => {
+      if (!plot.current) return;
+      plot.current.redraw(false);
+      if (now != null && x.includes(now)) plot.current.setLegend({ idx: x.indexOf(now) });
+    }, [now, x, shape, theme]);
+    return html`<figure class="plot" aria-label=${`${title}: ${inWords(series)}`} role="group"><h3>${title}</h3><div ref=${box}></div></figure>`;
+  }
+
+  function isZoomed(plot) {
+    const x = plot.data[0];
+    return x.length > 1 && (plot.scales.x.min > x[0] || plot.scales.x.max < x[x.length - 1]);
+  }
+
+  function inWords(series) {
+    return series.map((line) => {
+      const measured = line.y.filter((value) => value != null);
+      return measured.length ? `${line.label} from ${short(measured[0])} to ${short(measured[measured.length - 1])}, at most ${short(Math.max(...measured))}` : `${line.label} not measured`;
+    }).join("; ");
+  }
+
+  function useTheme() {
+    const [theme, change] = useState(0);
+    useEffect(() => {
+      const media = matchMedia("(prefers-color-scheme: dark)"), again = () => change((n) => n + 1);
+      media.addEventListener("change", again);
+      const watcher = new MutationObserver(again);
+      watcher.observe(document.documentElement, { attributes: true, attributeFilter: ["data-theme"] });
+      return () => { media.removeEventListener("change", again); watcher.disconnect(); };
+    }, []);
+    return theme;
+  }
+
+  /** Curves over the union of their x. */
+  function joined(curves) {
+    const x = [...new Set(curves.flatMap((curve) => curve.x.filter((value) => value != null)))].sort((a, b) => a - b);
+    const place = new Map(x.map((value, i) => [value, i]));
+    const series = curves.map((curve) => {
+      const y = new Array(x.length).fill(null);
+      curve.x.forEach((value, i) => { if (value != null) y[place.get(value)] = curve.y[i]; });
+      return { label: curve.label, y };
+    });
+    return { x, series };
+  }
+
+  // --- tables -------------------------------------------------------------------------------------
+
+  const Table = ({ head, rows, caption }) => html`<div class="scroll" tabindex="0" role="region" aria-label=${caption}><table>
+    <caption class="unseen">${caption}</caption>
+    <thead><tr>${head.map((cell) => html`<th scope="col">${cell}</th>`)}</tr></thead>
+    <tbody>${rows.map((row) => html`<tr>${row.map((cell, i) => (i ? html`<td>${cell}</td>` : html`<th scope="row" class="name">${cell}</th>`))}</tr>`)}</tbody>
+  </table></div>`;
+
+  const Cards = ({ items }) => html`<ul class="cards">${items.filter(([, value]) => value != null).map(([label, value]) => html`<li key=${label}><b class="name">${value}</b><span>${label}</span></li>`)}</ul>`;
+
+  function Feed({ events, seek }) {
+    const topics = [...new Set(events.map((event) => event.topic))];
+    const [hidden, hide] = useState({});
+    if (!events.length) return null;
+    const shown = events.filter((event) => !hidden[event.topic]);
+    return html`<section><h2>What happened</h2>
+      <div class="filters">${topics.map((topic) => html`<button type="button" key=${topic} aria-pressed=${hidden[topic] ? "false" : "true"} onClick=${() => hide({ ...hidden, [topic]: !hidden[topic] })}>${topic}</button>`)}</div>
+      <ul class="feed" tabindex="0" aria-label="Events">${shown.map((event, i) => html`<li key=${i}><span class="quiet">epoch ${event.step}</span><span class="name">${event.words}</span></li>`)}</ul>
+    </section>`;
+  }
+
+  const Faults = ({ line, faults }) => {
+    const said = [line.why, ...(faults || [])].filter((text, i, all) => text && all.indexOf(text) === i && !(i && all[0].includes(text)));
+    return said.length ? html`<div class="fault" role="status">${said.map((text) => html`<p class="name">${text}</p>`)}</div>` : null;
+  };
+
+  const State = ({ line }) => html`<span class=${`state state-${line.state}`}>${line.state}</span>`;
+
+  function Heading({ line, sub }) {
+    const when = line.updated ? new Date(line.updated * 1000).toLocaleString("en-GB") : null;
+    const progress = line.done == null ? "" : `, ${count(line.done)}${line.total == null ? "" : ` of ${count(line.total)}`} ${line.unit}`;
+    return html`<h1 class="name">${line.name}</h1>
+      <p><${State} line=${line} />${progress}${line.left == null ? "" : `, about ${clock(line.left)} left`}${sub ? `, ${sub}` : ""}${when ? html`<span class="quiet">, last change ${when}</span>` : ""}</p>`;
+  }
+
+  // --- pages --------------------------------------------------------------------------------------
+
+  /** epoch: where the slider stands, or null for the newest; told of changes by onEpoch. */
+  function RunPage({ data, epoch, onEpoch, onEnvironment }) {
+    const { line, episode, looks } = data, last = Math.max(0, episode.frames.length - 1);
+    const [own, setOwn] = useState(null), [playing, play] = useState(false), [range, zoom] = useState(null);
+    const wanted = epoch !== undefined ? epoch : own;
+    const at = wanted == null ? last : nearest(episode.frames, wanted);
+    const seek = (i) => { const step = episode.frames[i].step; setOwn(step); if (onEpoch) onEpoch(step); };
+    const now = episode.frames[at];
+    const training = data.rounds && data.rounds.round.length > 0;
+    const which = training ? `environment ${episode.env} in round ${episode.round}` : null;
+    return html`<div>
+      <${Heading} line=${line} sub=${[line.task, line.controller, line.key == null ? null : `key ${line.key}`].filter(Boolean).join(", ")} />
+      <${Faults} line=${line} faults=${data.faults} />
+      <${Cards} items=${[
+        ["test score", line.test_score == null ? null : score(line.test_score)],
+        ["validation score", line.val_score == null ? null : score(line.val_score)],
+        ["parameters", line.params == null ? null : count(line.params)],
+        ["seeds kept", training || data.outcome.fossilized == null ? null : `${count(data.seeds.length)} of ${count(data.outcome.germinated)}`],
+        ["speed", data.timing && data.timing.steps_per_second ? `${Number(data.timing.steps_per_second.toPrecision(2))} steps/s` : null],
+      ]} />
+      <section aria-label="The network"><h2>The network${which ? `: ${which}` : ""}</h2>
+        <${Player} episode=${episode} at=${at} seek=${seek} playing=${playing} play=${play} />
+        <div class="two">
+          <div class="panel"><${Network} episode=${episode} at=${at} looks=${looks} /><${StageKeys} episode=${episode} looks=${looks} /></div>
+          <div class="panel">
+            <${Score} data=${data} now=${now ? now.step : null} zoom=${zoom} />
+            <${Lanes} episode=${episode} at=${at} looks=${looks} range=${range} />
+          </div>
+        </div>
+      </section>
+      ${training && html`<${Environments} data=${data} open=${onEnvironment} />`}
+      ${training && html`<${Policy} data=${data} />`}
+      <${Compared} data=${data} />
+      <${Seeds} data=${data} />
+      <${Feed} events=${episode.events} />
+      ${data.bill.length > 0 && html`<section><h2>The bill</h2><${Table} caption="The bill" head=${["what", "multiply-adds"]} rows=${data.bill.map(([what, macs]) => [what, big(macs)])} /></section>`}
+      <${Again} data=${data} />
+      <${Quantities} quantities=${data.quantities} />
+    </div>`;
+  }
+
+  function nearest(frames, step) {
+    let best = 0;
+    frames.forEach((frame, i) => { if (Math.abs(frame.step - step) < Math.abs(frames[best].step - step)) best = i; });
+    return best;
+  }
+
+  function Score({ data, now, zoom }) {
+    const { episode } = data;
+    const { x, series } = useMemo(() => joined([
+      { label: data.compared.length ? "grown" : "validation", x: episode.frames.map((f) => f.step), y: episode.frames.map((f) => f.val_score) },
+      ...data.compared.map((curve) => ({ label: curve.label, x: curve.step, y: curve.val_score })),
+      ...(data.compared.length ? [] : [{ label: "training", x: episode.frames.map((f) => f.step), y: episode.frames.map((f) => f.train_score) }]),
+    ]), [data]);
+    // The first tenth of a run lies far below the rest, and is out of view.
+    const later = episode.frames.slice(Math.floor(episode.frames.length / 10)).map((f) => f.val_score).filter((value) => value != null);
+    const lowest = later.length > 5 ? Math.min(...later) : null;
+    return html`<${Plot} title="Validation score" x=${x} series=${series} now=${now} group="host" zoomed=${zoom} lowest=${lowest} height=${250} />`;
+  }
+
+  /** open(round, env) shows another network; without it the grid is only there to be read. */
+  function Environments({ data, open }) {
+    const { looks } = data, { round, env } = data.episode;
+    return html`<section><h2>Environments of round ${round}</h2>
+      ${open && data.last_round > 0 && html`<div class="player"><label for="round">Round</label><input id="round" type="range" min="0" max=${data.last_round} value=${round} onChange=${(event) => open(Number(event.target.value), env)} /><output>${round} of ${data.last_round}</output></div>`}
+      <ul class="environments">
+      ${data.environments.map((one) => html`<li key=${one.env}><button type="button" aria-pressed=${one.env === env ? "true" : "false"} disabled=${!open} onClick=${() => open(round, one.env)}>
+        ${one.env}: score ${score(one.val_score)}<br /><span>${one.ended ? `return ${signed(one.return)}` : `epoch ${one.step}`}</span>
+        <span class="cells">${one.stages.map((stage) => html`<svg viewBox="0 0 16 16" role="img" aria-label=${low(stage)}><rect width="16" height="16" rx="3" fill=${looks.colours[stage] || "var(--line)"} /></svg>`)}</span>
+      </button></li>`)}</ul></section>`;
+  }
+
+  const PLOTS = [
+    ["Return", ["return"]], ["Score", ["val_score"]],
+    ["Entropy of each head", ["op_entropy", "slot_entropy", "blueprint_entropy", "blend_entropy"]],
+    ["KL", ["approx_kl"]], ["Clip fraction", ["clip_fraction"]], ["Explained variance", ["explained_variance"]],
+    ["Gradient norms", ["grad_norm", "op_grad_norm", "slot_grad_norm", "blueprint_grad_norm", "value_grad_norm"]],
+    ["Seeds per episode", ["germinated", "fossilized", "culled"]],
+  ];
+
+  function Policy({ data }) {
+    const { rounds, quantities, policy } = data;
+    const plots = useMemo(() => PLOTS.map(([title, names]) => [title, names.map((name) => ({ label: quantities[name][0], y: rounds[name] }))]), [data]);
+    const alarms = rounds.round.map((n, i) => [n, rounds.anomalies[i]]).filter(([, what]) => what);
+    return html`<section><h2>The policy</h2>
+      ${alarms.length > 0 && html`<div class="fault"><p>Anomalies in ${alarms.length} of the rounds shown; the latest: ${alarms[alarms.length - 1][1]} (round ${alarms[alarms.length - 1][0]}).</p></div>`}
+      <div class="plots">${plots.map(([title, series]) => html`<${Plot} key=${title} title=${title} x=${rounds.round} series=${series} height=${150} group="rounds" over="round" />`)}</div>
+      ${policy && html`<${Explain} policy=${policy} />`}
+    </section>`;
+  }
+
+  /** What it does, counted in the latest rounds. */
+  function Explain({ policy }) {
+    const total = policy.steps.map((_, i) => Object.values(policy.ops).reduce((sum, of) => sum + of[i], 0));
+    const series = Object.entries(policy.ops).filter(([op]) => op !== "WAIT").map(([op, of]) => ({ label: low(op), y: of.map((n, i) => (100 * n) / total[i]) }));
+    return html`<div><h2>What it does (rounds ${policy.rounds[0]} to ${policy.rounds[1]})</h2>
+      <div class="plots">
+        <${Plot} title="Share of environments that act, % by epoch" x=${policy.steps} series=${series} height=${180} />
+        <div><h3>What it plants</h3><${Table} caption="Blueprints planted" head=${["blueprint", "times"]} rows=${policy.blueprints} /></div>
+        <div><h3>Where</h3><${Table} caption="Slots planted in" head=${["slot", "times"]} rows=${policy.slots} /></div>
+      </div></div>`;
+  }
+
+  const Compared = ({ data }) => data.arms.length > 0 && html`<section><h2>What the growth was worth</h2>
+    <${Table} caption="Arms" head=${["on test data", "score", "parameters", "multiply-adds"]} rows=${data.arms.map((arm) => [arm.arm, score(arm.test_score), count(arm.params), count(arm.macs)])} /></section>`;
+
+  const Seeds = ({ data }) => data.seeds.length > 0 && html`<section><h2>Seeds that were kept</h2>
+    <${Table} caption="Kept seeds" head=${["seed", "parameters", "lost without it", "Shapley value"]}
+      rows=${data.seeds.map((seed) => [`${seed.blueprint} in ${seed.module} (${seed.slot_id})`, count(seed.params), signed(seed.contribution), signed(seed.shapley) + (seed.shapley_error == null ? "" : ` ± ${fine(seed.shapley_error)}`)])} />
+    <p class="quiet">In points of the validation score.</p></section>`;
+
+  const Again = ({ data }) => html`<section>
+    ${data.reproduce && html`<div><h2>Do it again</h2><pre tabindex="0">${data.reproduce}</pre></div>`}
+    ${data.settings && data.settings.length > 0 && html`<details><summary>All settings</summary><${Table} caption="Settings" head=${["setting", "value"]} rows=${data.settings.map(([name, value]) => [name, html`<span class="name">${String(value)}</span>`])} /></details>`}
+  </section>`;
+
+  const Quantities = ({ quantities }) => html`<details><summary>What the quantities mean, and what a bad value looks like</summary>
+    <${Table} caption="Quantities" head=${["quantity", "what it is", "bad"]} rows=${Object.values(quantities).map(([label, meaning, bad]) => [label, html`<span class="left">${meaning}</span>`, bad])} /></details>`;
+
+  // --- evaluations --------------------------------------------------------------------------------
+
+  function ticks(low_, high, wanted = 6) {
+    const span = Math.max(high - low_, 1e-9), raw = span / wanted, power = 10 ** Math.floor(Math.log10(raw));
+    const step = [1, 2, 5, 10].map((f) => f * power).find((s) => s >= raw);
+    const marks = [];
+    for (let mark = Math.ceil(low_ / step) * step; mark <= high + 1e-9 * span; mark += step) marks.push(Number(mark.toPrecision(8)));
+    return marks;
+  }
+
+  /** Mean paired differences with their intervals. */
+  function Forest({ rows, what }) {
+    const ends = rows.flatMap((row) => [row.mean, row.low, row.high]).filter((value) => value != null).concat(0);
+    const pad = 0.08 * (Math.max(...ends) - Math.min(...ends) || 1), from = Math.min(...ends) - pad, to = Math.max(...ends) + pad;
+    const x = (value) => 290 + (400 * (value - from)) / (to - from), bottom = 34 * rows.length + 14;
+    return html`<svg class="chart" viewBox=${`0 0 800 ${bottom + 44}`} role="img" aria-label=${rows.map((row) => `${row.arm} minus ${row.versus}: ${signed(row.mean)}, from ${signed(row.low)} to ${signed(row.high)}`).join("; ")}>
+      ${ticks(from, to).map((mark) => html`<g key=${mark}><path class="grid" d=${`M${x(mark)} 4 V${bottom}`} /><text class="quiet" x=${x(mark)} y=${bottom + 16} text-anchor="middle" font-size="12">${signed(mark, 1)}</text></g>`)}
+      <path class="axis" d=${`M${x(0)} 4 V${bottom}`} />
+      ${rows.map((row, i) => {
+        const y = 24 + 34 * i, sure = row.p_holm != null && row.p_holm < 0.05, mark = sure ? (row.mean > 0 ? "good" : "bad") : "open";
+        return html`<g key=${i}><text x="282" y=${y + 4} text-anchor="end" font-size="13"><title>${`${row.arm} − ${row.versus}`}</title>${cut(`${row.arm} − ${row.versus}`, 42)}</text>
+          ${row.low != null && html`<path class=${mark} d=${`M${x(row.low)} ${y} H${x(row.high)}`} stroke-width="3" />`}
+          <circle class=${mark} cx=${x(row.mean)} cy=${y} r="5.5" /><text x="706" y=${y + 4} font-size="13">${signed(row.mean)}${sure ? " *" : ""}</text></g>`;
+      })}
+      <text class="quiet" x="490" y=${bottom + 36} text-anchor="middle" font-size="12.5">${what}; * sure: p below 0.05 after Holm</text>
+    </svg>`;
+  }
+
+  /** Score against a cost, one dot per arm, with the frontier of the networks that do not grow. */
+  function Scatter({ arms, cost, what }) {
+    const grows = (arm) => arm.germinated > 0, logs = arms.map((arm) => Math.log10(Math.max(arm[cost], 1)));
+    const pad = 0.12 * (Math.max(...logs) - Math.min(...logs) || 1), from = Math.min(...logs) - pad, to = Math.max(...logs) + pad;
+    const scores = arms.map((arm) => arm.test_score), high = Math.max(...scores), lowest = Math.min(...scores), room = 0.14 * (high - lowest || 1);
+    const x = (arm) => 56 + (400 * (Math.log10(Math.max(arm[cost], 1)) - from)) / (to - from), y = (value) => 270 - (240 * (value - lowest + room)) / (high - lowest + 2 * room);
+    const still = arms.filter((arm) => !grows(arm)).sort((a, b) => a[cost] - b[cost] || b.test_score - a.test_score), frontier = [];
+    still.forEach((arm) => { if (!frontier.length || arm.test_score > frontier[frontier.length - 1].test_score) frontier.push(arm); });
+    const labels = spread(arms.map((arm) => ({ arm, x: x(arm), y: y(arm.test_score) })));
+    return html`<svg class="chart" viewBox="0 0 480 310" role="img" aria-label=${`Score against ${what}: ` + arms.map((arm) => `${arm.arm} ${score(arm.test_score)} at ${big(arm[cost])}`).join("; ")}>
+      ${ticks(lowest - room, high + room, 5).map((mark) => html`<g key=${mark}><path class="grid" d=${`M56 ${y(mark)} H466`} /><text class="quiet" x="50" y=${y(mark) + 4} text-anchor="end" font-size="12">${short(mark)}</text></g>`)}
+      <path class="axis" d="M56 270 H466" />
+      <path class="frontier" d=${frontier.map((arm, i) => `${i ? "L" : "M"}${x(arm)} ${y(arm.test_score)}`).join(" ")} />
+      ${labels.map(({ arm, x: left, y: top, text }) => html`<g key=${arm.arm}>
+        ${grows(arm) ? html`<circle class="own" cx=${left} cy=${top} r="6" />` : html`<rect class="open" x=${left - 5} y=${top - 5} width="10" height="10" />`}
+        <text x=${left > 320 ? left - 10 : left + 10} y=${text} font-size="11.5" text-anchor=${left > 320 ? "end" : "start"}><title>${`${arm.arm}: ${score(arm.test_score)}, ${big(arm[cost])}`}</title>${cut(arm.arm, 26)}</text></g>`)}
+      <text class="quiet" x="260" y="300" text-anchor="middle" font-size="12.5">${what}, logarithmic</text>
+      <text class="quiet" x="56" y="286" font-size="11.5">${big(10 ** from)}</text><text class="quiet" x="466" y="286" font-size="11.5" text-anchor="end">${big(10 ** to)}</text>
+    </svg>`;
+  }
+
+  /** Heights for labels that keep them from covering each other. */
+  function spread(dots) {
+    let last = -Infinity;
+    return [...dots].sort((a, b) => a.y - b.y).map((dot) => { const text = Math.max(dot.y + 4, last + 13); last = text; return { ...dot, text }; });
+  }
+
+  function EvaluationPage({ data }) {
+    const { line, evaluation } = data;
+    if (!evaluation) return html`<div><${Heading} line=${line} /><${Faults} line=${line} faults=${data.faults} /></div>`;
+    const { arms, comparisons } = evaluation;
+    return html`<div>
+      <${Heading} line=${line} sub=${[evaluation.task, `${evaluation.steps} epochs`].join(", ")} />
+      <${Faults} line=${line} faults=${data.faults} />
+      ${comparisons.length > 0 && html`<section><h2>Differences on paired keys</h2><div class="panel scroll" tabindex="0" role="region" aria-label="Forest plot"><${Forest} rows=${comparisons} what=${`difference of test ${evaluation.score}, 95 % interval`} /></div></section>`}
+      <section><h2>Score against cost</h2><p class="quiet">Circles grow, squares do not; the dashed line is the best that networks which do not grow reach at each cost.</p><div class="pair">
+        <div class="panel"><${Scatter} arms=${arms} cost="params" what="parameters" /></div>
+        <div class="panel"><${Scatter} arms=${arms} cost="train_macs" what="multiply-adds of the training" /></div></div></section>
+      <section><h2>Arms</h2><${Table} caption="Arms" head=${["arm", `test ${evaluation.score}`, "parameters", "multiply-adds", "training", "planted", "kept", "culled"]}
+        rows=${arms.map((arm) => [arm.arm, fine(arm.test_score), count(arm.params), count(arm.macs), big(arm.train_macs), score(arm.germinated), score(arm.fossilized), score(arm.culled)])} /></section>
+      ${comparisons.length > 0 && html`<section><h2>Comparisons</h2><${Table} caption="Comparisons" head=${["difference", "mean", "95 % interval", "p (Holm)"]}
+        rows=${comparisons.map((row) => [`${row.arm} − ${row.versus}`, signed(row.mean), row.low == null ? "–" : `${signed(row.low)} … ${signed(row.high)}`, row.p_holm == null ? "–" : row.p_holm < 0.001 ? "< 0.001" : row.p_holm.toFixed(3)])} /></section>`}
+      <${Again} data=${data} />
+    </div>`;
+  }
+
+  /** Several runs over each other. */
+  function Comparison({ lines, told }) {
+    const over = [...new Set(told.curves.map((curve) => curve.over))];
+    const plots = useMemo(() => over.map((unit) => [unit, joined(told.curves.filter((curve) => curve.over === unit).map((curve) => ({ label: curve.name, x: curve.x, y: curve.y })))]), [told]);
+    return html`<div><h1>${lines.length} runs compared</h1>
+      ${plots.map(([unit, { x, series }]) => html`<div class="panel below" key=${unit}><${Plot} title=${`Validation score by ${unit}`} x=${x} series=${series} height=${300} over=${unit} group=${`compare-${unit}`} /></div>`)}
+      <h2>Outcomes</h2><${Table} caption="Outcomes" head=${["run", "state", "validation", "test", "parameters"]} rows=${lines.map((line) => [line.name, line.state, score(line.val_score), score(line.test_score), count(line.params)])} />
+      <h2>On the same keys</h2>
+      ${told.pairs.length ? html`<${Table} caption="Paired differences" head=${["difference of validation score", "keys", "mean", "± standard error"]} rows=${told.pairs.map((pair) => [`${pair.a} − ${pair.b}`, count(pair.n), signed(pair.mean), fine(pair.error)])} />`
+        : html`<p class="quiet">No two of these runs share a key, so nothing can be paired.</p>`}
+    </div>`;
+  }
+
+  const Page = (props) => (props.data.line.kind === "evaluation" ? html`<${EvaluationPage} ...${props} />` : html`<${RunPage} ...${props} />`);
+  return { Page, Comparison, State, Table, count, score };
+})();
