@@ -201,6 +201,8 @@ class Plan:
             "max_seeds": self.rules.max_seeds,
             "max_grad_norm": self.recipe.max_grad_norm,
             "precision": self.recipe.precision,
+            "layout": None if self.recipe.layout is None else str(self.recipe.layout),
+            "causal": self.recipe.causal,
             "patience": self.patience,
             "batches_per_epoch": self.batches_per_epoch,
             "scheduled": self.scheduler is not None,
@@ -237,6 +239,7 @@ def _run(
         if plan.progress:
             told.append(stack.enter_context(epoch_progress(label, plan.rules.steps + 1)))
         watch = Watch(history, env, chosen, plan.recipe.data)
+        watch.catch_up()
         history.listeners = [*told, *listeners, watch]
         (outcome,) = settle(
             env,
