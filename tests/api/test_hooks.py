@@ -128,8 +128,10 @@ def test_an_evaluation_with_the_body_is_not_repeated_for_its_valves(tmp_path: Pa
 
         def evaluate(loop: Loop = loop) -> float:
             nonlocal asked
-            asked += not loop.body.model.slot(0).muted
+            out = loop.body.model.slot(0).muted
+            asked += not out
             with loop.body.evaluating():  # as a user's own function would
+                assert loop.body.model.slot(0).muted is out
                 return loop.accuracy()
 
         loop.body.host.user_evaluate = evaluate
