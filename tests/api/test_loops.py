@@ -217,6 +217,7 @@ def test_after_a_rollback_an_average_starts_over() -> None:
                 loop.model.layer1.weight.fill_(torch.nan)
         averaged.update_parameters(loop.model)
         loop.body.step(loop.accuracy(), validation_loss=float("nan") if broken else None)
+    assert int(averaged.n_averaged) == 0
     ours, theirs = network.state_dict(), loop.body.model.state_dict()
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
