@@ -243,7 +243,7 @@ def test_a_controller_that_never_grows_is_not_asked_why() -> None:
 def test_a_budget_under_which_nothing_fits_is_refused_with_the_least_that_does(
     cap: dict[str, float], tmp_path: Path
 ) -> None:
-    with pytest.raises(ConfigError, match=r"no room for any seed.*need params=1\.\d+ or macs="):
+    with pytest.raises(ConfigError, match=r"no room for any seed.*needs params=1\.\d+ and macs="):
         grow(budget=esper.Budget(**cap), out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

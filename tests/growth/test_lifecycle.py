@@ -79,6 +79,22 @@ def test_a_held_seed_that_does_not_help_is_culled(contribution: float, stays: bo
     assert (table.stage[0, 0] == SeedStage.HOLDING) == stays
 
 
+@pytest.mark.parametrize(
+    ("noise", "contribution", "stays"),
+    [(2.0, -4.9, True), (2.0, -5.1, False), (0.02, -0.049, True), (0.02, -0.051, False)],
+)
+def test_a_blending_seed_that_does_harm_beyond_noise_is_culled(
+    noise: float, contribution: float, stays: bool
+) -> None:
+    rules = LifecycleRules(max_steps=25)
+    table = seed_table()
+    while table.stage[0, 0] != SeedStage.BLENDING:
+        epoch(table, rules)
+    table.noise[:] = noise
+    epoch(table, rules, contribution=contribution)
+    assert (table.stage[0, 0] == SeedStage.BLENDING) == stays
+
+
 def test_a_held_seed_that_was_not_measured_is_not_culled_for_it() -> None:
     rules = LifecycleRules(max_steps=25)
     table = seed_table()

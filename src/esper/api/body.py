@@ -313,8 +313,8 @@ def attach(
 ) -> Body:
     """Make `model` able to grow in a loop of the user's own, for `steps` epochs.
 
-    `evaluate()` gives the validation score of the model as it is (0-100, higher is better); it is
-    called with one seed after another taken out, to see what each contributes. The other
+    `evaluate()` gives the validation score of the model as it is (higher is better, on any scale);
+    it is called with one seed after another taken out, to see what each contributes. The other
     arguments are those of `grow`. Raises ConfigError for arguments that cannot work.
     """
     rules = LifecycleRules(decisions(steps), incubation)

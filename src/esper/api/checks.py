@@ -18,13 +18,12 @@ from torch.optim.swa_utils import AveragedModel
 
 from esper.growth import BlueprintCatalogue, GrownModule
 from esper.leyline import ConfigError, shortened
+from esper.leyline.constants import MOST_COUNT, MOST_KEY
 from esper.simic.training import Hooks, TrainingConfig
 from esper.tolaria import Budget, Task
 
 P = ParamSpec("P")
 R = TypeVar("R")
-# Keys are counters of 63 bits; nobody waits for more epochs than this.
-MOST_KEY, MOST_STEPS = 2**63 - 1, 10**9
 
 
 class Rule(NamedTuple):
@@ -110,7 +109,7 @@ TASK = instance("a Task", Task)
 
 RULES: dict[str, Rule] = {
     "averaged": instance("an AveragedModel of torch.optim.swa_utils", AveragedModel),
-    "batches_per_epoch": whole(1, MOST_STEPS),
+    "batches_per_epoch": whole(1, MOST_COUNT),
     "beta": positive(),
     "blueprints": instance("a BlueprintCatalogue", BlueprintCatalogue),
     "budget": instance("an esper.Budget", Budget),
@@ -124,8 +123,8 @@ RULES: dict[str, Rule] = {
     "deterministic": FLAG,
     "devices": Rule("a list of names of devices", _is_list_of(str)),
     "directory": FOLDER,
-    "episodes": whole(2, MOST_STEPS),
-    "epochs": whole(1, MOST_STEPS),
+    "episodes": whole(2, MOST_COUNT),
+    "epochs": whole(1, MOST_COUNT),
     "evaluate": Rule("a callable without arguments that gives the score", callable),
     "example": Rule("one input of the model", lambda value: value is not None),
     "expectile": Rule("a number from 0.5 to 1", lambda v: is_number(v) and 0.5 <= v <= 1.0),
@@ -137,7 +136,7 @@ RULES: dict[str, Rule] = {
     "layout": instance("a dict of layouts by module name", Mapping),
     "loss": OBJECTIVE,
     "max_grad_norm": positive(),
-    "max_seeds": whole(1, MOST_STEPS),
+    "max_seeds": whole(1, MOST_COUNT),
     "max_time": positive(),
     "model": instance("a torch.nn.Module", nn.Module),
     "network": instance("a GrownModule", GrownModule),
@@ -148,12 +147,12 @@ RULES: dict[str, Rule] = {
     "out": FOLDER,
     "overwrite": FLAG,
     "path": FOLDER,
-    "patience": whole(1, MOST_STEPS),
+    "patience": whole(1, MOST_COUNT),
     "precision": one_of("fp32", "bf16"),
-    "profile": whole(0, MOST_STEPS),
+    "profile": whole(0, MOST_COUNT),
     "progress": CALLABLE,
     "resume": FLAG,
-    "rounds": whole(1, MOST_STEPS),
+    "rounds": whole(1, MOST_COUNT),
     "run": FOLDER,
     "runs": Rule("a list of folders", _is_list_of((str, Path))),
     "scheduler": Rule("a function that makes a scheduler of an optimiser", callable),
@@ -169,7 +168,7 @@ RULES: dict[str, Rule] = {
         "a number of 0 or more", lambda value: value == 0 or positive().fits(value)
     ),
     "slots": Rule("names of modules, a regular expression or a predicate", _may_be_slots),
-    "steps": whole(1, MOST_STEPS),
+    "steps": whole(1, MOST_COUNT),
     "task": instance("the name of a task", str),
     "teacher": instance("the name of a controller, or the folder of a policy", str),
     "train_loader": LOADER,
@@ -178,7 +177,7 @@ RULES: dict[str, Rule] = {
     "validation_score": MEASURED,
     "workers": Rule(
         "a whole number of 1 or more, or 'auto'",
-        lambda value: value == "auto" or whole(1, MOST_STEPS).fits(value),
+        lambda value: value == "auto" or whole(1, MOST_COUNT).fits(value),
     ),
 }
 

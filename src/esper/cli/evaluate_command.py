@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from esper.cli.options import MOST, option
+from esper.cli.options import option
+from esper.leyline.constants import MOST_COUNT
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -21,8 +22,10 @@ class EvaluateSettings:
         "Who is compared, with commas: static, random, heuristic, scripted:NAME, "
         "or the run directory of a learned policy.",
     )
-    keys: int = option(20, "Paired keys: each arm trains on each.", min=1, max=MOST)
-    steps: int | None = option(None, "Epochs to train; each task has its default.", min=1, max=MOST)
+    keys: int = option(20, "Paired keys: each arm trains on each.", min=1, max=MOST_COUNT)
+    steps: int | None = option(
+        None, "Epochs to train; each task has its default.", min=1, max=MOST_COUNT
+    )
     out: str | None = option(None, "Folder for the results. Default: runs/evaluate-TASK.")
     overwrite: bool = option(False, "Replace an evaluation that is already there.")
     tune: bool = option(

@@ -6,7 +6,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from esper.cli.options import MOST, MOST_KEY, option
+from esper.cli.options import option
+from esper.leyline.constants import MOST_COUNT, MOST_KEY
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,7 +30,7 @@ class GrowSettings:
         None,
         "Epochs to train after the first, one decision before each; each task has its default.",
         min=1,
-        max=MOST,
+        max=MOST_COUNT,
     )
     out: str | None = option(
         None, "Folder for the record of the run. Default: runs/TASK-CONTROLLER-KEY."
@@ -200,7 +201,7 @@ def _save_model(model: "nn.Module", example: "Tensor", path: Path) -> Path:
     """The whole network as a torch.export program, for any batch size; needs no Esper to run."""
     import torch
 
-    batch = torch.export.Dim("batch", min=1, max=MOST)
+    batch = torch.export.Dim("batch", min=1)
     program = torch.export.export(model.eval(), (example,), dynamic_shapes=({0: batch},))
     torch.export.save(program, path)
     return path

@@ -3,7 +3,8 @@
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
-from esper.cli.options import MOST, MOST_KEY, option
+from esper.cli.options import option
+from esper.leyline.constants import MOST_COUNT, MOST_KEY
 
 if TYPE_CHECKING:
     from esper.simic.lessons import CloningReport, Episodes
@@ -15,9 +16,9 @@ class RecordSettings:
         "random", "Who decides: a controller, or the folder of a training run."
     )
     task: str = option("digits", "What the hosts learn; see `esper tasks`.")
-    episodes: int = option(64, "How many episodes to record.", min=2, max=MOST)
+    episodes: int = option(64, "How many episodes to record.", min=2, max=MOST_COUNT)
     steps: int | None = option(
-        None, "Decisions per episode; each task has its default.", min=1, max=MOST
+        None, "Decisions per episode; each task has its default.", min=1, max=MOST_COUNT
     )
     key: int = option(0, "Same key, same result.", min=0, max=MOST_KEY)
     out: str | None = option(None, "Folder. Default: runs/recorded-TASK-KEY.")
@@ -32,7 +33,7 @@ class ImitateSettings(RecordSettings):
         flag="--from",
     )
     out: str | None = option(None, "Folder for the policy. Default: runs/cloned-TASK-KEY.")
-    epochs: int = option(60, "Passes over the episodes.", min=1, max=MOST)
+    epochs: int = option(60, "Passes over the episodes.", min=1, max=MOST_COUNT)
 
 
 @dataclass(frozen=True)

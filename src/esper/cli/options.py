@@ -7,9 +7,6 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-# Keys are counters of 63 bits; of epochs, rounds and the like nobody waits for more than this.
-MOST_KEY, MOST = 2**63 - 1, 10**9
-
 
 def option(
     default: Any,

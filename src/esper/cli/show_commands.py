@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from esper.cli.options import MOST
+from esper.leyline.constants import MOST_COUNT
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -29,8 +29,10 @@ def query(
     sql: Annotated[
         str, typer.Argument(help="A SELECT over the tables events, metrics and outcomes.")
     ],
-    limit: Annotated[int, typer.Option(help="Most rows to show.", min=1, max=MOST)] = 1000,
-    timeout: Annotated[float, typer.Option(help="Seconds that it may take.", max=MOST)] = 60.0,
+    limit: Annotated[int, typer.Option(help="Most rows to show.", min=1, max=MOST_COUNT)] = 1000,
+    timeout: Annotated[
+        float, typer.Option(help="Seconds that it may take.", max=MOST_COUNT)
+    ] = 60.0,
 ) -> None:
     """Ask a run directory a question in SQL.
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from esper.cli.options import MOST, MOST_KEY, option
+from esper.cli.options import option
+from esper.leyline.constants import MOST_COUNT, MOST_KEY
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -21,11 +22,13 @@ def setting(name: str, help: str, **more: Any) -> Any:
 class PPOSettings:
     task: str | None = setting("task", "What the hosts learn; default digits.")
     rounds: int | None = setting(
-        "rounds", "Rounds to play and learn from; default 200.", min=1, max=MOST
+        "rounds", "Rounds to play and learn from; default 200.", min=1, max=MOST_COUNT
     )
-    envs: int | None = setting("envs", "Host trainings per round; default 16.", min=1, max=MOST)
+    envs: int | None = setting(
+        "envs", "Host trainings per round; default 16.", min=1, max=MOST_COUNT
+    )
     steps: int | None = setting(
-        "steps", "Decisions per episode; each task has its default.", min=1, max=MOST
+        "steps", "Decisions per episode; each task has its default.", min=1, max=MOST_COUNT
     )
     key: int | None = setting(
         "key", "Same key, same run, bit for bit; default 0.", min=0, max=MOST_KEY

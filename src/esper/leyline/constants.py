@@ -5,6 +5,14 @@ Differences of scores on which something is decided are in units of the score's 
 0-100 scale ('pp').
 """
 
+# What users may ask for: keys are counters of 63 bits; of epochs, rounds and the like nobody waits
+# for more than this, nor has a machine for more environments or for a wider policy.
+MOST_KEY = 2**63 - 1
+MOST_COUNT = 10**9
+MOST_ENVS = 10**5
+MOST_WIDTH = 2**13
+MOST_LAYERS = 2**6
+
 # Lifecycle of a seed, in steps (one step is one epoch of the host).
 MIN_CULL_AGE = 1
 MIN_TRAINING_EPOCHS = 3

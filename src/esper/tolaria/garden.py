@@ -154,11 +154,12 @@ class Garden:
         if not limits.fits.any():
             raise ConfigError(f"no blueprint fits {names}: choose other slots, or add blueprints")
         if not limits.affordable.any():
-            params = 1.0 + limits.params[limits.fits].min() / self.host_params
-            macs = 1.0 + limits.macs[limits.fits].min() / max(1, self.host_macs)
+            params = 1.0 + limits.params[limits.fits] / self.host_params
+            macs = 1.0 + limits.macs[limits.fits] / max(1, self.host_macs)
+            least = (params + macs).argmin()
             raise ConfigError(
-                f"the budget leaves no room for any seed in {names}: the smallest ones need "
-                f"params={_rounded_up(params)} or macs={_rounded_up(macs)}"
+                f"the budget leaves no room for any seed in {names}: the smallest one needs "
+                f"params={_rounded_up(params[least])} and macs={_rounded_up(macs[least])}"
             )
 
     # --- actions -------------------------------------------------------------------------------

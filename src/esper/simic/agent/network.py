@@ -7,12 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from esper.leyline import BLEND_NAMES, HEAD_NAMES, NUM_OPS, ConfigError, constants, shortened
+from esper.leyline.constants import MOST_LAYERS, MOST_WIDTH
 from esper.simic.agent.advantages import head_relevance
 from esper.simic.agent.types import Hidden, MaskTensors
 from esper.tamiyo.policy.masked_categorical import MaskedCategorical
-
-# Of a policy, far above any use: what a file or a user asks for beyond is a mistake.
-MOST_WIDTH, MOST_LAYERS = 2**13, 2**6
 
 
 @dataclass(frozen=True)

@@ -46,11 +46,11 @@ class NetworkSizes:
 
 # Settings that are whole numbers, with the least and the most that can be meant.
 RANGES = (
-    ("rounds", 1, 10**9),
-    ("envs", 1, 10**5),
-    ("steps", 1, 10**9),
-    ("max_seeds", 1, 10**9),
-    ("key", 0, 2**63 - 1),
+    ("rounds", 1, constants.MOST_COUNT),
+    ("envs", 1, constants.MOST_ENVS),
+    ("steps", 1, constants.MOST_COUNT),
+    ("max_seeds", 1, constants.MOST_COUNT),
+    ("key", 0, constants.MOST_KEY),
 )
 
 
