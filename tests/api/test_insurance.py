@@ -66,7 +66,9 @@ def loaders() -> tuple[DataLoader[Any], DataLoader[Any]]:
     return DataLoader(train, 30, shuffle=True, generator=order), DataLoader(val, 200)
 
 
-def episode(key: int, controller: Any, *, insured: bool) -> tuple[esper.Grown, nn.Module]:
+def episode(
+    key: int, controller: Any, *, insured: bool, out: Path | None = None
+) -> tuple[esper.Grown, nn.Module]:
     with keyed(key):
         model = Own()
     train, val = loaders()
@@ -81,17 +83,22 @@ def episode(key: int, controller: Any, *, insured: bool) -> tuple[esper.Grown, n
         optimizer=lambda params: torch.optim.AdamW(params, lr=2e-2),
         key=key,
         insured=insured,
+        out=out,
         progress=False,
     )
     return grown, model
 
 
-def test_the_twin_is_the_static_run_bit_for_bit() -> None:
-    grown, model = episode(1, Saboteur(1), insured=True)
-    alone, host = episode(1, "static", insured=False)
+def test_the_twin_is_the_static_run_bit_for_bit(tmp_path: Path) -> None:
+    grown, model = episode(1, Saboteur(1), insured=True, out=tmp_path / "insured")
+    alone, host = episode(1, "static", insured=False, out=tmp_path / "alone")
     twin = grown.outcome.twin
+    assert twin is not None
     assert twin == TwinReport(alone.outcome.val_score, alone.outcome.train_macs, twin.kept)
     assert twin.train_macs > 0
+    beside = tmp_path / "insured" / "arms" / "host-alone"
+    for name in ("metrics.jsonl", "outcomes.jsonl"):
+        assert (beside / name).read_bytes() == (tmp_path / "alone" / name).read_bytes()
     if twin.kept == "twin":
         assert all(torch.equal(t, host.state_dict()[n]) for n, t in model.state_dict().items())
 

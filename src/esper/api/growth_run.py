@@ -41,11 +41,6 @@ class StopRule:
     seconds_before: float = 0.0
     began: float = field(default_factory=lambda: time.monotonic())
 
-    def __post_init__(self) -> None:
-        for name, value in (("patience", self.patience), ("max_time", self.max_time)):
-            if value is not None and not value > 0:
-                raise ConfigError(f"{name} must be above 0 or None, got {value}")
-
     def seconds(self) -> float:
         return self.seconds_before + time.monotonic() - self.began
 
