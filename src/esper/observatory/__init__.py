@@ -36,6 +36,7 @@ from esper.observatory.terminal import (
     summary_table,
 )
 from esper.observatory.training_progress import RoundProgress
+from esper.observatory.watching import watch
 
 __all__ = [
     "ARMS",
@@ -65,6 +66,7 @@ __all__ = [
     "serve",
     "show_run",
     "summary_table",
+    "watch",
     "write_evaluation",
     "write_report",
     "write_summary",

@@ -41,6 +41,7 @@ MOST_ROUNDS = 400
 MOST_EVENTS = 300
 MOST_ROWS = 20_000  # of one round that are read one by one
 LONGEST_COMMAND = 4000
+FRAME = ("val_score", "train_score", "params", "macs", "train_macs")
 LATE_ROUNDS = 8  # from which it is told what a policy does
 
 
@@ -257,7 +258,7 @@ def episode(folder: Path, round_: int | None, env: int) -> dict[str, Any]:
 def _frame(row: Row, modules: Sequence[str]) -> dict[str, Any]:
     return {
         "step": whole(row, "step"),
-        **{name: number(row, name) for name in ("val_score", "train_score", "params", "macs")},
+        **{name: number(row, name) for name in FRAME},
         "op": row.get("op"),
         "slot": row.get("slot"),
         "blueprint": row.get("blueprint"),
@@ -321,7 +322,7 @@ def _bill(seen: Glance, rounds: Mapping[str, Sequence[Any]] | None) -> list[tupl
     if rounds is not None:
         of_rounds = rounds["train_macs"][-1:]
         return [
-            ("a network of the latest round, on average: training", spent) for spent in of_rounds
+            ("training a network of the latest round, on average", spent) for spent in of_rounds
         ]
     if not seen.summary:
         spent = number(seen.outcome, "train_macs")
