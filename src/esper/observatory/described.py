@@ -146,11 +146,13 @@ def _rounds(lines: Lines) -> dict[str, list[Any]]:
     if last is not None:
         step = max(1, -(-(last + 1) // MOST_ROUNDS))
         numbers = sorted({*range(0, last + 1, step), last})
+        begin = 0
         for n in numbers:
-            begin, end = lines.start_of_round(n), lines.start_of_round(n + 1)
+            end = lines.start_of_round(n + 1, begin)
             row = lines.last_with(b'"kind": "round"', begin, end)
-            if row is not None and row.get("kind") == "round":
+            if row is not None and row.get("kind") == "round" and whole(row, "round") == n:
                 found.append(row)
+            begin = end
     columns: dict[str, list[Any]] = {"round": [whole(row, "round") for row in found]}
     names = (*POLICY, "train_macs")
     columns |= {name: [number(row, name) for row in found] for name in names}
