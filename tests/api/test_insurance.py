@@ -140,6 +140,8 @@ def test_when_growth_harms_the_model_is_its_twin() -> None:
     key = next((key for key in range(12) if kept(key) == "twin"), None)
     assert key is not None, "the insurance never pays"
     grown, model = episode(key, Saboteur(key), insured=True)
+    _, host = episode(key, "static", insured=False)
+    assert all(torch.equal(t, host.state_dict()[n]) for n, t in model.state_dict().items())
     assert grown.outcome.seeds == ()
     assert grown.outcome.params == grown.outcome.host_params
     assert all(slot.seed is None for _, slot in grown.model.each_slot())
