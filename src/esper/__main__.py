@@ -8,11 +8,12 @@ INTERRUPTED = 130  # what a shell expects of a command that Ctrl-C has ended
 
 def main() -> None:
     """Run the command; until it can say so itself, Ctrl-C ends it without a word."""
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    heard = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if heard:  # A shell has it ignored by what it runs in the background.
         signal.signal(signal.SIGINT, lambda number, frame: os._exit(INTERRUPTED))
     from esper.cli import main as run
 
-    if callable(signal.getsignal(signal.SIGINT)):
+    if heard:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     run()
 

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
+from torch.utils.data import DataLoader, IterableDataset
 
 import esper
 from architectures import MLP
@@ -79,12 +80,21 @@ class Unmeasured:
         return itertools.chain.from_iterable([self.source] * self.passes)
 
 
+class Stream(IterableDataset[Any]):
+    """The same, one by one."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return (pair for x, y in data()[1] * 6 for pair in zip(x, y, strict=True))
+
+
+@pytest.mark.parametrize("loader", [Unmeasured(data()[1], 6), DataLoader(Stream(), batch_size=40)])
 @pytest.mark.parametrize("name", ["train_loader", "val_loader"])
-def test_a_loader_that_may_never_end_is_told_of(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loader_that_may_never_end_is_told_of(
+    name: str, loader: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(batches, "LONG_EPOCH", 5)
-    loader = Unmeasured(data()[1], 6)
     with pytest.warns(EsperWarning, match=f"{name} has no length.*batches_per_epoch"):
-        grow(**{name: loader}, steps=1)
+        grow(**{name: loader}, steps=2)
 
 
 def test_a_loader_with_a_length_may_be_as_long_as_it_likes(
@@ -93,7 +103,7 @@ def test_a_loader_with_a_length_may_be_as_long_as_it_likes(
     monkeypatch.setattr(batches, "LONG_EPOCH", 2)
     with warnings.catch_warnings():
         warnings.simplefilter("error", EsperWarning)
-        grow(steps=1)
+        grow(steps=2)
 
 
 # --- objectives ------------------------------------------------------------------------------
@@ -133,7 +143,7 @@ def test_a_score_that_means_nothing_is_refused(
 ) -> None:
     loader = [(torch.rand(6, 20), target)]
     with pytest.raises(ConfigError, match=message):
-        esper.grow(OneOutput(), loader, loader, slots=["layer1"], steps=1, **changes)
+        esper.grow(OneOutput(), loader, loader, slots=["layer1"], steps=2, **changes)
 
 
 # --- no scale is wrong -----------------------------------------------------------------------
@@ -213,14 +223,14 @@ def test_a_short_run_that_was_always_undone_still_says_so() -> None:
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"controller": "heuristic", "steps": 4}, "before step 5; give more steps than 4"),
+        ({"controller": "heuristic", "steps": 4}, "in the first 6 epochs, and there were only 4"),
         (
             {"controller": "heuristic", "steps": 7, "score": lambda o, t: next(RISING)},
             "rose by more than its noise.*train for longer",
         ),
         (
             {"controller": Waiting(), "steps": 2},
-            "patient chose no seed in 2 steps; try 'heuristic'",
+            "patient chose no seed in 2 epochs; try 'heuristic'",
         ),
     ],
 )
@@ -252,7 +262,7 @@ def test_the_least_budget_that_is_named_is_enough() -> None:
     with pytest.raises(ConfigError) as refusal:
         grow(budget=esper.Budget(params=1.0))
     least = float(str(refusal.value).split("params=")[1].split()[0])
-    grow(budget=esper.Budget(params=least), steps=1)
+    grow(budget=esper.Budget(params=least), steps=2)
 
 
 # --- controllers and optimisers --------------------------------------------------------------
@@ -264,7 +274,7 @@ def test_a_policy_for_another_task_is_told_of() -> None:
     with pytest.warns(
         EsperWarning, match="runs/first was trained on the task 'digits', not on MLP"
     ):
-        grow(controller=policy, slots=["layer1", "layer2", "head"], steps=1)
+        grow(controller=policy, slots=["layer1", "layer2", "head"], steps=2)
 
 
 def other_model() -> torch.optim.Optimizer:

@@ -7,7 +7,7 @@ function whose arguments are to be checked is decorated with `checked`.
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
-from inspect import Parameter, signature
+from inspect import signature
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, NamedTuple, ParamSpec, TypeVar
@@ -165,7 +165,8 @@ RULES: dict[str, Rule] = {
     "score": OBJECTIVE,
     "seed_lr": positive(),
     "seed_weight_decay": Rule(
-        "a number of 0 or more", lambda value: value == 0 or positive().fits(value)
+        "a number of 0 or more",
+        lambda value: is_number(value) and 0 <= value <= sys.float_info.max,
     ),
     "slots": Rule("names of modules, a regular expression or a predicate", _may_be_slots),
     "steps": whole(1, MOST_COUNT),
@@ -223,12 +224,3 @@ def shorten(value: Any) -> str:
     if not isinstance(value, str | float) and not (isinstance(value, int) and abs(value) < 2**200):
         return kind
     return shortened(repr(value))
-
-
-def unchecked_arguments(function: Callable[..., Any]) -> list[str]:
-    """The arguments of a function that no rule speaks of."""
-    return [
-        name
-        for name, parameter in signature(function).parameters.items()
-        if name not in RULES and name != "self" and parameter.kind is not Parameter.VAR_KEYWORD
-    ]

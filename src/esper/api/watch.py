@@ -5,6 +5,7 @@ the same sentence as an event of the run, where there is a record.
 """
 
 import gc
+import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
@@ -105,12 +106,16 @@ class Watch:
         return "look for NaN in the data, or try a lower learning rate"
 
     def _why_nothing_grew(self, steps: int) -> str:
+        """After `steps` decisions, which is one less than epochs."""
         who = self.controller
         if not isinstance(who, HeuristicController):
-            return f"the controller {who.name} chose no seed in {steps} steps; try 'heuristic'"
+            return f"the controller {who.name} chose no seed in {steps + 1} epochs; try 'heuristic'"
         first = who.config.min_epochs_before_germinate
         if steps <= first:
-            return f"the heuristic plants nothing before step {first}; give more steps than {steps}"
+            return (
+                f"the heuristic plants nothing in the first {first + 1} epochs, and there were "
+                f"only {steps + 1}; train for longer"
+            )
         if not self._rotation_fits(who.config.blueprint_rotation):
             return (
                 "no blueprint that the heuristic tries fits the slots and the budget; give other "
@@ -118,8 +123,8 @@ class Watch:
             )
         if not self.plateaued:
             return (
-                f"the score rose by more than its noise in each of {steps} epochs, so there was no "
-                "plateau; train for longer"
+                f"the score rose by more than its noise in each of {steps + 1} epochs, so there "
+                "was no plateau; train for longer"
             )
         return (
             "the score was still rising whenever a seed could have been planted; train for longer"
@@ -170,7 +175,7 @@ def _average_of(host: nn.Module) -> nn.Module | None:
 
 def warn_of_slow_seeds(optimizer: Optimizer) -> None:
     """Seeds get the settings of the optimiser's first group, which may be a backbone's."""
-    rates = [float(group["lr"]) for group in optimizer.param_groups]
+    rates = [float(group.get("lr", math.nan)) for group in optimizer.param_groups]
     if rates[0] * SLOW <= max(rates):
         warnings.warn(
             f"seeds take the learning rate of the optimiser's first group, {rates[0]:g}, and "

@@ -1,7 +1,7 @@
 """Where batches come from: tensors in memory, or loaders of the user's own."""
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, Protocol
 
@@ -98,7 +98,7 @@ class LoaderSource:
         if example is not None:
             example = self._input(example)
         for name, loader in (("train_loader", train_loader), ("val_loader", val_loader)):
-            if iter(loader) is loader:
+            if isinstance(loader, Iterator):
                 raise ConfigError(
                     f"{name} is a generator, which is used up after one pass; give something that "
                     "can be read again every epoch, such as a list or a DataLoader"
@@ -118,7 +118,8 @@ class LoaderSource:
                 "with forward=(model, batch) -> output a batch may be anything"
             )
         inputs, target = self._pair(batch)
-        if isinstance(target, Tensor) and target.dim() == 0:
+        single = isinstance(target, Tensor) and target.dim() == 0
+        if single or isinstance(target, int | float):
             raise ConfigError(
                 f"{name} must yield batches, its target is a single number; put a data set into a "
                 "DataLoader"
@@ -140,11 +141,11 @@ class LoaderSource:
 
     def train_batches(self, key: int) -> Iterator[Batch]:
         limited = islice(self.train_loader, self.batches_per_epoch)
-        watched = self.batches_per_epoch is None and not isinstance(self.train_loader, Sized)
+        watched = self.batches_per_epoch is None and not has_length(self.train_loader)
         return self._pairs("train_loader", limited, watched)
 
     def val_batches(self) -> Iterator[Batch]:
-        return self._pairs("val_loader", self.val_loader, not isinstance(self.val_loader, Sized))
+        return self._pairs("val_loader", self.val_loader, not has_length(self.val_loader))
 
     def _pairs(self, name: str, batches: Iterable[Any], watched: bool) -> Iterator[Batch]:
         # Nobody can know whether an iterable without a length ends.
@@ -160,6 +161,15 @@ class LoaderSource:
 
     def example(self) -> Any:
         return self._example
+
+
+def has_length(loader: Any) -> bool:
+    """Asked, not looked up: a DataLoader has a length in name even where its data set has none."""
+    try:
+        len(loader)
+    except TypeError:
+        return False
+    return True
 
 
 def _is_pair(batch: Any) -> bool:
