@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import CosineAnnealingLR
@@ -13,7 +14,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import esper
 from esper.growth import keyed
-from esper.leyline import sealed
+from esper.leyline import BLUEPRINT, OP, LifecycleOp, sealed
+from esper.tamiyo import Situation, wait
 
 EPOCHS = 18
 
@@ -28,6 +30,29 @@ class Own(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.body(x))
+
+
+class Remembering:
+    """A controller that acts by what it remembers: it plants at its 9th act, whatever it sees."""
+
+    name = "remembering"
+
+    def reset(self, n_envs: int) -> None:
+        self.acts = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"acts": self.acts}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.acts = state["acts"]
+
+    def act(self, situation: Situation) -> np.ndarray:
+        self.acts += 1
+        actions = wait(1)
+        if self.acts == 9:
+            actions[0, OP] = LifecycleOp.GERMINATE
+            actions[0, BLUEPRINT] = situation.catalogue.index("mlp_small")
+        return actions
 
 
 def own_loaders() -> tuple[DataLoader[Any], DataLoader[Any]]:

@@ -122,7 +122,7 @@ def test_bad_arguments_are_refused() -> None:
     with pytest.raises(ConfigError, match="no module 'x'"):
         Loop(slots=["x"])
     with pytest.raises(ConfigError, match="at least 2 epochs"):
-        Loop(steps=0)
+        Loop(steps=1)
 
 
 def test_training_beyond_the_last_step_is_not_thrown_away() -> None:

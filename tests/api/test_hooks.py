@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from esper.growth import SeedSlot
 from loop_support import Loop
 
 
@@ -20,9 +21,10 @@ def hooks_of(loop: Loop) -> int:
         for p in loop.body.model.parameters()
     )
     on_modules = sum(
-        len(hooks)
+        not isinstance(getattr(hook, "__self__", None), SeedSlot)
         for module in loop.model.modules()
-        for hooks in (module._forward_pre_hooks, module._backward_hooks)
+        for hooks in (module._forward_pre_hooks, module._forward_hooks, module._backward_hooks)
+        for hook in hooks.values()
     )
     on_optimizer = len(loop.optimizer._optimizer_step_pre_hooks)  # type: ignore[attr-defined]
     return on_gradients + on_modules + on_optimizer
@@ -128,8 +130,10 @@ def test_an_evaluation_with_the_body_is_not_repeated_for_its_valves(tmp_path: Pa
 
         def evaluate(loop: Loop = loop) -> float:
             nonlocal asked
-            asked += not loop.body.model.slot(0).muted
+            out = loop.body.model.slot(0).muted
+            asked += not out
             with loop.body.evaluating():  # as a user's own function would
+                assert loop.body.model.slot(0).muted is out
                 return loop.accuracy()
 
         loop.body.host.user_evaluate = evaluate

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import esper
@@ -14,26 +14,18 @@ from esper.growth import default_catalogue, keyed
 from esper.leyline import BLEND, BLUEPRINT, OP, SLOT, LifecycleOp, generator
 from esper.leyline.reports import TwinReport
 from esper.tamiyo import Situation, wait
-from helpers import Exploding, Nan, everywhere
+from helpers import Clocked, everywhere, exploding, nan_after
 from resume_support import Own, kill_in, own_run
 
 
-class Drift(nn.Module):
-    """Harms a little more with every batch, whatever its weights learn."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.full((channels,), 1e-4))
-        self.calls = 0
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.calls += self.training
-        return x * self.weight + 0.002 * self.calls * x.roll(1, dims=-1)
+def drift(channels: int) -> nn.Module:
+    """A seed that harms a little more with every batch, whatever its weights learn."""
+    return Clocked(channels, lambda done: 1.0 + 100.0 * done)
 
 
 def bad_blueprints() -> esper.BlueprintCatalogue:
     catalogue = default_catalogue()
-    for name, make in (("nan", Nan), ("exploding", Exploding), ("drift", Drift)):
+    for name, make in (("nan", nan_after(20)), ("exploding", exploding), ("drift", drift)):
         catalogue = catalogue.with_blueprint(everywhere(name, make))
     return catalogue
 
@@ -70,10 +62,13 @@ def loaders() -> tuple[DataLoader[Any], DataLoader[Any]]:
         x = torch.randn(260, 6)
         y = (x[:, 0] * x[:, 1] > 0).long() + (x[:, 2] > 0.5).long()
     train, val = TensorDataset(x[:60], y[:60]), TensorDataset(x[60:], y[60:])
-    return DataLoader(train, 30, shuffle=True), DataLoader(val, 200)
+    order = torch.Generator().manual_seed(2)
+    return DataLoader(train, 30, shuffle=True, generator=order), DataLoader(val, 200)
 
 
-def episode(key: int, controller: Any, *, insured: bool) -> tuple[esper.Grown, nn.Module]:
+def episode(
+    key: int, controller: Any, *, insured: bool, out: Path | None = None
+) -> tuple[esper.Grown, nn.Module]:
     with keyed(key):
         model = Own()
     train, val = loaders()
@@ -88,17 +83,22 @@ def episode(key: int, controller: Any, *, insured: bool) -> tuple[esper.Grown, n
         optimizer=lambda params: torch.optim.AdamW(params, lr=2e-2),
         key=key,
         insured=insured,
+        out=out,
         progress=False,
     )
     return grown, model
 
 
-def test_the_twin_is_the_static_run_bit_for_bit() -> None:
-    grown, model = episode(1, Saboteur(1), insured=True)
-    alone, host = episode(1, "static", insured=False)
+def test_the_twin_is_the_static_run_bit_for_bit(tmp_path: Path) -> None:
+    grown, model = episode(1, Saboteur(1), insured=True, out=tmp_path / "insured")
+    alone, host = episode(1, "static", insured=False, out=tmp_path / "alone")
     twin = grown.outcome.twin
+    assert twin is not None
     assert twin == TwinReport(alone.outcome.val_score, alone.outcome.train_macs, twin.kept)
     assert twin.train_macs > 0
+    beside = tmp_path / "insured" / "arms" / "host-alone"
+    for name in ("metrics.jsonl", "outcomes.jsonl"):
+        assert (beside / name).read_bytes() == (tmp_path / "alone" / name).read_bytes()
     if twin.kept == "twin":
         assert all(torch.equal(t, host.state_dict()[n]) for n, t in model.state_dict().items())
 

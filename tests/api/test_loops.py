@@ -78,9 +78,8 @@ class AutocastInside(MLP):
             return super().forward(x)
 
 
-@pytest.mark.parametrize(
-    ("inside", "blueprint"), [(True, "mlp_small"), (False, "mlp_small"), (False, "branch")]
-)
+@pytest.mark.parametrize("inside", [True, False])
+@pytest.mark.parametrize("blueprint", ["mlp_small", "branch"])
 def test_autocast(inside: bool, blueprint: str) -> None:
     def epoch(loop: Loop) -> None:
         for rows in torch.arange(80).split(20):
@@ -175,23 +174,26 @@ def test_an_average_grows_with_the_model(of_body: bool) -> None:
     by_hand: dict[str, Tensor] = {}
     for _ in range(14):
         live = dict(loop.body.model.named_parameters())
+        # Of the whole body, torch averages a newborn from its birth on; of the model alone it
+        # copies what it averages for the first time.
+        newborn = {name for name in live if name not in by_hand}
+        copied = newborn if not of_body or not by_hand else set()
         by_hand = {n: by_hand.get(n, p.detach().clone()) for n, p in live.items()}
-        first = not int(averaged.n_averaged)
         for rows in torch.arange(80).split(20):
             loop.optimizer.zero_grad()
             F.cross_entropy(loop.model(loop.x[rows]), loop.y[rows]).backward()
             loop.optimizer.step()
             averaged.update_parameters(source)
             for name, param in live.items():
-                old = param if first else by_hand[name]
+                old = param if name in copied else by_hand[name]
                 by_hand[name] = (decay * old + (1 - decay) * param).detach()
-            first = False
+            copied = set()
         mine = dict(network.named_parameters())
         assert mine.keys() == by_hand.keys()
-        if of_body:
-            for name in mine:
-                torch.testing.assert_close(mine[name], by_hand[name], rtol=1e-4, atol=1e-5)
+        for name in mine:
+            torch.testing.assert_close(mine[name], by_hand[name], rtol=1e-4, atol=1e-6)
         loop.body.step(loop.accuracy())
+    assert int(averaged.n_averaged) == 56
     loop.body.finish()
     assert [s.stage for _, s in network.each_slot()] == [
         s.stage for _, s in loop.body.model.each_slot()
@@ -215,6 +217,7 @@ def test_after_a_rollback_an_average_starts_over() -> None:
                 loop.model.layer1.weight.fill_(torch.nan)
         averaged.update_parameters(loop.model)
         loop.body.step(loop.accuracy(), validation_loss=float("nan") if broken else None)
+    assert int(averaged.n_averaged) == 0
     ours, theirs = network.state_dict(), loop.body.model.state_dict()
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
@@ -249,7 +252,7 @@ def test_seeds_have_rates_of_their_own() -> None:
     assert loop.optimizer.param_groups[0]["lr"] == 3e-3
     for wrong in ({"seed_lr": -1.0}, {"seed_weight_decay": -1.0}):
         other = Loop()
-        with pytest.raises(ConfigError, match="must be 0 or more"):
+        with pytest.raises(ConfigError, match="must be a number"):
             other.body.manage(other.optimizer, **wrong)
 
 

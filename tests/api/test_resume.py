@@ -10,7 +10,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 
 import esper
 from esper.leyline import ConfigError, sealed
-from resume_support import EPOCHS, Own, kill_in, own_run
+from resume_support import EPOCHS, Own, Remembering, kill_in, own_run
 
 RECORD = ("metrics.jsonl", "events.jsonl", "outcomes.jsonl", "actions.txt", "config.toml")
 ALL_PLANS = (
@@ -40,8 +40,8 @@ def killed_again_and_again(folder: Path, plans: Sequence[str], **settings: Any) 
     assert_same_run(whole, reference, cut, own_run(cut, **settings))
 
 
-@pytest.mark.parametrize("controller", ["heuristic", "random"])
-def test_two_kills(controller: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("controller", ["heuristic", "random", Remembering()])
+def test_two_kills(controller: Any, tmp_path: Path) -> None:
     killed_again_and_again(tmp_path, ("write:8", "batch:30"), controller=controller)
 
 

@@ -81,6 +81,9 @@ def test_what_cannot_be_loaded_is_refused_and_changes_nothing(tmp_path: Path) ->
         )
     with pytest.raises(DamagedCheckpointError, match="cannot be read"):
         esper.load(tmp_path / "nowhere", host)
+    growing = saved_mlp(tmp_path / "other")
+    with pytest.raises(ConfigError, match="growing already"):
+        esper.load(tmp_path / "net", growing.host)
     file = tmp_path / "net" / "tensors.safetensors"
     file.write_bytes(file.read_bytes()[:-1] + b"x")
     with pytest.raises(DamagedCheckpointError, match="its checksum does not fit"):

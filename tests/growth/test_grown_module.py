@@ -321,3 +321,16 @@ def test_branches_are_added_in_the_order_of_slots_whenever_they_germinated() -> 
         outputs.append(network(x))
     assert torch.equal(outputs[0], outputs[1])
     assert torch.equal(outputs[0], outputs[2])
+
+
+def test_seeds_train_and_evaluate_with_the_host() -> None:
+    """Calling `eval()` on the host alone is what users do."""
+    catalogue = default_catalogue().with_blueprint(
+        everywhere("noisy", lambda channels: nn.Sequential(nn.Dropout(0.5)))
+    )
+    network, x = wrap("mlp", catalogue)
+    plant(network, 0, "noisy", SeedStage.HOLDING, 1.0)
+    network.host.eval()
+    assert torch.equal(network.host(x), network.host(x))
+    network.host.train()
+    assert not torch.equal(network.host(x), network.host(x))

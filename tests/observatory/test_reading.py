@@ -32,7 +32,9 @@ def rounds_of(steps: list[tuple[int, str, int]]) -> list[dict]:
     rows, round_ = [], 0
     for further, text, times in steps:
         round_ += further
-        rows.append({"round": round_, "kind": "round" if further else "step", "text": text * times})
+        row = {"round": round_, "kind": "round" if further else "step", "text": text * times}
+        # Rows that others write may have the round anywhere.
+        rows.append(row if times == 1 else dict(reversed(row.items())))
     return rows
 
 

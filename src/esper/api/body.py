@@ -63,10 +63,15 @@ class Body:
     """
 
     def __init__(
-        self, host: AttachedHost, env: GrowthCycle, controller: Controller, history: History
+        self,
+        host: AttachedHost,
+        env: GrowthCycle,
+        controller: Controller,
+        history: History,
+        watch: Watch,
     ) -> None:
         self.host, self.env, self.controller = host, env, controller
-        self.recorder = history
+        self.recorder, self.watch = history, watch
         self.outcome: EpisodeOutcome | None = None
         self.optimizer_steps = 0
         self.meter = GradientMeter(host.network)
@@ -244,6 +249,7 @@ class Body:
             self.controller.load_state_dict(state["controller"])  # type: ignore[attr-defined]
         self.recorder.rows[:] = state["history"]
         self.recorder.events[:] = map(event_from_row, state["events"])
+        self.watch.catch_up()
         self._watch_gradients()
         self.optimizer_steps = 0
 
@@ -326,6 +332,7 @@ def attach(
         recorder=history,
         keep_best=True,
     )
-    history.listeners = [Watch(history, env, chosen)]
+    watch = Watch(history, env, chosen)
+    history.listeners = [watch]
     warn_of_another_task(chosen, type(model).__name__)
-    return Body(host, env, chosen, history)
+    return Body(host, env, chosen, history, watch)

@@ -17,7 +17,7 @@ from esper.api.checks import FLAG, check_optimizer, checked
 from esper.api.controllers import check_script, find_controller
 from esper.api.epochs import decisions
 from esper.api.grown import Grown, save_network
-from esper.api.growth_run import GrowthRun, StopRule, open_record, save_run
+from esper.api.growth_run import GrowthRun, StopRule, open_record
 from esper.api.insurance import insure
 from esper.api.objective_checks import check_objectives
 from esper.api.watch import Watch, warn_of_another_task, warn_of_slow_seeds
@@ -36,6 +36,7 @@ from esper.tolaria import (
     Budget,
     HostRecipe,
     LoaderSource,
+    LoopedPopulation,
     Objective,
     Precision,
     TrialRules,
@@ -131,7 +132,6 @@ def grow(
     check_objectives(model, recipe, _device(model))
     plan = Plan(
         model=model,
-        optimizer=optimizer,
         recipe=recipe,
         rules=rules,
         key=key,
@@ -152,11 +152,12 @@ def grow(
     def twin_run(twin: nn.Module, own: Any) -> Grown:
         return _run(plan.of(twin, own), StaticController(), "twin", beside)
 
-    grown = (
-        insure(grown_run, twin_run, (model, optimizer), plan.loaders) if insured else grown_run()
-    )
+    if insured:
+        grown = insure(grown_run, twin_run, (model, optimizer), plan.loaders)
+    else:
+        grown = grown_run()
     if folder is not None:
-        others = {"host alone": beside} if beside is not None and grown.outcome.twin else {}
+        others = {"host alone": beside} if beside and grown.outcome.twin else {}
         _write_results(folder, grown, others)
     caller.end(grown.outcome)
     return grown
@@ -167,7 +168,6 @@ class Plan:
     """A run, with everything checked, before its folder is opened."""
 
     model: nn.Module
-    optimizer: Optimizer | OptimizerMaker | None
     recipe: HostRecipe
     rules: TrialRules
     key: int
@@ -182,7 +182,7 @@ class Plan:
     def of(self, model: nn.Module, optimizer: Any) -> "Plan":
         """The same for another model."""
         recipe = replace(self.recipe, build=lambda: model, optimizer=_optimizer_maker(optimizer))
-        return replace(self, model=model, optimizer=optimizer, recipe=recipe)
+        return replace(self, model=model, recipe=recipe)
 
     def settings(self, controller: Controller, slots: Sequence[str]) -> dict[str, Any]:
         """What decides how the run goes, for its record; a run that goes on must have the same."""
@@ -201,6 +201,8 @@ class Plan:
             "max_seeds": self.rules.max_seeds,
             "max_grad_norm": self.recipe.max_grad_norm,
             "precision": self.recipe.precision,
+            "layout": None if self.recipe.layout is None else str(self.recipe.layout),
+            "causal": self.recipe.causal,
             "patience": self.patience,
             "batches_per_epoch": self.batches_per_epoch,
             "scheduled": self.scheduler is not None,
@@ -217,33 +219,39 @@ def _run(
     """Make, train and settle; the folder comes last: a run that cannot begin leaves nothing."""
     history = History()
     env = make_env(plan.recipe, [plan.key], plan.rules, history, _device(plan.model))
-    network = env.population.template
+    network, population = env.population.template, env.population
+    assert isinstance(population, LoopedPopulation)
+    (optimizer,) = population.optimizers
     chosen = find_controller(controller, len(network.sites), plan.recipe.catalogue)
     check_script(chosen, network)
     warn_of_another_task(chosen, type(plan.model).__name__)
-    (optimizer,) = env.population.optimizers  # type: ignore[attr-defined]
-    scheduler = None if plan.scheduler is None else _make_scheduler(plan.scheduler, optimizer)
-    settings = plan.settings(chosen, network.slot_config.names)
-    stop = StopRule(plan.patience, plan.max_time)
-    run = GrowthRun(env, chosen, history, plan.loaders, scheduler, stop, settings)
+    run = GrowthRun(
+        env=env,
+        controller=chosen,
+        history=history,
+        optimizer=optimizer,
+        scheduler=None if plan.scheduler is None else _make_scheduler(plan.scheduler, optimizer),
+        loaders=plan.loaders,
+        stop=StopRule(plan.patience, plan.max_time),
+        settings=plan.settings(chosen, network.slot_config.names),
+    )
     with ExitStack() as stack:
         told: list[Recorder] = []
-        save: Callable[[], None] = lambda: None  # noqa: E731
+        record = None
         if folder is not None:
-            record = open_record(folder, run, settings, resume=plan.resume)
-            stack.enter_context(record)
+            record = stack.enter_context(open_record(folder, run, resume=plan.resume))
             told.append(record)
-            save = lambda: save_run(record, run)  # noqa: E731
         if plan.progress:
             told.append(stack.enter_context(epoch_progress(label, plan.rules.steps + 1)))
         watch = Watch(history, env, chosen, plan.recipe.data)
+        watch.catch_up()
         history.listeners = [*told, *listeners, watch]
         (outcome,) = settle(
             env,
             np.ones(1, dtype=bool),
             task=type(plan.model).__name__,
             controller=chosen.name,
-            ended=run.play(save),
+            ended=run.play(record),
         )
     return Grown(network, history.rows, history.events, outcome, plan.recipe.data.example())
 

@@ -11,6 +11,7 @@ from esper.growth import (
     GrownModule,
     OutputSpec,
     check_fits,
+    check_not_growing,
     default_catalogue,
     export,
     read_tree,
@@ -114,6 +115,7 @@ def load(
     `blueprints` are those that the run was given, if any. Raises ConfigError, and changes nothing,
     if the folder is damaged or of another model.
     """
+    check_not_growing(model)
     tree = read_tree(Path(folder), FORMAT_VERSION)
     catalogue = blueprints or default_catalogue()
     if list(catalogue.names) != tree.get("blueprints"):

@@ -5,11 +5,12 @@ DIR/checkpoints/epoch-000012/   everything that the next epoch depends on
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from esper.api.randomness import randomness, restore_randomness
@@ -19,7 +20,7 @@ from esper.leyline.events import event_from_row
 from esper.leyline.sealed import clear_unfinished, discard, sealed_series
 from esper.observatory import CHECKPOINTS, EVENTS, METRICS, RunDirectory, read_rows
 from esper.tamiyo import Controller
-from esper.tolaria import GrowthEnv, LoopedPopulation, cycle_state, load_cycle_state, play
+from esper.tolaria import GrowthEnv, cycle_state, load_cycle_state, play
 
 log = logging.getLogger("esper")
 
@@ -40,11 +41,6 @@ class StopRule:
     seconds_before: float = 0.0
     began: float = field(default_factory=lambda: time.monotonic())
 
-    def __post_init__(self) -> None:
-        for name, value in (("patience", self.patience), ("max_time", self.max_time)):
-            if value is not None and not value > 0:
-                raise ConfigError(f"{name} must be above 0 or None, got {value}")
-
     def seconds(self) -> float:
         return self.seconds_before + time.monotonic() - self.began
 
@@ -64,20 +60,23 @@ class GrowthRun:
     env: GrowthEnv
     controller: Controller
     history: History
-    loaders: tuple[Any, ...]
+    optimizer: Optimizer
     scheduler: Any
+    loaders: tuple[Any, ...]
     stop: StopRule
     settings: dict[str, Any]
 
-    def play(self, save: Callable[[], None]) -> str:
-        """Train to the end, saving after every epoch; gives the reason why it is the end."""
+    def play(self, record: RunDirectory | None) -> str:
+        """Train to the end, with a checkpoint after every epoch if there is a record; gives the
+        reason why it is the end."""
         if self.stop.reason is not None:
             return self.stop.reason
 
         def after_epoch() -> bool:
             self._step_scheduler()
             self.stop.look(self.env)
-            save()
+            if record is not None:
+                save_run(record, self)
             return self.stop.reason is None
 
         if not play(self.env, self.controller, after_epoch=after_epoch):
@@ -97,7 +96,7 @@ class GrowthRun:
             "settings": self.settings,
             "cycle": cycle_state(self.env),
             "controller": None if remembers is None else remembers(),
-            "groups": group_settings(self._optimizer()),
+            "groups": group_settings(self.optimizer),
             "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
             "randomness": randomness(self.loaders),
             "seconds": self.stop.seconds(),
@@ -111,35 +110,33 @@ class GrowthRun:
             self.controller.load_state_dict(state["controller"])  # type: ignore[attr-defined]
         if self.scheduler is not None:
             self.scheduler.load_state_dict(state["scheduler"])
-        for group, settings in zip(self._optimizer().param_groups, state["groups"], strict=True):
+        for group, settings in zip(self.optimizer.param_groups, state["groups"], strict=True):
             group.update(settings)
         restore_randomness(self.loaders, state["randomness"])
         self.stop.seconds_before, self.stop.reason = state["seconds"], state["reason"]
 
-    def _optimizer(self) -> Any:
-        assert isinstance(self.env.population, LoopedPopulation)
-        return self.env.population.optimizers[0]
 
-
-def open_record(
-    folder: Path, run: GrowthRun, config: Mapping[str, Any], *, resume: bool
-) -> RunDirectory:
+def open_record(folder: Path, run: GrowthRun, *, resume: bool) -> RunDirectory:
     """The record of a run, which goes on from its newest intact checkpoint if it is to `resume`.
 
     A folder with nothing in it, or with a run that was killed before its first epoch was over, is
     begun anew. Raises ConfigError if the folder holds another run, or one with other settings.
     """
-    if not resume or not RunDirectory.is_run(folder):
-        return RunDirectory.create(folder, config, script=True)
+    if RunDirectory.is_run(folder) and not resume:
+        raise ConfigError(
+            f"{folder} already holds a run; go on with it (resume=True), or choose another folder"
+        )
+    if not RunDirectory.is_run(folder):
+        return RunDirectory.create(folder, run.settings, script=True)
     record = RunDirectory(folder, script=True)
     try:
         state = _newest(folder)
         if state is None:
             _check_nothing_to_lose(folder)
-            record.begin(config)
+            record.begin(run.settings)
             return record
         _check_settings(folder, state["settings"], run.settings)
-        record.go_on(config, state["files"], next_round=0)
+        record.go_on(run.settings, state["files"], next_round=0)
         run.load_state(state)
         run.history.rows[:] = read_rows(folder / METRICS)
         run.history.events[:] = map(event_from_row, read_rows(folder / EVENTS))

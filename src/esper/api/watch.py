@@ -51,6 +51,15 @@ class Watch:
         self.reason = ""
         self.germinated = self.plateaued = False
 
+    def catch_up(self) -> None:
+        """Know what a run that is taken up again has told before."""
+        for row in self.history.rows:
+            self.plateaued |= row["plateau_epochs"] > 0
+            self.rolled_back = self.rolled_back + 1 if row["rolled_back"] else 0
+        for event in self.history.events:
+            self.germinated |= isinstance(event, SeedGerminated)
+            self.reason = event.reason if isinstance(event, GovernorRollback) else self.reason
+
     def say(self, message: str) -> None:
         warnings.warn(message, EsperWarning, stacklevel=2)
         self.history.event(Warned(0, self.env.step_count, message))

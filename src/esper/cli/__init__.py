@@ -13,7 +13,7 @@ from esper.cli.learn_commands import imitate, offline, record
 from esper.cli.options import add_command
 from esper.cli.show_commands import blueprints, compare, data_get, data_list, query, tasks
 from esper.cli.train_command import ppo
-from esper.cli.view_commands import report, runs, serve, show
+from esper.cli.view_commands import report, runs, serve, show, watch
 from esper.leyline.errors import EsperError, EsperWarning, shortened
 
 app = typer.Typer(
@@ -35,6 +35,7 @@ add_command(app, evaluate)
 app.command()(runs)
 app.command()(show)
 app.command()(report)
+app.command()(watch)
 add_command(app, serve)
 app.command()(compare)
 app.command()(query)

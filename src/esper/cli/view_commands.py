@@ -95,3 +95,15 @@ def serve(settings: ServeSettings) -> None:
         settings.port,
         lambda text: say(console, text, whole=True),
     )
+
+
+def watch(
+    run: Annotated[str, typer.Argument(help="A run directory, such as runs/first.")],
+) -> None:
+    """Watch a run in the terminal, live or played again.
+
+    The keys are shown; ? explains every quantity.
+    """
+    from esper.observatory import watch
+
+    watch(Path(run))

@@ -16,7 +16,7 @@ from esper.growth.blueprints import (
 )
 from esper.growth.blueprints.modules import ChannelAttention, Renormalize
 from esper.growth.export import export, largest_difference
-from esper.growth.grown_module import GrownModule, keyed
+from esper.growth.grown_module import GrownModule, check_not_growing, keyed
 from esper.growth.hosts import CNNHost, MLPHost, TransformerHost
 from esper.growth.lifecycle import (
     GATED,
@@ -94,6 +94,7 @@ __all__ = [
     "batch_size",
     "call_model",
     "check_fits",
+    "check_not_growing",
     "count_params",
     "cull",
     "default_catalogue",

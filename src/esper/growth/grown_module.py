@@ -47,7 +47,7 @@ def keyed(key: int) -> Iterator[None]:
         torch.set_rng_state(before)
 
 
-def _check_not_growing(host: nn.Module) -> None:
+def check_not_growing(host: nn.Module) -> None:
     for name, module in host.named_modules():
         if isinstance(module, GrownModule) or hooks_of_esper(module):
             raise ConfigError(
@@ -108,7 +108,7 @@ class GrownModule(nn.Module):
         ({"encoder": "BTC"}); `causal` whether seeds must not look ahead along positions (None: as
         the host says itself, by an attribute `causal` or calls with `is_causal`; else not).
         """
-        _check_not_growing(host)
+        check_not_growing(host)
         found = probe(host, example, layout)
         return GrownModule(
             host,
@@ -161,7 +161,10 @@ class GrownModule(nn.Module):
             slot.clear()
             raise
         module = self.host.get_submodule(slot.site.module)
-        self._handles[index] = [module.register_forward_hook(slot.on_slot_output)]
+        self._handles[index] = [
+            self.host.register_forward_pre_hook(slot.follow_mode),
+            module.register_forward_hook(slot.on_slot_output),
+        ]
         if slot.is_branch:
             self._handles[index].append(self.host.register_forward_pre_hook(slot.on_host_input))
             self._hook_branches()

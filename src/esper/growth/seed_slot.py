@@ -165,6 +165,12 @@ class SeedSlot(nn.Module):
             total = total + alphas
         return float(total) / sum(count for _, count in measured)
 
+    def follow_mode(self, module: nn.Module, args: Any) -> None:
+        """Train and evaluate with the whole network: seeds are beside it, so that its own `eval()`
+        does not reach them."""
+        if self.training != module.training:
+            self.train(module.training)
+
     def on_slot_output(self, module: nn.Module, args: Any, output: Any) -> Any:
         """Blend into the output of the slot's module, or keep a branch's path for the end."""
         if self.muted or self.stage <= SeedStage.GERMINATED:

@@ -42,6 +42,7 @@ from esper.observatory.terminal import (
     summary_table,
 )
 from esper.observatory.training_progress import RoundProgress
+from esper.observatory.watching import watch
 
 __all__ = [
     "ARMS",
@@ -78,6 +79,7 @@ __all__ = [
     "serve",
     "show_run",
     "summary_table",
+    "watch",
     "write_evaluation",
     "write_report",
     "write_summary",

@@ -41,6 +41,7 @@ MOST_ROUNDS = 400
 MOST_EVENTS = 300
 MOST_ROWS = 20_000  # of one round that are read one by one
 LONGEST_COMMAND = 4000
+FRAME = ("val_score", "train_score", "params", "macs", "train_macs")
 LATE_ROUNDS = 8  # from which it is told what a policy does
 
 
@@ -145,11 +146,13 @@ def _rounds(lines: Lines) -> dict[str, list[Any]]:
     if last is not None:
         step = max(1, -(-(last + 1) // MOST_ROUNDS))
         numbers = sorted({*range(0, last + 1, step), last})
+        begin = 0
         for n in numbers:
-            begin, end = lines.start_of_round(n), lines.start_of_round(n + 1)
+            end = lines.start_of_round(n + 1, begin)
             row = lines.last_with(b'"kind": "round"', begin, end)
-            if row is not None and row.get("kind") == "round":
+            if row is not None and row.get("kind") == "round" and whole(row, "round") == n:
                 found.append(row)
+            begin = end
     columns: dict[str, list[Any]] = {"round": [whole(row, "round") for row in found]}
     names = (*POLICY, "train_macs")
     columns |= {name: [number(row, name) for row in found] for name in names}
@@ -257,7 +260,7 @@ def episode(folder: Path, round_: int | None, env: int) -> dict[str, Any]:
 def _frame(row: Row, modules: Sequence[str]) -> dict[str, Any]:
     return {
         "step": whole(row, "step"),
-        **{name: number(row, name) for name in ("val_score", "train_score", "params", "macs")},
+        **{name: number(row, name) for name in FRAME},
         "op": row.get("op"),
         "slot": row.get("slot"),
         "blueprint": row.get("blueprint"),
@@ -321,7 +324,7 @@ def _bill(seen: Glance, rounds: Mapping[str, Sequence[Any]] | None) -> list[tupl
     if rounds is not None:
         of_rounds = rounds["train_macs"][-1:]
         return [
-            ("a network of the latest round, on average: training", spent) for spent in of_rounds
+            ("training a network of the latest round, on average", spent) for spent in of_rounds
         ]
     if not seen.summary:
         spent = number(seen.outcome, "train_macs")

@@ -67,7 +67,9 @@ HOST = {
     "params": Quantity("parameters", "of the whole network with its seeds", "growing, score flat"),
     "macs": Quantity("multiply-adds", "of one forward pass of one example", "growing, score flat"),
     "train_macs": Quantity(
-        "bill", "multiply-adds of all training and evaluation, rejected seeds included", "no limit"
+        "bill",
+        "multiply-adds of all training and evaluation, rejected seeds included",
+        "above what was to be spent",
     ),
     "alpha": Quantity("alpha", "how far a seed is blended in: 0 not, 1 fully", "stuck below 1"),
     "contribution": Quantity(

@@ -10,6 +10,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -22,6 +23,8 @@ LONGEST_FILE = 1 << 26  # bytes of a file that is read whole
 MOST_DAMAGED = 100  # lines in a row that are no rows, after which there is nothing to look for
 
 Row = dict[str, Any]
+DECODER = json.JSONDecoder(parse_constant=lambda _: None)
+ROUND_FIRST = re.compile(rb'\{"round": (\d{1,15}), ')  # how a run writes its rows
 
 
 class UnreadableError(Exception):
@@ -61,7 +64,7 @@ def read_text(path: Path) -> str:
 
 def read_json(path: Path) -> Any:
     try:
-        return json.loads(read_text(path), parse_constant=lambda _: None)
+        return DECODER.decode(read_text(path))
     except (ValueError, RecursionError) as error:
         raise UnreadableError(f"{path.name} is damaged") from error
 
@@ -145,21 +148,31 @@ class Lines:
             found[last[0]] = last[1]
         return [found[offset] for offset in sorted(found)]
 
-    def start_of_round(self, number: int) -> int:
+    def start_of_round(self, number: int, low: int = 0) -> int:
         """Where the first row of this round or a later one begins; the end if there is none.
 
-        Rows carry the number of their round and rounds follow each other.
+        Rows carry the number of their round and rounds follow each other. `low` is a place before
+        which there is none of them.
         """
-        low, high = 0, self.end
+        high = self.end
         while low < high:
             middle = (low + high) // 2
-            found = self.first_from(middle)
-            if found is None or (whole(found[1], "round") or 0) >= number:
+            begin, round_ = self._round_from(middle)
+            if round_ is None or round_ >= number:
                 high = middle
             else:
-                low = found[0] + 1
+                low = begin + 1
         found = self.first_from(low)
         return self.end if found is None else found[0]
+
+    def _round_from(self, offset: int) -> tuple[int, int | None]:
+        """(where it begins, its round) of the first good line from `offset` on."""
+        begin = self._line_start_from(offset)
+        start = ROUND_FIRST.match(os.pread(self._file, 32, begin)) if begin < self.end else None
+        if start is not None:
+            return begin, int(start[1])
+        found = self.first_from(offset)
+        return (self.end, None) if found is None else (found[0], whole(found[1], "round") or 0)
 
     def last_with(self, mark: bytes, begin: int, end: int) -> Row | None:
         """The last row between two starts of lines whose text holds `mark`."""
@@ -176,7 +189,7 @@ class Lines:
 
     def _row(self, line: bytes) -> Row | None:
         try:
-            row = json.loads(line, parse_constant=lambda _: None)
+            row = DECODER.decode(line.decode())
         except (ValueError, RecursionError):
             row = None
         if isinstance(row, dict):

@@ -38,7 +38,7 @@ def serve(folder: Path, host: str, port: int, say: Callable[[str], None]) -> Non
         say(f"token    {token}")
     config = uvicorn.Config(
         make_app(folder, hosts, token),
-        log_level="error",
+        log_level="critical",
         access_log=False,
         server_header=False,
         lifespan="off",

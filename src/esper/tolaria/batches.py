@@ -93,8 +93,6 @@ class LoaderSource:
         forward: Callable[[nn.Module, Any], Any] | None = None,
         batches_per_epoch: int | None = None,
     ) -> None:
-        if batches_per_epoch is not None and batches_per_epoch < 1:
-            raise ConfigError(f"batches_per_epoch must be at least 1, got {batches_per_epoch}")
         self.train_loader, self.val_loader = train_loader, val_loader
         self.forward, self.batches_per_epoch = forward, batches_per_epoch
         if example is not None:

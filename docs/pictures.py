@@ -1,0 +1,104 @@
+"""Draw the pictures of the views for the documents, from real runs.
+
+    python docs/pictures.py [--runs FOLDER] [--out docs/images]
+
+Runs that the folder does not have yet are made first, which takes some minutes. Needs Chromium.
+"""
+
+import argparse
+import asyncio
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from playwright.sync_api import Page, sync_playwright
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from esper.observatory.watch_app import WatchApp
+from serve_support import serving
+
+ESPER = [sys.executable, "-c", "from esper.cli import main; main()"]
+GROWN, OTHER, TRAINED = "digits-heuristic", "digits-random", "ppo-digits"
+EVALUATED = "evaluate-digits"
+RUNS = {
+    GROWN: ["grow", "--task", "digits"],
+    OTHER: ["grow", "--task", "digits", "--controller", "random", "--no-compare"],
+    TRAINED: ["train", "ppo", "--rounds", "24", "--envs", "6", "--steps", "14"],
+    EVALUATED: ["evaluate", "--keys", "4", "--steps", "14"],
+}
+# file: (address, width, height or None for the whole page, dark)
+PAGES: dict[str, tuple[str, int, int | None, bool]] = {
+    "view-run.png": (f"run={GROWN}&epoch=25", 1080, 760, False),
+    "view-phone.png": (f"run={GROWN}&epoch=13", 390, 1240, True),
+    "view-training.png": (f"run={TRAINED}&epoch=9", 1080, 1500, False),
+    "view-evaluation.png": (f"run={EVALUATED}", 1080, 1130, True),
+    "view-list.png": ("", 1080, 420, False),
+    "view-compare.png": (f"compare={GROWN}&compare={OTHER}", 1080, 720, False),
+}
+# file: (run, columns, lines, keys)
+SCREENS: dict[str, tuple[str, int, int, list[str]]] = {
+    "watch-run.png": (GROWN, 80, 24, ["left"] * 5),
+    "watch-environments.png": (TRAINED, 80, 24, []),
+    "watch-policy.png": (TRAINED, 100, 32, ["p"]),
+}
+
+
+def make_runs(folder: Path) -> None:
+    for name, words in RUNS.items():
+        if not (folder / name).exists():
+            subprocess.run([*ESPER, *words, "--out", str(folder / name)], check=True)
+
+
+def draw_page(page: Page, url: str, name: str, out: Path) -> None:
+    address, width, height, dark = PAGES[name]
+    page.set_viewport_size({"width": width, "height": height or 900})
+    page.emulate_media(color_scheme="dark" if dark else "light")
+    page.goto("about:blank")
+    page.goto(f"{url}/#{address}")
+    page.locator("h1").wait_for()
+    page.wait_for_timeout(900)
+    page.screenshot(path=out / name, full_page=height is None)
+
+
+async def screen_as_svg(run: Path, columns: int, lines: int, keys: list[str]) -> str:
+    app = WatchApp(run)
+    async with app.run_test(size=(columns, lines)) as pilot:
+        await pilot.pause()
+        await pilot.press(*keys)
+        await pilot.pause()
+        return app.export_screenshot()
+
+
+def draw_screen(page: Page, svg: str, path: Path) -> None:
+    page.set_viewport_size({"width": 900, "height": 700})
+    page.set_content(f"<body style='margin:0;width:900px'>{svg}</body>")
+    page.locator("svg").first.screenshot(path=path)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--runs", type=Path, default=Path("runs"))
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "images")
+    given: Any = parser.parse_args()
+    make_runs(given.runs)
+    screens = {
+        name: asyncio.run(screen_as_svg(given.runs / run, *size, keys))
+        for name, (run, *size, keys) in SCREENS.items()
+    }
+    with sync_playwright() as playwright, serving(given.runs) as served:
+        browser = playwright.chromium.launch(
+            executable_path=shutil.which("chromium"), args=["--no-sandbox"]
+        )
+        page = browser.new_page()
+        for name in PAGES:
+            draw_page(page, served.url, name, given.out)
+        for name, svg in screens.items():
+            draw_screen(page, svg, given.out / name)
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()
