@@ -292,6 +292,8 @@ def test_a_pass_that_does_not_come_by_the_slot_adds_nothing() -> None:
     network = GrownModule.wrap(EarlyExit(), ["second"], x)
     plant(network, 0, "branch", SeedStage.HOLDING, 1.0, shake=0.5)
     plain = export(network, x)
+    with pytest.raises(ExportError, match="does not come by every slot"):
+        export(network, x / 100)
     bare = EarlyExit()
     bare.load_state_dict(network.host.state_dict())
     for model in (network, plain, copy.deepcopy(plain)):
