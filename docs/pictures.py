@@ -7,6 +7,7 @@ Runs that the folder does not have yet are made first, which takes some minutes.
 
 import argparse
 import asyncio
+import os
 import shutil
 import subprocess
 import sys
@@ -83,18 +84,21 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs"))
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "images")
     given: Any = parser.parse_args()
+    given.out = given.out.resolve()
     make_runs(given.runs)
+    os.chdir(given.runs)  # so that the pictures show names, and no folders of this machine
     screens = {
-        name: asyncio.run(screen_as_svg(given.runs / run, *size, keys))
+        name: asyncio.run(screen_as_svg(Path(run), *size, keys))
         for name, (run, *size, keys) in SCREENS.items()
     }
-    with sync_playwright() as playwright, serving(given.runs) as served:
+    with sync_playwright() as playwright, serving(Path.cwd()) as served:
         browser = playwright.chromium.launch(
             executable_path=shutil.which("chromium"), args=["--no-sandbox"]
         )
         page = browser.new_page()
         for name in PAGES:
             draw_page(page, served.url, name, given.out)
+        page = browser.new_page()  # one that the server's content policy does not bind
         for name, svg in screens.items():
             draw_screen(page, svg, given.out / name)
         browser.close()

@@ -324,6 +324,16 @@ def test_an_exported_branch_under_torch_compile() -> None:
     assert differences([(compiled, list(x.split(2)))], calls=20) == 0  # type: ignore[list-item]
 
 
+def test_a_live_branch_under_torch_compile_and_in_inference_mode() -> None:
+    network, x = grown("mlp")
+    network.eval()
+    expected = network(x)
+    whole = torch.compile(network, backend="eager", fullgraph=True)
+    assert torch.allclose(whole(x), expected, atol=1e-6)
+    with torch.inference_mode():
+        assert torch.allclose(network(x), expected, atol=1e-6)
+
+
 # --- growing again and again -----------------------------------------------------------------
 
 

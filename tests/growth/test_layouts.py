@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
@@ -214,25 +215,37 @@ def test_packed_sequences_and_graph_modules_cannot_be_slots() -> None:
             GrownModule.wrap(model, [name], x)
 
 
-class Tokens(nn.Module):
-    """An encoder that may be causal, by a mask alone."""
+class OwnAttention(nn.Module):
+    """Attention without a layer of torch."""
 
-    def __init__(self, *, causal: bool) -> None:
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        return F.scaled_dot_product_attention(x, x, x, is_causal=mask is not None)
+
+
+class Tokens(nn.Module):
+    """An encoder that may be causal: by a mask of torch's layers, or in its own attention."""
+
+    def __init__(self, *, causal: bool, own: bool = False) -> None:
         super().__init__()
         self.embed = nn.Embedding(9, 8)
         layer = encoder(8, 2, 16, batch_first=True)
-        self.encoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+        self.encoder = (
+            OwnAttention() if own else nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+        )
         self.head = nn.Linear(8, 9)
         self.mask = nn.Transformer.generate_square_subsequent_mask(5) if causal else None
 
     def forward(self, tokens: Tensor) -> Tensor:
-        return self.head(self.encoder(self.embed(tokens), mask=self.mask))
+        return self.head(self.encoder(self.embed(tokens), self.mask))
 
 
+@pytest.mark.parametrize("own", [True, False])
 @pytest.mark.parametrize(("told", "causal"), [(None, True), (None, False), (True, False)])
-def test_seeds_do_not_look_ahead_where_the_host_does_not(told: bool | None, causal: bool) -> None:
+def test_seeds_do_not_look_ahead_where_the_host_does_not(
+    told: bool | None, causal: bool, own: bool
+) -> None:
     tokens = torch.randint(0, 9, (B, 5), generator=torch.Generator().manual_seed(0))
-    model = Tokens(causal=causal)
+    model = Tokens(causal=causal, own=own)
     network = GrownModule.wrap(model, ["embed"], tokens, causal=told)
     assert network.sites[0].causal == (causal or told is True)
     plant(network, 0, "attention", SeedStage.HOLDING, 1.0, shake=0.5)

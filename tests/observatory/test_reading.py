@@ -38,7 +38,7 @@ def rounds_of(steps: list[tuple[int, str, int]]) -> list[dict]:
     return rows
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(steps=ROWS, tail=st.binary(max_size=30).filter(lambda t: b"\n" not in t))
 def test_rows_by_offset_are_the_rows_of_the_file(tmp_path_factory, steps, tail):
     rows = rounds_of(steps)

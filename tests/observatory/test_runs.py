@@ -66,6 +66,14 @@ def test_a_run_that_was_harmed_says_so(tmp_path: Path, harm, state: str, why: st
         assert describe(run)["line"]["state"] == state
 
 
+def test_a_training_run_shows_the_score_of_its_last_round(tmp_path: Path):
+    run = write_training(tmp_path / "run", rounds=2, planned=3)
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"round": 2} | row(1)) + "\n")
+    line = look_at(run)
+    assert (line.val_score, line.params, line.done) == (81.0, 500.0, 2)
+
+
 def test_links_are_not_followed(tmp_path: Path):
     outside = write_growth(tmp_path / "outside" / "run")
     (tmp_path / "served").mkdir()

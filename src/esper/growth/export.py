@@ -142,10 +142,13 @@ class _Graft:
         graph = fx.Graph()
         module, _, output = (graph.placeholder(name) for name in ("module", "args", "output"))
         h = target = self._take(graph, module, output, place)
-        if slot.is_branch:
-            h = graph.call_method("clone", (h,))
         if slot.site.reading:
             h = graph.call_method("permute", (h, *slot.site.reading))
+        # A copy for a branch, because the host may change its features in place further on; and
+        # for maps, because GroupNorm kills the process (see seed_slot) when an export with a frozen
+        # host is trained channels last.
+        if slot.is_branch or slot.site.topology.startswith("cnn"):
+            h = graph.call_method("clone", (h,), {"memory_format": torch.contiguous_format})
         delta = graph.call_module("seed", (h,))
         if slot.valve is not None:
             parts["valve"] = _trace(slot.valve, blueprint)

@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -106,6 +108,20 @@ class DimsTracker(TorchDispatchMode):
             if name in _KEEP_ORDER and operand.dim() == result.dim():
                 return dims
         return UNKNOWN
+
+
+class CausalWatch(TorchFunctionMode):
+    """`seen` once attention ran that was told `is_causal`."""
+
+    seen = False
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        if func is F.scaled_dot_product_attention:
+            told = args[5] if len(args) > 5 else (kwargs or {}).get("is_causal")
+            self.seen |= told is True
+        return func(*args, **(kwargs or {}))
 
 
 def _permuted(dims: Dims, name: str, rank: int, args: Sequence[Any]) -> Dims:

@@ -93,6 +93,26 @@ def valve_params(sites: list[InjectionSpec]) -> np.ndarray:
         return np.array([count_params(BlendValve(site.channels)) for site in sites])
 
 
+class _Features:
+    """What a branch read at its slot, for the end of the pass.
+
+    The host may change its features in place in the meantime: then a copy is what was read. Else
+    it is the features themselves, so that gradients are summed in the same order with or without.
+    """
+
+    def __init__(self, h: Tensor) -> None:
+        self.h, self.copy = h, h.clone()
+        self.version = None if self._uncounted() else h._version
+
+    def _uncounted(self) -> bool:
+        return torch.compiler.is_compiling() or self.h.is_inference()
+
+    def as_read(self) -> Tensor:
+        if self._uncounted() or self.h._version != self.version:
+            return self.copy
+        return self.h
+
+
 class _Call(threading.local):
     """What a branch keeps between its slot and the network's output, for each thread apart.
 
@@ -100,7 +120,7 @@ class _Call(threading.local):
     """
 
     begun = False
-    added: Tensor | None = None
+    features: _Features | None = None
 
     def __reduce__(self) -> tuple[type["_Call"], tuple[()]]:
         return _Call, ()
@@ -183,23 +203,21 @@ class SeedSlot(nn.Module):
             )
         h = take(output, place)
         if self.is_branch:
-            # A copy, because the host may change its own features in place further on.
-            added = self._change(h.clone())
-            # Outside a pass nothing is kept: activation checkpoints come by again, backwards, and
-            # must find the same work there.
-            self._call.added = added if self._call.begun else None
+            # Outside a pass nobody asks for it: activation checkpoints come by again, backwards.
+            features = _Features(h)
+            self._call.features = features if self._call.begun else None
             return None
         return put(output, place, self._blend(h, self._change(h)))
 
     def on_host_input(self, module: nn.Module, args: Any) -> None:
         """A pass begins; nothing is left of one that an error ended."""
-        self._call.begun, self._call.added = True, None
+        self._call.begun, self._call.features = True, None
 
     def on_host_output(self, module: nn.Module, args: Any, output: Any) -> Any:
         """Add the branch's path to the network's output, if this pass came by the slot."""
-        added = self._call.added
-        self._call.begun, self._call.added = False, None
-        if added is None:
+        features = self._call.features
+        self._call.begun, self._call.features = False, None
+        if features is None:
             return None
         place = host_place(output)
         if place is None:
@@ -207,7 +225,9 @@ class SeedSlot(nn.Module):
                 f"the network's output ({type(output).__name__}) has no place for the branch "
                 f"from {self.site.module!r}, unlike on the example"
             )
-        return put(output, place, self._blend(take(output, place), added))
+        return put(
+            output, place, self._blend(take(output, place), self._change(features.as_read()))
+        )
 
     def _blend(self, target: Tensor, change: Tensor) -> Tensor:
         if self.stage == SeedStage.TRAINING:

@@ -17,6 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from esper.growth.blueprints import OutputSpec
 from esper.growth.layouts import (
     TOPOLOGY_OF_LAYOUT,
+    CausalWatch,
     Dims,
     DimsTracker,
     dims_of_output,
@@ -73,7 +74,7 @@ class Probe:
     """What one pass over an example showed. Multiply-adds are per example.
 
     `causal` is True for a model that says so itself: by an attribute `causal`, or by calling a
-    layer of torch with `is_causal=True`.
+    layer or attention of torch with `is_causal=True`.
     """
 
     slots: SlotListing
@@ -149,7 +150,7 @@ def probe(model: nn.Module, example: Any, layout: Layouts | None = None) -> Prob
     model cannot run on the example, and for a layout that cannot be.
     """
     batch = batch_size(example)
-    tracker = DimsTracker()
+    tracker, attention = DimsTracker(), CausalWatch()
     watch = _Watch(tracker)
     for tensor in tensors_in(example):
         if tensor.dim() > 0 and len(tensor) == batch:
@@ -161,7 +162,7 @@ def probe(model: nn.Module, example: Any, layout: Layouts | None = None) -> Prob
     ]
     counter = FlopCounterMode(display=False)
     try:
-        with evaluating(model), counter, tracker:
+        with evaluating(model), counter, tracker, attention:
             output = call_model(model, example)
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         raise ConfigError(
@@ -199,7 +200,7 @@ def probe(model: nn.Module, example: Any, layout: Layouts | None = None) -> Prob
         listing,
         None if isinstance(model, fx.GraphModule) else _output_spec(output, batch, tracker),
         counter.get_total_flops() // 2 // batch,
-        watch.causal or getattr(model, "causal", None) is True,
+        watch.causal or attention.seen or getattr(model, "causal", None) is True,
     )
 
 

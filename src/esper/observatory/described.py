@@ -15,7 +15,7 @@ from esper.leyline import ConfigError
 from esper.observatory import story
 from esper.observatory.looks import STAGE_COLOURS, STAGE_LETTERS, plain, presentable
 from esper.observatory.quantities import HOST, POLICY
-from esper.observatory.reading import Lines, Row, UnreadableError, number, whole
+from esper.observatory.reading import ROUND_ROW, Lines, Row, UnreadableError, number, whole
 from esper.observatory.run_directory import (
     ARMS,
     CONFIG,
@@ -149,7 +149,7 @@ def _rounds(lines: Lines) -> dict[str, list[Any]]:
         begin = 0
         for n in numbers:
             end = lines.start_of_round(n + 1, begin)
-            row = lines.last_with(b'"kind": "round"', begin, end)
+            row = lines.last_with(ROUND_ROW, begin, end)
             if row is not None and row.get("kind") == "round" and whole(row, "round") == n:
                 found.append(row)
             begin = end

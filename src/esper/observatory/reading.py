@@ -22,6 +22,7 @@ LONGEST_LINE = 1 << 20  # bytes; what is longer is no row of ours
 LONGEST_FILE = 1 << 26  # bytes of a file that is read whole
 MOST_DAMAGED = 100  # lines in a row that are no rows, after which there is nothing to look for
 
+ROUND_ROW = b'"kind": "round"'  # in the text of the row that ends a round
 Row = dict[str, Any]
 DECODER = json.JSONDecoder(parse_constant=lambda _: None)
 ROUND_FIRST = re.compile(rb'\{"round": (\d{1,15}), ')  # how a run writes its rows

@@ -15,6 +15,7 @@ from typing import Any
 
 from esper.observatory.evaluation import REPORT
 from esper.observatory.reading import (
+    ROUND_ROW,
     Lines,
     Row,
     UnreadableError,
@@ -74,6 +75,7 @@ class Glance:
 
     config: dict[str, Any] = field(default_factory=dict)
     metrics: Row = field(default_factory=dict)
+    round: Row = field(default_factory=dict)
     outcome: Row = field(default_factory=dict)
     summary: list[Row] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
@@ -137,8 +139,7 @@ def glance(folder: Path) -> Glance:
         seen.faults.append(str(error))
     except tomllib.TOMLDecodeError:
         seen.faults.append(f"{CONFIG} is damaged")
-    seen.metrics = _last(folder / METRICS, seen.faults) or {}
-    seen.outcome = _last(folder / OUTCOMES, seen.faults) or {}
+    _read_last(folder, seen)
     try:
         rows = read_json(folder / SUMMARY)
         seen.summary = [row for row in rows if isinstance(row, dict)]
@@ -149,18 +150,24 @@ def glance(folder: Path) -> Glance:
     return seen
 
 
-def _last(path: Path, faults: list[str]) -> Row | None:
-    try:
-        with Lines(path) as lines:
-            row = lines.last()
-            if lines.damaged:
-                faults.append(f"{path.name} has damaged lines at its end")
-            return row
-    except FileNotFoundError:
-        faults.append(f"{path.name} is missing")
-    except UnreadableError as error:
-        faults.append(str(error))
-    return None
+def _read_last(folder: Path, seen: Glance) -> None:
+    """The last rows, and the row of the last round that has ended."""
+    for name in (METRICS, OUTCOMES):
+        try:
+            with Lines(folder / name) as lines:
+                row = lines.last() or {}
+                if lines.damaged:
+                    seen.faults.append(f"{name} has damaged lines at its end")
+                if name == OUTCOMES:
+                    seen.outcome = row
+                    continue
+                seen.metrics = row
+                if kind_of(seen.config) == "training":
+                    seen.round = lines.last_with(ROUND_ROW, 0, lines.end) or {}
+        except FileNotFoundError:
+            seen.faults.append(f"{name} is missing")
+        except UnreadableError as error:
+            seen.faults.append(str(error))
 
 
 def _run_line(name: str, folder: Path, seen: Glance) -> RunLine:
@@ -173,8 +180,8 @@ def _run_line(name: str, folder: Path, seen: Glance) -> RunLine:
     if state == "running" and started and updated and done and total and done <= total:
         left = (total - done) * (updated - started) / done
     task, controller = config.get("task"), _controller(config)
-    score = number(seen.outcome, "val_score") if kind == "growth" else None
-    params = number(seen.outcome, "params") if kind == "growth" else None
+    # Of the network that was kept, of the mean of a round, or of what is being trained.
+    shown = {"growth": seen.outcome or last, "training": seen.round}.get(kind, last)
     return RunLine(
         id=name,
         folder=folder,
@@ -184,9 +191,9 @@ def _run_line(name: str, folder: Path, seen: Glance) -> RunLine:
         task=None if task is None else str(task),
         controller=controller,
         key=whole(config, "key"),
-        val_score=score if score is not None else number(last, "val_score"),
+        val_score=number(shown, "val_score"),
         test_score=number(seen.grown, "test_score"),
-        params=params if params is not None else number(last, "params"),
+        params=number(shown, "params"),
         unit=unit,
         done=done,
         total=total,

@@ -14,8 +14,7 @@ from esper.observatory.described import shown_line
 from esper.observatory.evaluation import arms_table, comparisons_table, seeds_worth_table
 from esper.observatory.looks import plain, presentable
 from esper.observatory.quantities import POLICY
-from esper.observatory.reading import Lines, UnreadableError, number
-from esper.observatory.run_directory import METRICS
+from esper.observatory.reading import UnreadableError, number
 from esper.observatory.runs import RunLine, glance, is_run, kept_seeds, look_at, read_evaluation
 from esper.observatory.terminal import (
     clock,
@@ -113,11 +112,7 @@ def _show_growth(console: Console, folder: Path) -> None:
 
 
 def _show_training(console: Console, folder: Path) -> None:
-    try:
-        with Lines(folder / METRICS) as lines:
-            row = lines.last_with(b'"kind": "round"', 0, lines.end) or {}
-    except (FileNotFoundError, UnreadableError) as error:
-        raise ConfigError(f"{folder}: {error}") from error
+    row = glance(folder).round
     table = plain_table("the latest round", "", "")
     table.columns[2].justify, table.columns[2].no_wrap = "left", False
     for name, quantity in POLICY.items():

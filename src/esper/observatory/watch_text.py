@@ -37,11 +37,10 @@ def heading(data: Mapping[str, Any], width: int, paused: bool) -> Text:
         words.append(f"score {line['val_score']:.1f}")
     if line["params"] is not None:
         words.append(f"{line['params']:,.0f} parameters")
-    second = Text("\n" + _bar(done, total, 20) + "  " + "  ".join(words), no_wrap=True)
-    second.overflow = "ellipsis"
+    second = "\n" + _cut(_bar(done, total, 10) + "  " + "  ".join(words), width)
     problem = line["why"] or "; ".join(data["faults"])
     third = Text(f"\n{_cut(problem, width)}", "bold") if problem else Text("\n")
-    return first + second + third
+    return first.append(second).append_text(third)
 
 
 def _bar(done: int | None, total: int | None, width: int) -> str:

@@ -191,6 +191,7 @@ const EsperViews = (() => {
           points: { show: x.length < 40 && !i, size: 5 }, value: (_, value) => short(value),
         }))],
         hooks: {
+          ready: [(u) => readLegend(u, mark.current)],
           draw: [(u) => {
             if (mark.current == null) return;
             const left = u.valToPos(mark.current, "x", true);
@@ -215,9 +216,15 @@ const EsperViews = (() => {
     useEffect(() => {
       if (!plot.current) return;
       plot.current.redraw(false);
-      if (now != null && x.includes(now)) plot.current.setLegend({ idx: x.indexOf(now) });
+      readLegend(plot.current, now);
     }, [now, x, shape, theme]);
     return html`<figure class="plot" aria-label=${`${title}: ${inWords(series)}`} role="group"><h3>${title}</h3><div ref=${box}></div></figure>`;
+  }
+
+  /** The legend shows the values at `now` until the pointer shows others. */
+  function readLegend(plot, now) {
+    const idx = now == null ? -1 : plot.data[0].indexOf(now);
+    if (idx >= 0) plot.setLegend({ idx });
   }
 
   function isZoomed(plot) {
@@ -288,7 +295,7 @@ const EsperViews = (() => {
     const when = line.updated ? new Date(line.updated * 1000).toLocaleString("en-GB") : null;
     const progress = line.done == null ? "" : `, ${count(line.done)}${line.total == null ? "" : ` of ${count(line.total)}`} ${line.unit}`;
     return html`<h1 class="name">${line.name}</h1>
-      <p><${State} line=${line} />${progress}${line.left == null ? "" : `, about ${clock(line.left)} left`}${sub ? `, ${sub}` : ""}${when ? html`<span class="quiet">, last change ${when}</span>` : ""}</p>`;
+      <p class="wide"><${State} line=${line} />${progress}${line.left == null ? "" : `, about ${clock(line.left)} left`}${sub ? `, ${sub}` : ""}${when ? html`<span class="quiet">, last change ${when}</span>` : ""}</p>`;
   }
 
   // --- pages --------------------------------------------------------------------------------------
@@ -448,6 +455,7 @@ const EsperViews = (() => {
     const x = (arm) => 56 + (400 * (Math.log10(Math.max(arm[cost], 1)) - from)) / (to - from), y = (value) => 270 - (240 * (value - lowest + room)) / (high - lowest + 2 * room);
     const still = arms.filter((arm) => !grows(arm)).sort((a, b) => a[cost] - b[cost] || b.test_score - a.test_score), frontier = [];
     still.forEach((arm) => { if (!frontier.length || arm.test_score > frontier[frontier.length - 1].test_score) frontier.push(arm); });
+    const byCost = [...arms].sort((a, b) => a[cost] - b[cost]), cheapest = byCost[0], dearest = byCost[byCost.length - 1];
     const labels = spread(arms.map((arm) => ({ arm, x: x(arm), y: y(arm.test_score) })));
     return html`<svg class="chart" viewBox="0 0 480 310" role="img" aria-label=${`Score against ${what}: ` + arms.map((arm) => `${arm.arm} ${score(arm.test_score)} at ${big(arm[cost])}`).join("; ")}>
       ${ticks(lowest - room, high + room, 5).map((mark) => html`<g key=${mark}><path class="grid" d=${`M56 ${y(mark)} H466`} /><text class="quiet" x="50" y=${y(mark) + 4} text-anchor="end" font-size="12">${short(mark)}</text></g>`)}
@@ -457,7 +465,7 @@ const EsperViews = (() => {
         ${grows(arm) ? html`<circle class="own" cx=${left} cy=${top} r="6" />` : html`<rect class="open" x=${left - 5} y=${top - 5} width="10" height="10" />`}
         <text x=${left > 320 ? left - 10 : left + 10} y=${text} font-size="11.5" text-anchor=${left > 320 ? "end" : "start"}><title>${`${arm.arm}: ${score(arm.test_score)}, ${big(arm[cost])}`}</title>${cut(arm.arm, 26)}</text></g>`)}
       <text class="quiet" x="260" y="300" text-anchor="middle" font-size="12.5">${what}, logarithmic</text>
-      <text class="quiet" x="56" y="286" font-size="11.5">${big(10 ** from)}</text><text class="quiet" x="466" y="286" font-size="11.5" text-anchor="end">${big(10 ** to)}</text>
+      ${[cheapest, dearest].map((arm) => html`<text class="quiet" x=${x(arm)} y="285" font-size="11.5" text-anchor="middle">${big(arm[cost])}</text>`)}
     </svg>`;
   }
 
