@@ -5,6 +5,7 @@ the seed does, so an ungrown network costs nothing and gives the host's output b
 the host itself or the GrownModule around it is the same.
 """
 
+import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -54,6 +55,12 @@ def check_not_growing(host: nn.Module) -> None:
                 f"{type(host).__name__} is growing already (see {name or 'the model itself'}); "
                 "end that first, with finish() of its body, or grow the module that export() gives"
             )
+
+
+def _forget_compiled() -> None:
+    """A compiled model does not look for hooks that have come or gone since."""
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.reset()
 
 
 def _warn_of_partial_state(host: nn.Module, prefix: str, keep_vars: bool) -> None:
@@ -169,6 +176,7 @@ class GrownModule(nn.Module):
             self._handles[index].append(self.host.register_forward_pre_hook(slot.on_host_input))
             self._hook_branches()
         self._handles[index].append(self.host.register_state_dict_pre_hook(_warn_of_partial_state))
+        _forget_compiled()
 
     def new_seed(
         self, index: int, blueprint: int, blend: int, key: int
@@ -221,6 +229,7 @@ class GrownModule(nn.Module):
             handle.remove()
         self.slot(index).clear()
         self._hook_branches()
+        _forget_compiled()
 
     def set_blend(self, index: int, stage: SeedStage, alpha: float) -> None:
         """Tell the seed its stage and how far it is blended in."""
