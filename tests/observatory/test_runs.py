@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from esper.observatory import RunDirectory, find_runs
-from esper.observatory.described import describe, episode, shown_line, side_by_side
+from esper.observatory.beside import side_by_side
+from esper.observatory.described import describe, episode, shown_line
 from esper.observatory.looks import STAGE_COLOURS, plain, presentable
 from esper.observatory.runs import look_at, stamp
 from view_support import outcome, row, write_evaluation_folder, write_growth, write_training
