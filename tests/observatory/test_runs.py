@@ -71,8 +71,30 @@ def test_a_training_run_shows_the_score_of_its_last_round(tmp_path: Path):
     run = write_training(tmp_path / "run", rounds=2, planned=3)
     with (run / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"round": 2} | row(1)) + "\n")
+        file.write(json.dumps({"round": 2, "kind": "layer"}) + "\n")
     line = look_at(run)
-    assert (line.val_score, line.params, line.done) == (81.0, 500.0, 2)
+    assert (line.val_score, line.params, line.done, line.left) == (81.0, 500.0, 2, None)
+    (run / "timings.jsonl").write_text('{"round": 0, "seconds": 9.0}\n{"round": 1, "seconds": 7}\n')
+    with RunDirectory(run):
+        assert look_at(run).left == 7.0
+
+
+def test_recorded_and_imitated_runs_have_states_too(tmp_path: Path):
+    settings = {"command": "record", "controller": "random", "task": "digits", "episodes": 4}
+    with RunDirectory.create(tmp_path / "recorded", settings):
+        pass
+    assert look_at(tmp_path / "recorded").state == "stopped"
+    (tmp_path / "recorded" / "episodes.safetensors").write_bytes(b"")
+    assert look_at(tmp_path / "recorded").state == "finished"
+    told = describe(tmp_path / "recorded")
+    assert told["line"]["kind"] == "lessons"
+    assert told["reproduce"] == (
+        "esper train record --controller random --task digits --episodes 4 --out runs/again"
+    )
+    with RunDirectory.create(tmp_path / "cloned", {**settings, "command": "imitate"}):
+        (tmp_path / "cloned" / "checkpoints").mkdir()
+    assert look_at(tmp_path / "cloned").state == "finished"
+    assert describe(tmp_path / "cloned")["reproduce"] is None
 
 
 def test_links_are_not_followed(tmp_path: Path):
