@@ -3,6 +3,7 @@
     python benchmarks/memory.py [--steps 3] [--rounds 12] [--envs 2 4 8]
     python benchmarks/memory.py --load           64 environments x 150 steps on 2 workers
     python benchmarks/memory.py --rounds 100     the drift over 100 rounds
+    python benchmarks/memory.py --population looped      one host after another
 
 Each size runs in a process of its own, with the real digits. The last line is one JSON object: the
 resident memory after each size, how far it is from a straight line, and its drift over rounds from
@@ -35,7 +36,7 @@ def _measure(flags: dict, workers: int, pipe) -> None:
     pipe.send({"mb": seen, "seconds": time.perf_counter() - began, "outcomes": outcomes})
 
 
-def measure(workers: int = 1, **flags: int) -> dict:
+def measure(workers: int = 1, **flags: object) -> dict:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_measure, args=(flags, workers, theirs))
@@ -52,17 +53,19 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--load", action="store_true")
+    parser.add_argument("--population", choices=("fused", "looped"), default="fused")
     arguments = parser.parse_args()
+    how = {"population": arguments.population}
     if arguments.load:
-        result = measure(workers=2, envs=64, steps=150, rounds=1)
+        result = measure(workers=2, envs=64, steps=150, rounds=1, **how)
         print(json.dumps({"load": result, "completes": result["outcomes"] == 64}))
         return
     sizes = {}
     for envs in arguments.envs[:-1]:
-        sizes[envs] = measure(envs=envs, steps=arguments.steps, rounds=2)["mb"][-1]
+        sizes[envs] = measure(envs=envs, steps=arguments.steps, rounds=2, **how)["mb"][-1]
         print(f"{envs:>4} environments  {sizes[envs]:8.1f} MB")
     last = arguments.envs[-1]
-    long = measure(envs=last, steps=arguments.steps, rounds=arguments.rounds)["mb"]
+    long = measure(envs=last, steps=arguments.steps, rounds=arguments.rounds, **how)["mb"]
     sizes[last] = long[1]
     print(f"{last:>4} environments  {sizes[last]:8.1f} MB, then {long[-1]:.1f} MB")
     x, y = np.array(list(sizes)), np.array(list(sizes.values()))

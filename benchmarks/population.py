@@ -1,10 +1,14 @@
-"""How much faster hosts are trained side by side than one after another.
+"""How much faster hosts are trained side by side than one after another, and by today's loop.
 
     python benchmarks/population.py [case ...]
+    python benchmarks/population.py table      hosts of several widths, by number: where fused wins
 
-Each case plays the same random episode, whole environment steps with counterfactuals and snapshots,
-through `GrowthEnv` on two populations, one step of each in turn. A figure is the ratio of CPU time,
-the median over steps. The last line is one JSON object with the figures of all cases.
+`digits_16`, `digits_64` and `mlp_64` play the same random episode, whole environment steps with
+counterfactuals and snapshots, through `GrowthEnv` on the looped and the fused population, one step
+of each in turn. `cifar10` and `pydocs` are the loop against its plainest form, as in `loop.py`.
+`evaluate_digits` trains 20 keys of one arm of an evaluation one by one and side by side. A figure
+is the ratio of CPU times, the median over steps or repeats. The last line is one JSON object with
+the figures of all cases.
 """
 
 import json
@@ -12,15 +16,25 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from esper.growth import LifecycleRules, MLPHost
+from esper.growth import CNNHost, LifecycleRules, MLPHost, count_params
 from esper.leyline import OP, LifecycleOp, generator
-from esper.tamiyo import RandomController, Situation, wait
-from esper.tolaria import FusedPopulation, GrowthEnv, HostRecipe, LoopedPopulation, find_task
+from esper.proof.arms import Plan, train
+from esper.tamiyo import RandomController, Situation, make_controller, wait
+from esper.tolaria import (
+    FusedPopulation,
+    GrowthEnv,
+    HostRecipe,
+    LoopedPopulation,
+    TrialRules,
+    find_task,
+)
+from loop import compare as loop_speedup
 
 STEPS = 14
 # Some are culled: this leaves about 1.5 in each environment.
@@ -48,8 +62,13 @@ def _digits() -> HostRecipe:
     return task.recipe(task.load(Path("unused")))
 
 
-def _mlp() -> HostRecipe:
-    return replace(_digits(), build=lambda: MLPHost(64, hidden=32), slots=("blocks.0", "blocks.1"))
+def _cnn(width: int) -> HostRecipe:
+    return replace(_digits(), build=lambda: CNNHost(10, 3, width, in_channels=1))
+
+
+def _mlp(width: int) -> HostRecipe:
+    slots = ("blocks.0", "blocks.1")
+    return replace(_digits(), build=lambda: MLPHost(64, hidden=width), slots=slots)
 
 
 def fused_over_looped(recipe: HostRecipe, n_envs: int) -> dict[str, float]:
@@ -84,20 +103,60 @@ def fused_over_looped(recipe: HostRecipe, n_envs: int) -> dict[str, float]:
     }
 
 
-CASES: dict[str, Callable[[], dict[str, float]]] = {
-    "digits_16": lambda: fused_over_looped(_digits(), 16),
-    "digits_64": lambda: fused_over_looped(_digits(), 64),
-    "mlp_64": lambda: fused_over_looped(_mlp(), 64),
+def evaluation_speedup(keys: int = 20, steps: int = 8, repeats: int = 3) -> dict[str, float]:
+    """One arm of an evaluation: each key by itself in the loop, over all of them fused."""
+    task = find_task("digits")
+    data = task.load(Path("unused"))
+    ratios = []
+    for _ in range(repeats):
+        seconds = []
+        for kind, blocks in (("looped", [[key] for key in range(keys)]), ("fused", [range(keys)])):
+            plan = Plan(task, make_controller("heuristic"), TrialRules(steps, population=kind))
+            began = time.process_time()
+            for block in blocks:
+                train(plan, data, block, attribute=True)
+            seconds.append(time.process_time() - began)
+        ratios.append(seconds[0] / seconds[1])
+    return {"ratio": round(float(np.median(ratios)), 2)}
+
+
+CASES: dict[str, tuple[float, Callable[[], dict[str, float]]]] = {
+    "digits_16": (2.5, lambda: fused_over_looped(_digits(), 16)),
+    "digits_64": (4.5, lambda: fused_over_looped(_digits(), 64)),
+    "mlp_64": (3.0, lambda: fused_over_looped(_mlp(32), 64)),
+    "cifar10": (1.5, lambda: loop_speedup("cifar10", envs=2, steps=STEPS)),
+    "pydocs": (0.97, lambda: loop_speedup("pydocs", envs=2, steps=STEPS)),
+    "evaluate_digits": (3.0, evaluation_speedup),
 }
+
+
+def table() -> dict[str, float]:
+    """Where the rule of `tolaria/choice.py` comes from."""
+    found = {}
+    for name, make, widths in (("cnn", _cnn, (2, 8, 16, 32)), ("mlp", _mlp, (32, 64, 128, 256))):
+        for width, n_envs in product(widths, (1, 2, 4, 16)):
+            recipe = make(width)
+            ratio = fused_over_looped(recipe, n_envs)["ratio"]
+            params = count_params(recipe.build())
+            print(
+                f"{name} {width:>4} {params:>7,} parameters {n_envs:>3} hosts {ratio:6.2f}",
+                flush=True,
+            )
+            found[f"{name}_{width}_{n_envs}"] = ratio
+    return found
 
 
 def main() -> None:
     torch.set_num_threads(1)
-    results: dict[str, float] = {}
+    if sys.argv[1:] == ["table"]:
+        print(json.dumps(table()))
+        return
+    results: dict[str, dict[str, object]] = {}
     for name in sys.argv[1:] or CASES:
-        found = CASES[name]()
-        print(f"{name:<12}{found}", flush=True)
-        results[name] = found["ratio"]
+        goal, measure = CASES[name]
+        found = measure()
+        print(f"{name:<16}{found}", flush=True)
+        results[name] = {**found, "goal": goal, "met": found["ratio"] >= goal}
     print(json.dumps(results))
 
 

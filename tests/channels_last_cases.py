@@ -1,4 +1,5 @@
-"""Every blueprint, slot, stage and blend on channels-last hosts: gradients as on contiguous ones.
+"""Every blueprint, slot, stage and blend on channels-last hosts: gradients as on contiguous ones,
+and those of an export as those of the live network.
 
 A script of its own, because what it guards against kills the process. It prints each case before
 it is run, and `done` at the end.
@@ -9,7 +10,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from esper.growth import CNNHost, GrownModule, keyed
+from esper.growth import CNNHost, GrownModule, export, keyed
 from esper.leyline import BLEND_NAMES, SeedStage
 from helpers import BLENDED, fitting, grads, loss_of, plant
 
@@ -55,7 +56,24 @@ def compare(width: int, *, frozen: bool) -> None:
             network.remove(slot)
 
 
+def train_exports(width: int) -> None:
+    for blueprint in fitting("cnn"):
+        for slot in range(3):
+            print("export", width, blueprint, slot, flush=True)
+            network, x = network_in(torch.channels_last, width, frozen=True)
+            plant(network, slot, blueprint, SeedStage.HOLDING, 1.0, shake=0.3)
+            plain = export(network, x).train()
+            loss_of(plain(x)).backward()
+            trained = {n: g for n, g in grads(plain).items() if "seed" in n}
+            loss_of(network(x)).backward()
+            live = grads(network.slot(slot))
+            assert len(trained) == len(live)
+            for found, expected in zip(trained.values(), live.values(), strict=True):
+                torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+
+
 if __name__ == "__main__":
     compare(4, frozen=False)
     compare(1, frozen=True)
+    train_exports(4)
     print("done")

@@ -9,7 +9,7 @@ import pytest
 
 from esper.cli import main
 
-ESPER = [sys.executable, "-c", "from esper.cli import main; main()"]
+ESPER = [sys.executable, "-m", "esper"]
 # Wide enough that nothing is wrapped, and no data but what comes with packages.
 SURROUNDINGS = {"COLUMNS": "200", "NO_COLOR": "1", "ESPER_DATA": "nowhere"}
 

@@ -21,7 +21,8 @@ from esper.growth import (
     keyed,
 )
 from esper.leyline import SeedStage
-from esper.tolaria import GrowthEnv, LoopedPopulation, Task, find_task
+from esper.tolaria import FusedPopulation, GrowthEnv, LoopedPopulation, Task, find_task
+from esper.tolaria.fused.rows import Row
 
 BLENDED = {SeedStage.BLENDING: 0.4, SeedStage.HOLDING: 1.0, SeedStage.FOSSILIZED: 1.0}
 
@@ -101,32 +102,56 @@ def step(network: GrownModule, optimizer: Optimizer, x: torch.Tensor) -> None:
     optimizer.step()
 
 
-class Nan(nn.Module):
-    """Gives NaN from its `after`-th training batch on."""
+class _Tick(torch.autograd.Function):
+    """`x`, and for the clock a gradient of -1, with which Adam moves it on by its learning rate."""
 
-    def __init__(self, channels: int, after: int = 0) -> None:
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, clock: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.shape = inputs[1].shape
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
+        return grads[0], -torch.ones(ctx.shape)
+
+
+class Clocked(nn.Module):
+    """A seed that knows for how many batches it was trained, and multiplies by `factor` of it.
+
+    The clock is a parameter, so that it is right in a loop over modules and in stacked rows, and
+    goes back with a rollback."""
+
+    rate = find_task("digits").learning_rate
+
+    def __init__(self, channels: int, factor: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.full((channels,), 1e-4))
-        self.after, self.calls = after, 0
+        self.clock = nn.Parameter(torch.zeros(()))
+        self.factor = factor
 
     def forward(self, x: Tensor) -> Tensor:
-        self.calls += self.training
         shape = (1, -1, 1, 1) if x.dim() == 4 else (-1,)
-        return x * self.weight.view(shape) * (torch.nan if self.calls > self.after else 1.0)
+        batches = (self.clock.detach() / self.rate).round()
+        return _Tick.apply(x * self.weight.view(shape) * self.factor(batches), self.clock)
 
 
-class Exploding(nn.Module):
-    """Finite, and larger with every training batch."""
+def nan_after(batches: int) -> Callable[[int], nn.Module]:
+    """Blueprint of seeds that give NaN once they were trained for so many batches."""
 
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.full((channels,), 1e-4))
-        self.calls = 0
+    def factor(done: Tensor) -> Tensor:
+        return torch.where(done >= batches, torch.nan, 1.0)
 
-    def forward(self, x: Tensor) -> Tensor:
-        self.calls += self.training
-        shape = (1, -1, 1, 1) if x.dim() == 4 else (-1,)
-        return x * self.weight.view(shape) * 1.5**self.calls
+    return lambda channels: Clocked(channels, factor)
+
+
+def exploding(channels: int) -> nn.Module:
+    """A seed that is finite, and larger with every training batch."""
+    return Clocked(channels, lambda done: 1.5 ** (done + 1))
 
 
 def everywhere(name: str, make: Callable[[int], nn.Module]) -> BlueprintSpec:
@@ -157,13 +182,50 @@ def digits_env(
     catalogue: BlueprintCatalogue | None = None,
     train: int = 128,
     rules: LifecycleRules | None = None,
+    kind: str = "looped",
     **settings: Any,
 ) -> GrowthEnv:
     task, data = small_digits(train)
     recipe = task.recipe(data, catalogue)
+    make: Any = {"looped": LoopedPopulation, "fused": FusedPopulation}[kind]
     return GrowthEnv(
-        LoopedPopulation(recipe, keys),
+        make(recipe, keys),
         rules or LifecycleRules(max_steps),
         random_guess_loss=math.log(10),
         **settings,
     )
+
+
+def network_of(env: GrowthEnv, index: int) -> GrownModule:
+    """One host with its seeds: of a looped population the live one, of a fused one a copy."""
+    population: Any = env.population
+    if isinstance(population, FusedPopulation):
+        return population.network(index)
+    return population.networks[index]
+
+
+def trained_params(env: GrowthEnv, index: int) -> int:
+    """How many numbers the optimiser changes for this host."""
+    population: Any = env.population
+    if isinstance(population, FusedPopulation):
+        held = [seed for seed in population.seeds[index] if seed is not None]
+        rows = [
+            population.hosts[index],
+            *(s.row for s in held),
+            *(s.valve for s in held if s.valve),
+        ]
+        return sum(row.values.shape[1] for row in rows)
+    groups = population.optimizers[index].param_groups
+    return sum(p.numel() for group in groups for p in group["params"])
+
+
+def break_host(env: GrowthEnv, index: int) -> None:
+    """What a blown-up update does: the governor finds it after the next epoch."""
+    population: Any = env.population
+    if isinstance(population, FusedPopulation):
+        row = population.hosts[index]
+        population.hosts[index] = Row(torch.full_like(row.values, torch.nan), row.steps)
+        return
+    with torch.no_grad():
+        for parameter in population.networks[index].host.parameters():
+            parameter.fill_(torch.nan)

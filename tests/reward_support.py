@@ -180,10 +180,3 @@ def small_env(keys, steps=30, *, min_contribution=-100.0, recorder=None, on_pani
     )
     rules = LifecycleRules(steps, blending_steps=3, min_fossilize_contribution=min_contribution)
     return GrowthEnv(LoopedPopulation(recipe, keys), rules, recorder=recorder, on_panic=on_panic)
-
-
-def break_host(env, index):
-    """What a blown-up update does: the governor finds it after the next epoch."""
-    with torch.no_grad():
-        for parameter in env.population.networks[index].host.parameters():
-            parameter.fill_(torch.nan)

@@ -109,6 +109,22 @@ def test_the_python_of_the_readme_runs() -> None:
     assert isinstance(names["plain"], torch.nn.Module)
 
 
+GUIDE = [text for language, text in fenced(ROOT / "docs" / "your-model.md") if language == "python"]
+
+
+@pytest.mark.parametrize("number", range(len(GUIDE)))
+def test_every_example_of_the_guide_runs(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with torch.random.fork_rng():
+        exec(GUIDE[number], {"__name__": "example"})
+
+
+def test_the_guide_has_an_example_of_each_kind() -> None:
+    assert len(GUIDE) == 7
+
+
 def test_links_lead_somewhere() -> None:
     for document in DOCUMENTS:
         for target in re.findall(r"\]\(([^)#]+)", document.read_text()):

@@ -10,7 +10,7 @@ from esper.growth.blueprints import BUILT_IN, catalogue
 from esper.tamiyo import StaticController, controllers
 from esper.tolaria import tasks
 from esper.tolaria.tasks import find_task
-from helpers import Exploding, everywhere
+from helpers import everywhere, exploding
 
 
 class Point:
@@ -24,7 +24,7 @@ class Point:
 def test_blueprints_of_other_packages_come_after_ours_by_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    found = [Point(name, everywhere(name, Exploding)) for name in ("zebra", "apple")]
+    found = [Point(name, everywhere(name, exploding)) for name in ("zebra", "apple")]
     groups = {catalogue.ENTRY_POINT_GROUP: found}
     monkeypatch.setattr(catalogue, "entry_points", lambda group: groups[group])
     names = catalogue.default_catalogue.__wrapped__().names

@@ -12,9 +12,8 @@ from typing import Any
 
 from esper.api.training import resume_ppo, train_ppo
 from esper.growth import CNNHost
-from esper.leyline import History
+from esper.leyline import History, sealed
 from esper.simic import analytic
-from esper.simic.training import checkpoint
 from esper.simic.training.checkpoint import load_checkpoint
 from esper.simic.training.config import TrainingConfig, load_config
 from esper.simic.training.loop import Hooks, run_training
@@ -154,22 +153,22 @@ def die_at(plan: str) -> Hooks:
         if die_or_count():
             die()
 
-    write_whole, rename_whole = checkpoint._write, os.rename
+    write_whole, rename_whole = sealed._write, os.rename
     if kind == "write":
-        checkpoint._write = write
+        sealed._write = write
     if kind == "rename":
-        checkpoint.os.rename = rename
+        sealed.os.rename = rename
     return Hooks(on_step=step) if kind == "step" else Hooks()
 
 
 def main() -> None:
-    """A run in a process of its own: `python -m training_support RUN ROUNDS PLAN`."""
-    run, rounds, plan = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    """A run in a process of its own: `python -m training_support RUN ROUNDS PLAN POPULATION`."""
+    run, rounds, plan, population = Path(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:]
     hooks = die_at(plan)
     if (run / "config.toml").exists():
         resume_ppo(run, task=tiny_task(), hooks=hooks)
     else:
-        tiny_run(run, rounds=rounds, hooks=hooks)
+        tiny_run(run, rounds=rounds, hooks=hooks, population=population)
 
 
 if __name__ == "__main__":

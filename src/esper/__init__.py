@@ -1,23 +1,30 @@
 """Esper: neural networks that grow while they train."""
 
 from importlib import import_module
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from esper.api import Body, Grown, attach, grow, load_policy
+    from esper.api import (
+        Body,
+        Callback,
+        Grown,
+        attach,
+        export,
+        grow,
+        list_slots,
+        load,
+        load_policy,
+    )
     from esper.growth import (
         BlueprintCatalogue,
         BlueprintSpec,
         GrownModule,
         default_catalogue,
-        export,
-        list_slots,
     )
-    from esper.leyline import EsperError
+    from esper.leyline import EsperError, EsperWarning
     from esper.tolaria import Budget
 
-__version__ = version("esper-grow")
+    __version__: str
 
 # Loaded on first use, so that the command answers without waiting for torch.
 _HOMES = {
@@ -25,14 +32,17 @@ _HOMES = {
     "BlueprintSpec": "esper.growth",
     "Body": "esper.api",
     "Budget": "esper.tolaria.garden",
+    "Callback": "esper.api",
     "EsperError": "esper.leyline",
+    "EsperWarning": "esper.leyline",
     "Grown": "esper.api",
     "GrownModule": "esper.growth",
     "attach": "esper.api",
     "default_catalogue": "esper.growth",
-    "export": "esper.growth",
+    "export": "esper.api",
     "grow": "esper.api",
-    "list_slots": "esper.growth",
+    "list_slots": "esper.api",
+    "load": "esper.api",
     "load_policy": "esper.api",
 }
 
@@ -41,7 +51,9 @@ __all__ = [
     "BlueprintSpec",
     "Body",
     "Budget",
+    "Callback",
     "EsperError",
+    "EsperWarning",
     "Grown",
     "GrownModule",
     "__version__",
@@ -50,11 +62,16 @@ __all__ = [
     "export",
     "grow",
     "list_slots",
+    "load",
     "load_policy",
 ]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("esper-grow")
     if name not in _HOMES:
         raise AttributeError(f"module 'esper' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

@@ -1,48 +1,14 @@
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 from torch.optim import lr_scheduler as lr
 
-import esper
 from architectures import MLP
-from esper.growth import keyed, largest_difference
-from esper.leyline import ConfigError, ForgottenCallError
-
-
-class Loop:
-    """A training loop as a user writes it, around a model that may grow."""
-
-    def __init__(self, **settings: Any) -> None:
-        with keyed(0):
-            self.model = MLP()
-            self.y = torch.arange(120) % 5
-            self.x = torch.randn(120, 20) + self.y[:, None]
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-3)
-        arguments: dict[str, Any] = {
-            "slots": ["layer1", "layer2"],
-            "example": self.x[:2],
-            "evaluate": self.accuracy,
-            "steps": 14,
-            "controller": "scripted:early",
-        }
-        self.body = esper.attach(self.model, **{**arguments, **settings})
-
-    def accuracy(self) -> float:
-        self.model.eval()
-        with torch.no_grad():
-            right = self.model(self.x[80:]).argmax(1) == self.y[80:]
-        self.model.train()
-        return 100.0 * float(right.float().mean())
-
-    def epoch(self, model: Callable[[Tensor], Tensor] | None = None) -> None:
-        for rows in torch.arange(80).split(20):
-            self.optimizer.zero_grad()
-            F.cross_entropy((model or self.model)(self.x[rows]), self.y[rows]).backward()
-            self.optimizer.step()
+from esper.growth import largest_difference
+from esper.leyline import IS_BLENDED, ConfigError, ForgottenCallError
+from esper.leyline.events import GovernorRollback
+from esper.tamiyo.controllers.scripted import ScriptedController
+from loop_support import Loop
 
 
 def test_a_whole_life_in_a_loop_of_ones_own() -> None:
@@ -56,7 +22,7 @@ def test_a_whole_life_in_a_loop_of_ones_own() -> None:
         scheduler.step()
         growing = loop.body.step(loop.accuracy())
         epochs += 1
-    assert epochs == 15
+    assert epochs == 14
     stages = [row["layer1.stage"] for row in loop.body.history]
     assert {"TRAINING", "BLENDING", "HOLDING"} <= set(stages)
     contributions = [row["layer1.contribution"] for row in loop.body.history]
@@ -68,7 +34,8 @@ def test_a_whole_life_in_a_loop_of_ones_own() -> None:
     plain = loop.body.export()
     assert largest_difference(plain, loop.body.model, loop.x[:3]) <= 1e-5
     loop.epoch()
-    assert loop.body.step(50.0) is False, "the model trains on but grows no more"
+    assert loop.body.step(50.0) is False, "nothing is compared after the end"
+    assert loop.body.outcome == outcome
 
 
 def test_a_scheduler_from_before_can_be_given() -> None:
@@ -121,17 +88,12 @@ def test_training_with_another_optimiser_fails_loudly() -> None:
 def test_never_calling_step_fails_loudly() -> None:
     loop = Loop()
     loop.body.manage(loop.optimizer)
-    for _ in range(21):
-        loop.epoch()
-        loop.accuracy()
-    with pytest.raises(ForgottenCallError, match="evaluated 21 times without"):
-        loop.epoch()
-    loop = Loop()
-    loop.body.manage(loop.optimizer)
     loop.epoch()
     for call in (loop.body.finish, loop.body.export):
         with pytest.raises(ForgottenCallError, match="never called"):
             call()
+    with pytest.raises(ForgottenCallError, match="never called"), loop.body:
+        loop.epoch()
 
 
 def test_training_a_copy_of_the_model_fails_loudly() -> None:
@@ -159,5 +121,84 @@ def test_an_optimiser_of_another_model_is_refused() -> None:
 def test_bad_arguments_are_refused() -> None:
     with pytest.raises(ConfigError, match="no module 'x'"):
         Loop(slots=["x"])
-    with pytest.raises(ConfigError, match="at least 1 step"):
-        Loop(steps=0)
+    with pytest.raises(ConfigError, match="at least 2 epochs"):
+        Loop(steps=1)
+
+
+def test_training_beyond_the_last_step_is_not_thrown_away() -> None:
+    loop = Loop(steps=3, controller="static")
+    loop.body.manage(loop.optimizer)
+    scores = []
+    for _ in range(12):
+        loop.epoch()
+        scores.append(loop.accuracy())
+        assert loop.body.step(scores[-1]) is (len(scores) < 3)
+    outcome = loop.body.finish()
+    assert max(scores[3:]) > max(scores[:3]), "or the test shows nothing"
+    assert outcome.val_score == max(scores)
+    assert outcome.best_step == scores.index(max(scores)), "epochs count from 0"
+    assert outcome.steps == 11
+    assert [row["val_score"] for row in loop.body.history] == scores
+    assert loop.accuracy() == max(scores)
+
+
+def test_a_broken_epoch_beyond_the_last_step_is_not_the_best() -> None:
+    loop = Loop(steps=3, controller="static")
+    loop.body.manage(loop.optimizer)
+    for _ in range(3):
+        loop.epoch()
+        loop.body.step(loop.accuracy())
+    loop.epoch()
+    with torch.no_grad():
+        loop.model.layer1.weight.fill_(torch.nan)
+    loop.body.step(100.0, validation_loss=float("nan"))
+    assert loop.body.finish().best_step < 3
+    assert loop.model.layer1.weight.isfinite().all()
+
+
+def test_the_culprit_of_a_rollback_is_found_by_measured_scores() -> None:
+    """The older of two seeds breaks the network; the younger one is innocent."""
+    script = ScriptedController(
+        "2 GERMINATE layer1 mlp_small linear\n4 GERMINATE layer2 mlp_small linear", "two"
+    )
+    loop = Loop(steps=20, controller=script)
+    loop.body.manage(loop.optimizer)
+    table = loop.body.env.table
+    while not IS_BLENDED[table.stage[0]].all():
+        loop.epoch()
+        loop.body.step(loop.accuracy())
+    loop.epoch()
+    with torch.no_grad():
+        for parameter in loop.body.model.seed_parameters(0):
+            parameter.fill_(torch.nan)
+    loop.body.step(loop.accuracy(), validation_loss=float("nan"))
+    (rollback,) = (e for e in loop.body.recorder.events if isinstance(e, GovernorRollback))
+    assert rollback.culprit_modules == ("layer1",)
+
+
+def ratios(clip: float | None, parts: int = 1, scale: float = 1.0) -> list[float]:
+    """Gradient ratios of a loop that clips the model's own gradients, adds up those of `parts` of a
+    batch and scales the loss."""
+    loop = Loop(evaluate=lambda: 50.0)
+    loop.model.eval()  # without dropout
+    loop.optimizer = torch.optim.SGD(loop.model.parameters(), lr=0.0)
+    loop.body.manage(loop.optimizer)
+    for _ in range(9):
+        for rows in torch.arange(80).split(20):
+            loop.optimizer.zero_grad()
+            for part in rows.split(20 // parts):
+                loss = F.cross_entropy(loop.model(loop.x[part]), loop.y[part])
+                (loss * scale / parts).backward()
+            if clip is not None:
+                torch.nn.utils.clip_grad_norm_(loop.model.parameters(), clip)
+            loop.optimizer.step()
+        loop.body.step(50.0)
+    found = [row["layer1.gradient_ratio"] for row in loop.body.history]
+    return [ratio for ratio in found if ratio is not None]
+
+
+def test_gradients_are_read_before_the_loop_clips_them() -> None:
+    as_they_are = ratios(clip=None)
+    assert min(as_they_are) > 0.0
+    assert ratios(clip=1e-3) == as_they_are
+    assert ratios(clip=1e-3, parts=2, scale=128.0) == pytest.approx(as_they_are, rel=1e-4)

@@ -21,19 +21,30 @@ CNN_WIDTHS = (2, 4, 8, 16, 32, 64, 128)
 SEQUENCE_WIDTHS = (16, 32, 64, 384)
 
 
-def site(topology: str, width: int) -> InjectionSpec:
-    shape = {"cnn": (width, 4, 4), "transformer": (6, width), "mlp": (width,)}[topology]
-    return InjectionSpec("r0c0", width, 1.0, (0, 1), "", topology, shape)
+MAPS = {"cnn1d": (6,), "cnn": (4, 4), "cnn3d": (3, 3, 3)}
+
+
+def site(topology: str, width: int, *, causal: bool = False) -> InjectionSpec:
+    maps = {name: (width, *space) for name, space in MAPS.items()}
+    shape = {**maps, "transformer": (6, width), "mlp": (width,)}[topology]
+    return InjectionSpec("r0c0", width, 1.0, (0, 1), "", topology, shape, causal=causal)
 
 
 def cases() -> list[tuple[str, str, int]]:
-    widths = {"cnn": CNN_WIDTHS, "transformer": SEQUENCE_WIDTHS, "mlp": SEQUENCE_WIDTHS}
+    widths: dict[str, tuple[int, ...]] = {
+        "cnn": CNN_WIDTHS,
+        "transformer": SEQUENCE_WIDTHS,
+        "mlp": SEQUENCE_WIDTHS,
+        # No host of ours has these.
+        "cnn1d": (4, 32),
+        "cnn3d": (4, 32),
+    }
     return [(t, name, w) for t in widths for name in fitting(t) for w in widths[t]]
 
 
-def build(topology: str, name: str, width: int) -> nn.Module:
+def build(topology: str, name: str, width: int, *, causal: bool = False) -> nn.Module:
     with keyed(width):
-        return CATALOGUE[CATALOGUE.index(name)].build(site(topology, width), OUTPUT)
+        return CATALOGUE[CATALOGUE.index(name)].build(site(topology, width, causal=causal), OUTPUT)
 
 
 def features(topology: str, width: int) -> torch.Tensor:
@@ -69,6 +80,7 @@ def test_the_thirteen_of_the_reference_in_their_order_then_the_branch() -> None:
         "conv_heavy",
         "branch",
     }
+    assert fitting("cnn1d") == fitting("cnn3d") == fitting("cnn")
     assert set(fitting("mlp")) == {"norm", "lora", "lora_large", "mlp_small", "mlp", "branch"}
     assert set(fitting("transformer")) == set(fitting("mlp")) | {"attention", "flex_attention"}
 
@@ -134,13 +146,13 @@ def test_first_gradients_reach_every_parameter_and_are_bounded(
 def test_fifty_steps_lower_a_toy_loss(topology: str, name: str, width: int) -> None:
     seed, x = build(topology, name, width), features(topology, width)
     with keyed(2):
-        mix = torch.randn(x.shape[1] if topology == "cnn" else width, generator=None)
+        mix = torch.randn(width)
     if name == "branch":
         target = torch.nn.functional.one_hot(torch.arange(16) % 10, 10).float()
         base = torch.zeros_like(target)
     else:
         # Per-channel gains and the features' mean: something every kind of seed can move towards.
-        gains = mix.view(1, -1, 1, 1) if topology == "cnn" else mix
+        gains = mix.view(1, -1, *[1] * len(MAPS[topology])) if topology in MAPS else mix
         target, base = x * (1 + 0.3 * torch.tanh(gains)) - 0.3 * x.mean(), x
     optimizer = torch.optim.Adam(seed.parameters(), lr=1e-2)
     losses = []
@@ -176,22 +188,24 @@ def test_group_count_keeps_groups_wide() -> None:
     ]
 
 
-def test_attention_seeds_look_back_only() -> None:
-    for name in ("attention", "flex_attention"):
-        seed = build("transformer", name, 16)
-        with torch.no_grad():
-            for p in seed.parameters():
-                p.add_(torch.randn_like(p))
-        x = torch.randn(2, 6, 16)
-        changed = x.clone()
-        changed[:, 4:] += 1.0
-        before, after = seed(x), seed(changed)
-        assert torch.equal(before[:, :4], after[:, :4])
-        assert not torch.allclose(before[:, 4:], after[:, 4:])
+@pytest.mark.parametrize("name", ["attention", "flex_attention"])
+@pytest.mark.parametrize("causal", [True, False])
+def test_attention_seeds_look_ahead_only_where_the_host_does(name: str, causal: bool) -> None:
+    seed = build("transformer", name, 16, causal=causal)
+    with torch.no_grad():
+        for p in seed.parameters():
+            p.add_(torch.randn_like(p))
+    x = torch.randn(2, 6, 16)
+    changed = x.clone()
+    changed[:, 4:] += 1.0
+    before, after = seed(x), seed(changed)
+    assert torch.equal(before[:, :4], after[:, :4]) == causal
+    assert not torch.allclose(before[:, 4:], after[:, 4:])
 
 
-def test_flex_attention_equals_attention_with_the_bias_written_out() -> None:
-    seed = build("transformer", "flex_attention", 16)
+@pytest.mark.parametrize("causal", [True, False])
+def test_flex_attention_equals_attention_with_the_bias_written_out(causal: bool) -> None:
+    seed = build("transformer", "flex_attention", 16, causal=causal)
     x = torch.randn(2, 5, 16)
     q, k, v = (
         part.reshape(2, 5, 4, 4).transpose(1, 2)
@@ -201,21 +215,48 @@ def test_flex_attention_equals_attention_with_the_bias_written_out() -> None:
     for head in range(4):
         for i in range(5):
             for j in range(5):
+                hidden = causal and j > i
                 scores[:, head, i, j] += (
-                    -(2.0 ** (-2.0 * (head + 1))) * (i - j) if j <= i else -torch.inf
+                    -torch.inf if hidden else -(2.0 ** (-2.0 * (head + 1))) * abs(i - j)
                 )
     expected = seed.proj((scores.softmax(-1) @ v).transpose(1, 2).reshape(2, 5, 16))  # type: ignore[operator]
     assert torch.allclose(seed(x), expected, atol=1e-7)
 
 
+@pytest.mark.parametrize("name", fitting("cnn1d"))
+def test_seeds_for_maps_of_one_dimension_are_those_of_flat_images(name: str) -> None:
+    """On images of one row a seed of two dimensions, of which only the middle row of each kernel
+    can be seen, does what the seed of one dimension with those weights does."""
+    flat, image = build("cnn1d", name, 8), build("cnn", name, 8)
+    with torch.no_grad(), keyed(0):
+        for parameter in flat.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+        for one, two in zip(flat.parameters(), image.parameters(), strict=True):
+            if two.dim() == 4:
+                two.zero_()
+                two[:, :, two.shape[2] // 2] = one
+            elif one.shape == two.shape:
+                two.copy_(one)
+            else:  # the branch's last layer sees pooled rows twice
+                pooled = one.view(10, -1, 2)
+                two.copy_(torch.stack([pooled, torch.zeros_like(pooled)], 2).flatten(1))
+    x = torch.randn(3, 8, 6)
+    expected = flat(x)
+    assert torch.allclose(expected, image(x[:, :, None]).reshape(expected.shape), atol=1e-5)
+
+
 def test_what_does_not_fit_is_refused_by_name() -> None:
     light = CATALOGUE[CATALOGUE.index("conv_light")]
-    with pytest.raises(ConfigError, match=r"conv_light.*serves cnn.*transformer"):
+    with pytest.raises(ConfigError, match=r"conv_light.*serves cnn.*slot is transformer"):
         light.build(site("transformer", 16), OUTPUT)
     with pytest.raises(ConfigError, match="4 heads divide"):
         build("transformer", "attention", 18)
     with pytest.raises(ConfigError, match="needs a host whose output"):
         CATALOGUE[CATALOGUE.index("branch")].build(site("cnn", 8), None)
+    with pytest.raises(ConfigError, match="has 6 positions and the host answers at 5"):
+        CATALOGUE[CATALOGUE.index("branch")].build(
+            site("transformer", 8), OutputSpec(10, True, positions=5)
+        )
     with pytest.raises(ConfigError, match="at every position"):
         CATALOGUE[CATALOGUE.index("branch")].build(site("cnn", 8), OutputSpec(10, True))
     with pytest.raises(ConfigError, match=r"no blueprint 'conv'.*conv_light"):

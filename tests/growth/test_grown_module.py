@@ -12,7 +12,7 @@ from torch import nn
 
 from esper.growth import BlueprintSpec, default_catalogue, keyed, scheduled_alpha
 from esper.leyline import BLEND_NAMES, ConfigError, InvalidStateMachineError, SeedStage
-from helpers import BLENDED, HOSTS, Nan, everywhere, fitting, grads, loss_of, plant, wrap
+from helpers import BLENDED, HOSTS, everywhere, fitting, grads, loss_of, nan_after, plant, wrap
 
 TOPOLOGIES = tuple(HOSTS)
 PAIRS = [(t, name) for t in TOPOLOGIES for name in fitting(t)]
@@ -49,7 +49,7 @@ def test_while_training_output_and_host_gradients_are_those_without_seed(
 
 
 def test_a_training_seed_of_nan_cannot_touch_the_host() -> None:
-    catalogue = default_catalogue().with_blueprint(everywhere("nan", Nan))
+    catalogue = default_catalogue().with_blueprint(everywhere("nan", nan_after(0)))
     host, x = HOSTS["cnn"]()
     alone = host(x)
     loss_of(alone).backward()
@@ -264,8 +264,9 @@ def test_the_host_may_change_its_features_in_place() -> None:
 
     x = torch.randn(4, 6)
     network = GrownModule.wrap(InPlace(), ["first"], x)
-    for stage, alpha in ((SeedStage.TRAINING, 0.0), (SeedStage.BLENDING, 0.5)):
-        plant(network, 0, "mlp_small", stage, alpha)
+    stages = ((SeedStage.TRAINING, 0.0), (SeedStage.BLENDING, 0.5))
+    for blueprint, (stage, alpha) in itertools.product(("mlp_small", "branch"), stages):
+        plant(network, 0, blueprint, stage, alpha)
         loss_of(network(x)).backward()
         network.remove(0)
 
@@ -309,3 +310,27 @@ def test_keyed_draws_what_a_seeded_generator_does_and_leaves_no_trace() -> None:
         drawn = torch.rand(3)
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.equal(drawn, torch.rand(3, generator=torch.Generator().manual_seed(7)))
+
+
+def test_branches_are_added_in_the_order_of_slots_whenever_they_germinated() -> None:
+    outputs = []
+    for order in ((0, 1, 2), (2, 0, 1), (1, 2, 0)):
+        network, x = wrap("mlp")
+        for slot in order:
+            plant(network, slot, "branch", SeedStage.BLENDING, 0.3, shake=1.0)
+        outputs.append(network(x))
+    assert torch.equal(outputs[0], outputs[1])
+    assert torch.equal(outputs[0], outputs[2])
+
+
+def test_seeds_train_and_evaluate_with_the_host() -> None:
+    """Calling `eval()` on the host alone is what users do."""
+    catalogue = default_catalogue().with_blueprint(
+        everywhere("noisy", lambda channels: nn.Sequential(nn.Dropout(0.5)))
+    )
+    network, x = wrap("mlp", catalogue)
+    plant(network, 0, "noisy", SeedStage.HOLDING, 1.0)
+    network.host.eval()
+    assert torch.equal(network.host(x), network.host(x))
+    network.host.train()
+    assert not torch.equal(network.host(x), network.host(x))

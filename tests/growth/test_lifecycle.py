@@ -32,6 +32,7 @@ ONE = np.ones(1, dtype=bool)
 def seed_table(rules: LifecycleRules | None = None) -> SlotTable:
     table = SlotTable.empty(1, 1)
     germinate(table, 0, 0, blueprint=1, blend=0, params=10, macs=5, score=50.0)
+    table.noise[:] = 2.0
     return table
 
 
@@ -76,6 +77,22 @@ def test_a_held_seed_that_does_not_help_is_culled(contribution: float, stays: bo
         epoch(table, rules, contribution=1.0)
     epoch(table, rules, contribution=contribution)
     assert (table.stage[0, 0] == SeedStage.HOLDING) == stays
+
+
+@pytest.mark.parametrize(
+    ("noise", "contribution", "stays"),
+    [(2.0, -4.9, True), (2.0, -5.1, False), (0.02, -0.049, True), (0.02, -0.051, False)],
+)
+def test_a_blending_seed_that_does_harm_beyond_noise_is_culled(
+    noise: float, contribution: float, stays: bool
+) -> None:
+    rules = LifecycleRules(max_steps=25)
+    table = seed_table()
+    while table.stage[0, 0] != SeedStage.BLENDING:
+        epoch(table, rules)
+    table.noise[:] = noise
+    epoch(table, rules, contribution=contribution)
+    assert (table.stage[0, 0] == SeedStage.BLENDING) == stays
 
 
 def test_a_held_seed_that_was_not_measured_is_not_culled_for_it() -> None:
@@ -137,7 +154,8 @@ def test_fossils_are_permanent() -> None:
         (GateLevel.G2, "epochs_in_stage", 3, 2),
         (GateLevel.G3, "alpha", 0.95, 0.94),
         (GateLevel.G3, "epochs_in_stage", 3, 2),
-        (GateLevel.G5, "contribution", 1.0, 0.99),
+        (GateLevel.G5, "contribution", 1.01, 1.0),
+        (GateLevel.G5, "noise", 9.9, 10.0),
         (GateLevel.G5, "healthy", True, False),
     ],
 )

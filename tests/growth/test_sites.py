@@ -27,8 +27,17 @@ def test_listing_shows_name_shape_and_cost_in_order_of_use() -> None:
 def test_listing_prints_as_a_table() -> None:
     text = str(list_slots(ResNet20(), RESNET_INPUT))
     header, first, *_ = text.splitlines()
-    assert header.split() == ["name", "module", "shape", "fits", "params", "multiply-adds", "calls"]
-    assert re.match(r"stem\.0 +Conv2d +4x8x8 +cnn +108 +6,912 +1", first)
+    assert header.split() == [
+        "name",
+        "module",
+        "shape",
+        "layout",
+        "fits",
+        "params",
+        "multiply-adds",
+        "calls",
+    ]
+    assert re.match(r"stem\.0 +Conv2d +4x8x8 +BCHW +cnn +108 +6,912 +1", first)
 
 
 def test_probing_leaves_no_trace() -> None:
@@ -93,19 +102,6 @@ def test_an_example_that_does_not_run_is_refused() -> None:
         list_slots(ResNet20(), "text")
 
 
-def test_a_module_without_batch_first_cannot_be_a_slot() -> None:
-    class TimeFirst(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.rnn = nn.GRU(4, 4)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.rnn(x.transpose(0, 1))[0].mean(dim=0)
-
-    with pytest.raises(ConfigError, match="batch first"):
-        names(TimeFirst(), ["rnn"], torch.zeros(3, 5, 4))
-
-
 def test_tuples_dicts_and_shared_modules() -> None:
     class Both(nn.Module):
         def __init__(self) -> None:
@@ -145,19 +141,20 @@ def test_host_and_seed_costs_are_those_of_the_modules() -> None:
             network.remove(int(slot))
 
 
-def test_networks_without_one_tensor_as_output_get_no_branches() -> None:
+def test_networks_whose_answer_is_not_clear_get_no_branches() -> None:
     class Dict(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self, *names: str) -> None:
             super().__init__()
-            self.layer = nn.Linear(4, 4)
+            self.layer, self.names = nn.Linear(4, 4), names
 
         def forward(self, x: Tensor) -> dict[str, Tensor]:
-            return {"logits": self.layer(x)}
+            return {name: self.layer(x) for name in self.names}
 
-    network = GrownModule.wrap(Dict(), ["layer"], torch.zeros(2, 4))
-    fits, _, _ = seed_costs(network.catalogue, network.sites, network.output)
-    assert not fits[0, network.catalogue.index("branch")]
-    assert fits[0, network.catalogue.index("lora")]
+    for names, clear in ((("boxes",), True), (("boxes", "logits"), True), (("a", "b"), False)):
+        network = GrownModule.wrap(Dict(*names), ["layer"], torch.zeros(2, 4))
+        fits, _, _ = seed_costs(network.catalogue, network.sites, network.output)
+        assert fits[0, network.catalogue.index("branch")] == clear, names
+        assert fits[0, network.catalogue.index("lora")]
 
 
 def test_the_tiny_transformer_offers_its_layers() -> None:

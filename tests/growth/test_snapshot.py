@@ -1,3 +1,5 @@
+import copy
+
 import pytest
 import torch
 
@@ -96,3 +98,14 @@ def test_learning_rates_stay_as_a_scheduler_left_them() -> None:
     restore_snapshot(network, optimizer, snapshot)
     assert {group["lr"] for group in optimizer.param_groups} == {0.01}
     loss_of(network(x)).backward()
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_training_on_after_a_restore_leaves_the_snapshot_as_it_was(name: str) -> None:
+    network, optimizer, x = grown("mlp", name)
+    snapshot = take_snapshot(network, optimizer)
+    untouched = copy.deepcopy(snapshot)
+    restore_snapshot(network, optimizer, snapshot)
+    step(network, optimizer, x)
+    assert not same(take_snapshot(network, optimizer), untouched)
+    assert same(snapshot, untouched)

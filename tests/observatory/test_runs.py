@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from esper.observatory import RunDirectory, find_runs
+from esper.leyline import events
+from esper.observatory import RunDirectory, find_runs, story
 from esper.observatory.beside import side_by_side
 from esper.observatory.described import describe, episode, shown_line
 from esper.observatory.looks import STAGE_COLOURS, plain, presentable
@@ -136,6 +137,17 @@ def test_an_episode_has_a_frame_per_epoch_and_its_events_in_words(tmp_path: Path
         "conv_light in layer1 germinated, 10 parameters",
         "conv_light in layer1 kept for good, worth +2.5 points",
     ]
+
+
+def test_every_event_has_words():
+    kinds, found = [events.Event], []
+    while kinds:
+        kind = kinds.pop()
+        kinds += kind.__subclasses__()
+        found += [kind.__name__] if not kind.__subclasses__() else []
+    assert "SeedCulled" in found
+    for name in found:
+        assert name in story.UNTOLD or story.in_words({"event": name}) != name, name
 
 
 def test_a_training_run_is_described_by_rounds_environments_and_choices(tmp_path: Path):

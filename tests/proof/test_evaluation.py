@@ -142,7 +142,7 @@ def test_keys_side_by_side_give_the_numbers_of_one_by_one(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(arms, "train", noted)
     for side_by_side in (1, 3):
-        monkeypatch.setattr(module, "SIDE_BY_SIDE", side_by_side)
+        monkeypatch.setitem(module.SIDE_BY_SIDE, "looped", side_by_side)
         report = evaluate(*narrow_digits(), settings, make_arm)
         found.append([replace(trial, cpu_seconds=0.0) for trial in report.trials])
     assert max(trained_together) == 3
@@ -415,8 +415,10 @@ class Interrupting:
 
 
 def test_ctrl_c_reports_the_keys_that_are_complete(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "SIDE_BY_SIDE", 2)
-    settings = EvaluationSettings(("static", "late"), keys=5, steps=2, controls=False)
+    monkeypatch.setitem(module.SIDE_BY_SIDE, "looped", 2)
+    settings = EvaluationSettings(
+        ("static", "late"), keys=5, steps=2, controls=False, population="looped"
+    )
     controller = Interrupting(at=1 + 2 + 1)  # the rehearsal, two keys of two steps, then
     found = evaluate(
         *narrow_digits(),

@@ -2,25 +2,78 @@
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from esper.leyline import TrainingSignals
-from esper.tamiyo import SignalTracker
+from esper.tamiyo import SignalTracker, score_noise
 
 
-def feed(tracker: SignalTracker, losses: list[float], scores: list[float]) -> TrainingSignals:
+def feed(
+    tracker: SignalTracker, losses: list[float], scores: list[float], chance: float = np.nan
+) -> TrainingSignals:
     for epoch, (loss, score) in enumerate(zip(losses, scores, strict=True)):
         row = (np.array([value]) for value in (0.0, 0.0, loss, score))
-        signals = tracker.update(epoch, 10 * epoch, *row)
+        signals = tracker.update(epoch, 10 * epoch, *row, chance=np.array([chance]))
     return signals
 
 
 def test_a_plateau_is_counted_from_the_best_so_far() -> None:
     tracker = SignalTracker(1)
     plateaus = [
-        feed(tracker, [1.0], [score]).plateau_epochs[0]
-        for score in [50.0, 60.0, 55.0, 60.4, 58.0, 60.5, 60.9, 61.0]
+        feed(tracker, [1.0], [score], chance=2.0).plateau_epochs[0]
+        for score in [50.0, 55.0, 60.0, 60.4, 60.2, 60.6, 60.9, 61.2]
     ]
-    assert plateaus == [0, 0, 1, 2, 3, 0, 1, 0]
+    assert plateaus == [0, 0, 0, 1, 2, 0, 1, 0]
+
+
+scores_of_runs = st.lists(st.integers(0, 1000).map(float), min_size=3, max_size=30)
+
+
+@settings(deadline=None)
+@given(scores_of_runs, st.sampled_from([2.0**-7, 0.5, 8.0]), st.integers(-1000, 1000))
+def test_noise_and_plateaus_know_no_scale(scores: list[float], scale: float, shift: int) -> None:
+    """Exactly: powers of two and whole numbers lose nothing."""
+    one, other = SignalTracker(1), SignalTracker(1)
+    for score in scores:
+        first = feed(one, [1.0], [score])
+        second = feed(other, [1.0], [scale * (score + shift)])
+        assert first.plateau_epochs == second.plateau_epochs
+        assert np.array_equal(other.noise, scale * one.noise, equal_nan=True)
+
+
+@pytest.mark.parametrize("deviation", [0.01, 1.0, 30.0])
+@pytest.mark.parametrize("slope", [0.0, 0.5])
+def test_the_noise_of_normal_numbers_is_their_deviation(deviation: float, slope: float) -> None:
+    """Around a steady rise too; the estimate from ten scores is right in the median of many."""
+    draws = np.random.default_rng(0).normal(0.0, deviation, (4000, 10))
+    rising = draws + slope * deviation * np.arange(10)
+    noise = score_noise(rising, np.full(4000, np.nan))
+    assert np.median(noise) == pytest.approx(deviation, rel=0.1)
+
+
+def test_the_noise_is_not_known_before_the_third_score_unless_chance_is() -> None:
+    two = np.array([[np.nan, 50.0, 60.0]])
+    assert np.isnan(score_noise(two, np.array([np.nan])))[0]
+    assert score_noise(two, np.array([1.5]))[0] == 1.5
+    three = np.array([[50.0, 51.0, 51.0]])
+    assert score_noise(three, np.array([np.nan]))[0] == pytest.approx(1.0 / 1.6522)
+    assert score_noise(three, np.array([4.0]))[0] == 4.0
+
+
+def test_a_smooth_curve_still_plateaus() -> None:
+    """The negative loss of a regression: each epoch gains, and in the end hardly anything."""
+    for decay in (np.exp(-np.arange(40) / 5.0), 1.0 / np.arange(1, 41)):
+        tracker = SignalTracker(1)
+        plateaus = [int(feed(tracker, [1.0], [score]).plateau_epochs[0]) for score in -1e-4 * decay]
+        assert sum(plateaus[:5]) == 0
+        assert max(plateaus) >= 1
+
+
+def test_a_score_that_never_moves_has_plateaued() -> None:
+    tracker = SignalTracker(1)
+    assert feed(tracker, [1.0] * 5, [0.3] * 5).plateau_epochs[0] == 3
+    assert tracker.noise[0] == 0.0
 
 
 def test_deltas_are_positive_when_better_and_absent_at_first() -> None:

@@ -1,6 +1,5 @@
 import numpy as np
 import pytest
-import torch
 
 from esper.growth import LifecycleRules, default_catalogue
 from esper.leyline import (
@@ -22,8 +21,9 @@ from esper.tolaria.garden import Budget
 from esper.tolaria.population import LoopedPopulation
 from esper.tolaria.transition import Transition
 from esper.tolaria.trial import play, settle
-from helpers import digits_env, small_digits
+from helpers import break_host, digits_env, network_of, small_digits, trained_params
 
+BOTH = pytest.mark.parametrize("kind", ["looped", "fused"])
 EARLY = "1 GERMINATE r0c0 branch linear\nauto FOSSILIZE"
 
 
@@ -53,8 +53,9 @@ def test_gymnasium_order() -> None:
         env.step(wait(1))
 
 
-def test_an_illegal_action_raises_and_changes_nothing() -> None:
-    env = digits_env([1, 2], max_steps=3)
+@BOTH
+def test_an_illegal_action_raises_and_changes_nothing(kind: str) -> None:
+    env = digits_env([1, 2], max_steps=3, kind=kind)
     env.reset()
     stage = env.table.stage.copy()
     actions = wait(2)
@@ -63,13 +64,14 @@ def test_an_illegal_action_raises_and_changes_nothing() -> None:
     with pytest.raises(InvalidStateMachineError, match="environment 1"):
         env.step(actions)
     assert np.array_equal(env.table.stage, stage)
-    assert env.population.networks[0].slot(0).seed is None  # type: ignore[attr-defined]
+    assert network_of(env, 0).slot(0).seed is None
     assert env.step_count == 0
 
 
-def test_masks_allow_exactly_what_can_be_executed() -> None:
+@BOTH
+def test_masks_allow_exactly_what_can_be_executed(kind: str) -> None:
     """Every action of the whole space, at many situations: allowed means it works."""
-    env = digits_env([1], max_steps=12, train=64, budget=Budget(params=2.2))
+    env = digits_env([1], max_steps=12, train=64, budget=Budget(params=2.2), kind=kind)
     controller = RandomController()
     situation = env.reset()
     n_blueprints, tried = len(situation.catalogue), 0
@@ -98,14 +100,17 @@ def test_masks_allow_exactly_what_can_be_executed() -> None:
     assert tried > 5000
 
 
-def test_random_episodes_never_refuse_what_the_masks_allow_and_keep_the_books() -> None:
+@BOTH
+def test_random_episodes_never_refuse_what_the_masks_allow_and_keep_the_books(kind: str) -> None:
     listener = History()
-    env = digits_env([1, 2, 3, 4], max_steps=20, train=64, recorder=listener, on_panic="continue")
+    env = digits_env(
+        [1, 2, 3, 4], max_steps=20, train=64, recorder=listener, on_panic="continue", kind=kind
+    )
 
     def audit(transition: Transition) -> None:
         table = transition.after.table
-        for e, network in enumerate(env.population.networks):  # type: ignore[attr-defined]
-            seeds = 0
+        for e in range(env.n_envs):
+            network, seeds = network_of(env, e), 0
             for s, slot in network.each_slot():
                 assert (slot.seed is not None) == bool(table.holds_seed[e, s])
                 if slot.seed is not None:
@@ -115,12 +120,7 @@ def test_random_episodes_never_refuse_what_the_masks_allow_and_keep_the_books() 
                     assert own == table.params[e, s], "parameters are counted, gates too"
                     seeds += own
             assert transition.after.total_params[e] == env.garden.host_params + seeds
-            managed = sum(
-                p.numel()
-                for group in env.population.optimizers[e].param_groups  # type: ignore[attr-defined]
-                for p in group["params"]
-            )
-            assert managed == transition.after.total_params[e], "all are trained"
+            assert trained_params(env, e) == transition.after.total_params[e], "all are trained"
 
     play(env, RandomController(), on_step=audit)
     for event in listener.events:
@@ -132,8 +132,9 @@ def test_random_episodes_never_refuse_what_the_masks_allow_and_keep_the_books() 
     assert counts["culled"].sum() > 5
 
 
-def test_contributions_are_measured_by_taking_a_seed_out() -> None:
-    env = digits_env([1], max_steps=14)
+@BOTH
+def test_contributions_are_measured_by_taking_a_seed_out(kind: str) -> None:
+    env = digits_env([1], max_steps=14, kind=kind)
     situation = env.reset()
     controller = ScriptedController(EARLY, "x")
     checked = 0
@@ -144,28 +145,26 @@ def test_contributions_are_measured_by_taking_a_seed_out() -> None:
         if table.stage[0, 0] in (SeedStage.HOLDING, SeedStage.FOSSILIZED) and (
             table.epochs_in_stage[0, 0] > 0
         ):
-            network = env.population.networks[0]  # type: ignore[attr-defined]
-            whole = env.population.evaluate(np.array([0]), np.ones((1, 3), dtype=bool)).score[0]
-            with network.coalition([False, True, True]):
-                without = env.population.evaluate(
-                    np.array([0]), np.zeros((1, 3), dtype=bool)
-                ).score[0]
-            assert table.contribution[0, 0] == pytest.approx(whole - without)
+            with_and_without = np.array([[True] * 3, [False, True, True]])
+            score = env.population.evaluate(np.array([0, 0]), with_and_without).score
+            assert table.contribution[0, 0] == pytest.approx(score[0] - score[1])
             checked += 1
         assert np.isnan(table.contribution[0, ~acting]).all(), "unmeasured is not zero"
     assert checked >= 3
 
 
-def test_a_blending_seed_has_a_counterfactual_from_its_first_epoch() -> None:
-    env = digits_env([1], max_steps=8)
+@BOTH
+def test_a_blending_seed_has_a_counterfactual_from_its_first_epoch(kind: str) -> None:
+    env = digits_env([1], max_steps=8, kind=kind)
     rows = transitions(env, ScriptedController(EARLY, "x"))
     first = next(t for t in rows if t.before.table.stage[0, 0] == SeedStage.BLENDING)
     assert first.before.table.alpha[0, 0] == pytest.approx(0.2)
     assert np.isfinite(first.after.table.contribution[0, 0])
 
 
-def test_a_gated_blend_reports_what_it_applies() -> None:
-    env = digits_env([1], max_steps=9)
+@BOTH
+def test_a_gated_blend_reports_what_it_applies(kind: str) -> None:
+    env = digits_env([1], max_steps=9, kind=kind)
     script = "1 GERMINATE r0c0 conv_light gated"
     env_rows = []
     situation = env.reset()
@@ -181,15 +180,14 @@ def test_a_gated_blend_reports_what_it_applies() -> None:
     assert held[-1]
 
 
-def test_fossils_survive_everything() -> None:
-    env = digits_env([1], max_steps=16, on_panic="continue")
+@BOTH
+def test_fossils_survive_everything(kind: str) -> None:
+    env = digits_env([1], max_steps=16, on_panic="continue", kind=kind)
     listener = History()
     env.recorder = env.garden.recorder = listener
     rows = transitions(env, ScriptedController(EARLY, "x"))
     fossil = next(i for i, t in enumerate(rows) if t.after.table.stage[0, 0] == 7)
-    network = env.population.networks[0]  # type: ignore[attr-defined]
-    with torch.no_grad():
-        next(network.host.parameters()).fill_(torch.nan)
+    break_host(env, 0)
     assert any(isinstance(e, SeedFossilized) for e in listener.events)
     assert all(t.after.table.stage[0, 0] == SeedStage.FOSSILIZED for t in rows[fossil:])
     assert not env.situation.masks.op[0, LifecycleOp.CULL]  # type: ignore[union-attr]
@@ -197,27 +195,33 @@ def test_fossils_survive_everything() -> None:
     assert env.table.stage[0, 0] == SeedStage.FOSSILIZED
 
 
-def test_trajectories_do_not_depend_on_neighbours() -> None:
+@BOTH
+def test_trajectories_do_not_depend_on_neighbours(kind: str) -> None:
     def rows(keys: list[int], env_index: int) -> list[dict[str, object]]:
         listener = History()
-        env = digits_env(keys, max_steps=12, train=64, recorder=listener, on_panic="continue")
+        env = digits_env(
+            keys, max_steps=12, train=64, recorder=listener, on_panic="continue", kind=kind
+        )
         play(env, RandomController())
         return [{**r, "env": 0} for r in listener.rows if r["env"] == env_index]
 
     assert rows([11], 0) == rows([5, 11, 8], 1) == rows([11, 11], 1)
 
 
-def test_a_budget_is_never_exceeded() -> None:
-    for budget in (Budget(params=1.3), Budget(macs=1.2), Budget(params=1.0, macs=1.0)):
-        env = digits_env([1, 2], max_steps=15, train=64, budget=budget, on_panic="continue")
+@BOTH
+def test_a_budget_is_never_exceeded(kind: str) -> None:
+    for budget in (Budget(params=1.3), Budget(macs=1.2), Budget(params=1.1, macs=1.1)):
+        env = digits_env(
+            [1, 2], max_steps=15, train=64, budget=budget, on_panic="continue", kind=kind
+        )
         for t in transitions(env, RandomController()):
             macs = env.garden.host_macs + t.after.table.macs.sum(axis=1)
             if budget.params:
                 assert (t.after.total_params <= budget.params * env.garden.host_params).all()
             if budget.macs:
                 assert (macs <= budget.macs * env.garden.host_macs).all()
-        if budget.params == 1.0:
-            assert env.garden.counts["germinated"].sum() == 0
+    with pytest.raises(ConfigError, match="no room for any seed"):
+        digits_env([1], budget=Budget(params=1.0, macs=1.0))
 
 
 @pytest.mark.parametrize("bad", [{"params": 0.9}, {"macs": -1.0}, {"params": float("nan")}])
@@ -226,22 +230,25 @@ def test_a_budget_below_the_host_is_refused(bad: dict[str, float]) -> None:
         Budget(**bad)
 
 
-def test_max_seeds_is_kept() -> None:
-    env = digits_env([1], max_steps=15, train=64, max_seeds=1, on_panic="continue")
+@BOTH
+def test_max_seeds_is_kept(kind: str) -> None:
+    env = digits_env([1], max_steps=15, train=64, max_seeds=1, on_panic="continue", kind=kind)
     for t in transitions(env, RandomController()):
         assert t.after.table.holds_seed.sum() <= 1
 
 
-def test_joint_incubation_acts_from_birth() -> None:
+@BOTH
+def test_joint_incubation_acts_from_birth(kind: str) -> None:
     rules = LifecycleRules(4, incubation="joint")
-    env = digits_env([1], rules=rules)
+    env = digits_env([1], rules=rules, kind=kind)
     rows = transitions(env, ScriptedController("1 GERMINATE r0c0 branch linear", "x"))
     assert rows[0].after.table.stage[0, 0] == SeedStage.BLENDING
     assert rows[0].after.table.alpha[0, 0] == pytest.approx(0.2)
 
 
-def test_a_topology_can_be_there_from_birth() -> None:
-    env = digits_env([1], max_steps=2, keep_best=True)
+@BOTH
+def test_a_topology_can_be_there_from_birth(kind: str) -> None:
+    env = digits_env([1], max_steps=2, keep_best=True, kind=kind)
     branch = default_catalogue().index("branch")
     play(env, make_controller("static"), topology=[(0, branch)])
     outcome = settle(env, np.array([True]), task="digits", controller="static")[0]
@@ -252,8 +259,9 @@ def test_a_topology_can_be_there_from_birth() -> None:
     assert outcome.germinated == 0
 
 
-def test_settling_brings_the_best_network_back() -> None:
-    env = digits_env([3], max_steps=14, keep_best=True)
+@BOTH
+def test_settling_brings_the_best_network_back(kind: str) -> None:
+    env = digits_env([3], max_steps=14, keep_best=True, kind=kind)
     listener = History()
     env.recorder = env.garden.recorder = listener
     play(env, ScriptedController(EARLY, "x"))

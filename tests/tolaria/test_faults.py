@@ -23,9 +23,18 @@ from esper.leyline.events import (
 from esper.tamiyo import RandomController, Situation, StaticController, make_controller
 from esper.tamiyo.controllers.scripted import ScriptedController
 from esper.tolaria import GrowthEnv, LoopedPopulation, TrialRules, make_env, play, settle
-from helpers import Exploding, Nan, digits_env, everywhere, small_digits
-from reward_support import break_host
+from esper.tolaria.fused import FusedSnapshot
+from helpers import (
+    break_host,
+    digits_env,
+    everywhere,
+    exploding,
+    nan_after,
+    network_of,
+    small_digits,
+)
 
+BOTH = pytest.mark.parametrize("kind", ["looped", "fused"])
 GOVERNOR_EVENTS = (GovernorPanic, GovernorRollback, GovernorSnapshot)
 
 
@@ -33,9 +42,9 @@ def hostile() -> BlueprintCatalogue:
     """The ordinary blueprints, and three that break a network sooner or later."""
     catalogue = default_catalogue()
     for name, make in (
-        ("nan", Nan),
-        ("late_nan", lambda channels: Nan(channels, after=10)),
-        ("exploding", Exploding),
+        ("nan", nan_after(0)),
+        ("late_nan", nan_after(10)),
+        ("exploding", exploding),
     ):
         catalogue = catalogue.with_blueprint(everywhere(name, make))
     return catalogue
@@ -46,9 +55,24 @@ class Log(History):
         return [event for event in self.events if type(event) is kind]
 
 
-def hosts_equal(env: GrowthEnv, index: int, tensors: dict[str, Tensor]) -> bool:
-    host = env.population.networks[index].host  # type: ignore[attr-defined]
-    return all(torch.equal(t, tensors[name]) for name, t in host.state_dict().items())
+def host_equal(one: Any, other: Any) -> bool:
+    """Weights and moments of the host in two snapshots, whatever the seeds."""
+    if isinstance(one, FusedSnapshot):
+        return (
+            torch.equal(one.host.values, other.host.values) and one.host.steps == other.host.steps
+        )
+    weights = [name for name in one.tensors if name.startswith("host.")]
+    moments = [
+        torch.equal(value, other.optimizer_states[0][index][name])
+        for index in range(len(weights))
+        for name, value in one.optimizer_states[0][index].items()
+    ]
+    return all(moments) and all(torch.equal(one.tensors[n], other.tensors[n]) for n in weights)
+
+
+def hosts_equal(one: GrowthEnv, other: GrowthEnv) -> bool:
+    hosts = (network_of(env, 0).host.state_dict().values() for env in (one, other))
+    return all(torch.equal(a, b) for a, b in zip(*hosts, strict=True))
 
 
 def grow_with(script: str, max_steps: int = 14, **settings: Any) -> tuple[GrowthEnv, Log]:
@@ -60,21 +84,31 @@ def grow_with(script: str, max_steps: int = 14, **settings: Any) -> tuple[Growth
     return env, log
 
 
-def test_a_seed_of_nan_is_culled_and_the_host_never_notices() -> None:
-    env, log = grow_with("2 GERMINATE r0c1 nan linear", on_panic="continue")
-    alone, quiet = grow_with("", on_panic="continue")
+@BOTH
+def test_a_seed_of_nan_is_culled_and_the_host_never_notices(kind: str) -> None:
+    env, log = grow_with("2 GERMINATE r0c1 nan linear", on_panic="continue", kind=kind)
+    alone, quiet = grow_with("", on_panic="continue", kind=kind)
     assert [event.reason for event in log.of(SeedCulled)] == ["unhealthy"]
     assert not log.of(GovernorPanic)
     scores = [row["val_score"] for row in log.rows]
     assert scores == [row["val_score"] for row in quiet.rows]
-    assert hosts_equal(env, 0, alone.population.networks[0].host.state_dict())  # type: ignore[attr-defined]
+    assert hosts_equal(env, alone)
 
 
+@BOTH
 @pytest.mark.parametrize(("blueprint", "train"), [("late_nan", 128), ("exploding", 300)])
-def test_a_seed_that_breaks_the_network_is_undone_bit_for_bit(blueprint: str, train: int) -> None:
+def test_a_seed_that_breaks_the_network_is_undone_bit_for_bit(
+    blueprint: str, train: int, kind: str
+) -> None:
     log = Log()
     env = digits_env(
-        [1], max_steps=20, catalogue=hostile(), recorder=log, on_panic="continue", train=train
+        [1],
+        max_steps=20,
+        catalogue=hostile(),
+        recorder=log,
+        on_panic="continue",
+        train=train,
+        kind=kind,
     )
     controller = ScriptedController(f"2 GERMINATE r0c2 {blueprint} linear", "x")
     situation = env.reset()
@@ -85,12 +119,8 @@ def test_a_seed_that_breaks_the_network_is_undone_bit_for_bit(blueprint: str, tr
         situation = transition.after
         if transition.rolled_back[0] and rolled_back is None:
             rolled_back = log.of(GovernorRollback)[0]
-            assert hosts_equal(env, 0, healthy.host.tensors), "weights"
-            state = env.population.optimizers[0].state_dict()["state"]  # type: ignore[attr-defined]
-            host_params = len(list(env.population.networks[0].host.parameters()))  # type: ignore[attr-defined]
-            for key in range(host_params):
-                for name, value in healthy.host.optimizer_state[key].items():
-                    assert torch.equal(state[key][name], value), "optimiser state"
+            (now,) = env.population.snapshot(np.array([0]))
+            assert host_equal(now, healthy.host)
             assert np.isfinite(situation.signals.val_loss[0]), (
                 "what comes back is the restored host"
             )
@@ -105,16 +135,19 @@ def test_a_seed_that_breaks_the_network_is_undone_bit_for_bit(blueprint: str, tr
     assert log.rows[-1]["val_score"] > log.rows[1]["val_score"], "the run went on"
 
 
-def test_the_culprit_is_the_seed_without_which_the_network_works() -> None:
+@BOTH
+def test_the_culprit_is_the_seed_without_which_the_network_works(kind: str) -> None:
     script = "1 GERMINATE r0c2 exploding linear\n2 GERMINATE r0c0 conv_light linear"
-    _, log = grow_with(script, max_steps=12, on_panic="continue")
+    _, log = grow_with(script, max_steps=12, on_panic="continue", kind=kind)
     assert {slot for e in log.of(GovernorRollback) for slot in e.culprit_slots} == {"r0c2"}
     assert all(e.slot_id == "r0c2" for e in log.of(SeedCulled) if e.reason == "governor_rollback")
     assert any(row["blocks.0.stage"] == "BLENDING" for row in log.rows), "the other one went on"
 
 
-def test_when_policies_are_trained_a_rollback_ends_the_episode() -> None:
-    env, log = grow_with("2 GERMINATE r0c1 late_nan linear", max_steps=20, on_panic="terminate")
+@BOTH
+def test_when_policies_are_trained_a_rollback_ends_the_episode(kind: str) -> None:
+    script = "2 GERMINATE r0c1 late_nan linear"
+    env, log = grow_with(script, max_steps=20, on_panic="terminate", kind=kind)
     (rollback,) = log.of(GovernorRollback)
     assert not env.running[0]
     assert env.step_count == rollback.step == log.rows[-1]["step"] < 20
@@ -236,7 +269,7 @@ class Adversary:
         return actions
 
 
-def final_scores(keys: list[int], controller: Any) -> tuple[np.ndarray, GrowthEnv]:
+def final_scores(keys: list[int], controller: Any, kind: str) -> tuple[np.ndarray, GrowthEnv]:
     env = digits_env(
         keys,
         max_steps=30,
@@ -244,20 +277,21 @@ def final_scores(keys: list[int], controller: Any) -> tuple[np.ndarray, GrowthEn
         train=400,
         on_panic="continue",
         keep_best=True,
+        kind=kind,
     )
     play(env, controller)
     outcomes = settle(env, np.ones(len(keys), dtype=bool), task="", controller="")
     return np.array([outcome.val_score for outcome in outcomes]), env
 
 
-def assert_growth_is_safe(keys: list[int]) -> None:
+def assert_growth_is_safe(keys: list[int], kind: str) -> None:
     """Paired with the same hosts ungrown: on average growth does no harm.
 
     A single pair is two different trainings, each scored on 297 images, and scatters by about
     2.5 pp, so of single episodes only few may be far below.
     """
-    grown, env = final_scores(keys, Adversary())
-    alone, _ = final_scores(keys, StaticController())
+    grown, env = final_scores(keys, Adversary(), kind)
+    alone, _ = final_scores(keys, StaticController(), kind)
     difference = grown - alone
     print(f"mean {difference.mean():+.2f} pp, worst {difference.min():+.2f} pp")
     assert env.garden.counts["rollbacks"].sum() >= len(keys) // 8, "the adversary does harm"
@@ -266,13 +300,15 @@ def assert_growth_is_safe(keys: list[int]) -> None:
     assert (difference < -5.0).mean() <= 0.05
 
 
-def test_forty_adversarial_episodes_do_not_hurt() -> None:
-    assert_growth_is_safe(list(range(40)))
+@BOTH
+def test_forty_adversarial_episodes_do_not_hurt(kind: str) -> None:
+    assert_growth_is_safe(list(range(40)), kind)
 
 
 @pytest.mark.soak
-def test_three_hundred_adversarial_episodes_do_not_hurt() -> None:
-    assert_growth_is_safe(list(range(1000, 1300)))
+@BOTH
+def test_three_hundred_adversarial_episodes_do_not_hurt(kind: str) -> None:
+    assert_growth_is_safe(list(range(1000, 1300)), kind)
 
 
 def test_004_c7_one_snapshot_alive_on_the_cpu_without_shared_storage() -> None:
@@ -290,27 +326,26 @@ def test_004_c7_one_snapshot_alive_on_the_cpu_without_shared_storage() -> None:
         assert tensor.untyped_storage().data_ptr() not in live
 
 
-def test_d4_a_broken_host_never_becomes_the_last_healthy_one() -> None:
-    env = digits_env([1], max_steps=6, train=64, on_panic="continue")
+@BOTH
+def test_d4_a_broken_host_never_becomes_the_last_healthy_one(kind: str) -> None:
+    env = digits_env([1], max_steps=6, train=64, on_panic="continue", kind=kind)
     env.reset()
-    with torch.no_grad():
-        next(env.population.networks[0].parameters()).fill_(torch.nan)  # type: ignore[attr-defined]
+    break_host(env, 0)
     transition = env.step(np.array([[0, 0, 0, LifecycleOp.WAIT]]))
     assert transition.rolled_back[0]
     saved = env.governor.last_healthy(0)
     assert all(bool(torch.isfinite(t).all()) for t in saved.host.all_tensors())
 
 
-def test_d5_after_a_rollback_modules_and_table_agree() -> None:
-    env = digits_env([1], max_steps=8, train=64, on_panic="continue")
+@BOTH
+def test_d5_after_a_rollback_modules_and_table_agree(kind: str) -> None:
+    env = digits_env([1], max_steps=8, train=64, on_panic="continue", kind=kind)
     situation = env.reset()
     branch = situation.catalogue.index("branch")
     env.step(np.array([[0, branch, 0, LifecycleOp.GERMINATE]]))
-    network = env.population.networks[0]  # type: ignore[attr-defined]
-    with torch.no_grad():
-        next(network.host.parameters()).fill_(torch.nan)
+    break_host(env, 0)
     after = env.step(np.array([[0, 0, 0, LifecycleOp.WAIT]])).after
-    for slot, seed_slot in network.each_slot():
+    for slot, seed_slot in network_of(env, 0).each_slot():
         assert (seed_slot.seed is not None) == after.table.holds_seed[0, slot]
 
 

@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 from esper.tolaria.governor import Governor, Verdict
 
 ONE = np.ones(1, dtype=bool)
+NOISE = np.array([2.0])
+GUESS = math.log(10)
 
 
 def feed(
@@ -19,7 +21,12 @@ def feed(
 ) -> Verdict:
     for loss in losses:
         verdict = governor.check(
-            np.array([loss]), np.array([score]), np.array([finite]), ONE, np.array([on_trial])
+            np.array([loss]),
+            np.array([score]),
+            np.array([finite]),
+            ONE,
+            np.array([on_trial]),
+            NOISE,
         )
     return verdict
 
@@ -58,7 +65,7 @@ def test_an_explosion_before_there_is_a_past_counts_too() -> None:
 
 @pytest.mark.parametrize(("loss", "panics"), [(11.9, False), (12.1, True)])
 def test_below_the_absolute_bound_nothing_is_an_explosion(loss: float, panics: bool) -> None:
-    governor = Governor(1)
+    governor = Governor(1, random_guess_loss=GUESS)
     feed(governor, *[1.0] * 12)
     assert bool(feed(governor, loss).panic[0]) == panics
 
@@ -120,13 +127,22 @@ def test_a_seed_on_trial_may_not_make_the_score_collapse() -> None:
 
 
 @pytest.mark.parametrize(
-    ("samples", "drop", "collapses"), [(50, 29.0, False), (50, 31.0, True), (10_000, 10.5, True)]
+    ("noise", "drop", "collapses"),
+    [
+        (6.0, 29.0, False),
+        (6.0, 31.0, True),
+        (0.01, 0.06, True),
+        (0.0, 9.0, False),
+        (np.nan, 9, False),
+    ],
 )
-def test_with_few_samples_a_drop_may_be_chance(samples: int, drop: float, collapses: bool) -> None:
+def test_how_far_a_score_may_fall_is_a_multiple_of_its_noise(
+    noise: float, drop: float, collapses: bool
+) -> None:
     governor = Governor(1)
     feed(governor, 1.0, score=70.0)
     one = np.array([1.0])
-    verdict = governor.check(one, 70.0 - drop * one, ONE, ONE, ONE, samples)
+    verdict = governor.check(one, 70.0 - drop * one, ONE, ONE, ONE, noise * one)
     assert verdict.rollback[0] == collapses
 
 
@@ -140,7 +156,12 @@ def test_environments_are_judged_apart_and_only_while_they_run() -> None:
     governor = Governor(3)
     running = np.array([True, True, False])
     verdict = governor.check(
-        np.array([np.nan, 1.0, np.nan]), np.zeros(3), np.ones(3, dtype=bool), running, running
+        np.array([np.nan, 1.0, np.nan]),
+        np.zeros(3),
+        np.ones(3, dtype=bool),
+        running,
+        running,
+        np.full(3, 2.0),
     )
     assert verdict.rollback.tolist() == [True, False, False]
     governor.forgive(0)
@@ -149,7 +170,15 @@ def test_environments_are_judged_apart_and_only_while_they_run() -> None:
 
 @given(st.lists(st.floats(0.0, 11.0), min_size=1, max_size=60))
 def test_ordinary_losses_never_panic(losses: list[float]) -> None:
-    assert not feed(Governor(1), *losses).panic[0]
+    assert not feed(Governor(1, random_guess_loss=20.0), *losses).panic[0]
+
+
+def test_a_loss_of_any_scale_can_explode() -> None:
+    for scale in (1e-6, 1.0, 1e6):
+        governor = Governor(1)
+        feed(governor, *[1.0 * scale, 1.1 * scale] * 6)
+        assert not feed(governor, 2.0 * scale).panic[0]
+        assert feed(governor, 4.0 * scale).panic[0]
 
 
 def test_d6_panics_are_counted_and_early_explosions_seen() -> None:
@@ -157,7 +186,7 @@ def test_d6_panics_are_counted_and_early_explosions_seen() -> None:
     one = np.ones(1, dtype=bool)
     counts = []
     for _ in range(3):
-        verdict = governor.check(np.array([40.0]), np.array([10.0]), one, one, ~one)
+        verdict = governor.check(np.array([40.0]), np.array([10.0]), one, one, ~one, NOISE)
         counts.append(int(verdict.consecutive[0]))
     assert counts == [1, 2, 3]
     assert verdict.rollback[0]

@@ -1,6 +1,7 @@
 """The one way to train and grow networks: make, play, settle."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from esper.tolaria import (
     GrowthEnv,
     HostRecipe,
     LoopedPopulation,
+    PopulationKind,
     Trained,
     TrialRules,
     make_env,
@@ -24,9 +26,7 @@ from esper.tolaria import (
     train,
 )
 from esper.tolaria.fused import FusedPopulation
-from esper.tolaria.trial import PopulationKind
-from helpers import small_digits
-from reward_support import break_host
+from helpers import break_host, small_digits
 
 EARLY = "1 GERMINATE r0c0 branch linear\nauto FOSSILIZE\n"
 STEPS = 16
@@ -154,7 +154,7 @@ def test_the_loss_of_a_guess_is_that_of_the_network_s_outputs() -> None:
     [
         ({"steps": 0}, "at least 1 step"),
         ({"steps": 3, "incubation": "sudden"}, "sudden"),
-        ({"steps": 3, "population": "big"}, "auto, looped or fused"),
+        ({"steps": 3, "population": "auto"}, "looped or fused, got population 'auto'"),
     ],
 )
 def test_rules_that_cannot_work_are_refused(rules: dict[str, object], culprit: str) -> None:
@@ -173,7 +173,7 @@ def test_a_budget_closes_what_would_exceed_it() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "expected"),
-    [("auto", LoopedPopulation), ("looped", LoopedPopulation), ("fused", FusedPopulation)],
+    [("looped", LoopedPopulation), ("fused", FusedPopulation)],
 )
 def test_the_rules_say_what_trains_the_hosts(kind: PopulationKind, expected: type) -> None:
     task, data = small_digits()
@@ -192,7 +192,20 @@ def test_hosts_that_cannot_be_fused_are_refused_with_the_reason(
         seen.append(type(template.host))
         return "they have dropout"
 
-    monkeypatch.setattr("esper.tolaria.fused.population.why_not_fused", why_not)
+    monkeypatch.setattr("esper.tolaria.fused.fits.why_not_fused", why_not)
     with pytest.raises(ConfigError, match="cannot be fused: they have dropout; use population"):
         make_env(task.recipe(data), [0], TrialRules(2, population="fused"))
     assert seen == [CNNHost]
+
+
+@pytest.mark.parametrize("topology", [(), ((0, 1),)])
+@pytest.mark.parametrize("rate", [1e3, 1e20])
+def test_a_fixed_network_that_diverges_ends_as_it_last_was_healthy(
+    topology: tuple[tuple[int, int], ...], rate: float
+) -> None:
+    task, data = small_digits()
+    recipe = replace(task.recipe(data), optimizer=lambda params: torch.optim.SGD(params, lr=rate))
+    rules = TrialRules(3, counterfactuals=False, topology=topology)
+    (found,) = train(recipe, [0], rules, StaticController(), task="digits")
+    assert found.outcome.rollbacks > 0
+    assert all(parameter.isfinite().all() for parameter in found.model.parameters())

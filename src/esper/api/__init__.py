@@ -1,24 +1,38 @@
 """The front door for Python: grow a model of your own, or let a loop of your own grow it; train a
 policy, record and learn from episodes."""
 
+from esper import growth
 from esper.api.body import Body, attach
-from esper.api.controllers import find_controller, load_policy
-from esper.api.growing import Grown, grow
+from esper.api.callbacks import Callback
+from esper.api.checks import checked
+from esper.api.controllers import check_script, find_controller, load_policy
+from esper.api.growing import grow
+from esper.api.grown import Grown, load
 from esper.api.lessons import imitate, learn_offline, record
 from esper.api.training import config_of, one_thread, resume_ppo, train_ppo
+from esper.api.watch import Watch, warn_of_another_task
+
+export, list_slots = checked()(growth.export), checked()(growth.list_slots)
 
 __all__ = [
     "Body",
+    "Callback",
     "Grown",
+    "Watch",
     "attach",
+    "check_script",
     "config_of",
+    "export",
     "find_controller",
     "grow",
     "imitate",
     "learn_offline",
+    "list_slots",
+    "load",
     "load_policy",
     "one_thread",
     "record",
     "resume_ppo",
     "train_ppo",
+    "warn_of_another_task",
 ]

@@ -1,33 +1,38 @@
 """`attach`: growth inside a training loop of the user's own.
 
-body = esper.attach(model, slots=["layer1"], example=x, evaluate=lambda: accuracy(model), steps=30)
-body.manage(optimizer)
-for epoch in range(30):
-    train(model, optimizer)
-    body.step(accuracy(model))
-body.finish()
+with esper.attach(model, slots=["layer1"], example=x, evaluate=accuracy, steps=30) as body:
+    body.manage(optimizer)
+    for epoch in range(30):
+        train(model, optimizer)
+        body.step(accuracy())
+plain = body.export()
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import numpy as np
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.swa_utils import AveragedModel
+from torch.utils.hooks import RemovableHandle
 
-from esper.api.controllers import find_controller
+from esper.api.attached_host import AttachedHost
+from esper.api.checks import check_optimizer, checked
+from esper.api.controllers import check_script, find_controller
+from esper.api.epochs import decisions
+from esper.api.following import Follower
+from esper.api.watch import Watch, warn_of_another_task, warn_of_slow_seeds
 from esper.growth import (
     BlueprintCatalogue,
     GrownModule,
-    HostSnapshot,
+    Layouts,
     LifecycleRules,
     SlotChoice,
     add_slot_groups,
-    evaluating,
-    export,
-    restore_snapshot,
-    sync_slot_group,
-    take_snapshot,
+    group_settings,
+    with_inner,
 )
 from esper.leyline import (
     IS_ACTIVE,
@@ -35,99 +40,56 @@ from esper.leyline import (
     EpisodeOutcome,
     ForgottenCallError,
     History,
-    SeedStage,
 )
+from esper.leyline.events import event_from_row
 from esper.tamiyo import Controller
-from esper.tolaria import Budget, Evaluation, GradientMeter, GrowthCycle, TrainReadings, settle
-
-# Some loops evaluate several times per epoch; none evaluates this often and means to grow.
-MOST_EVALUATIONS_BETWEEN_STEPS = 20
-
-
-class AttachedHost:
-    """One host whose epochs somebody else trains."""
-
-    def __init__(
-        self, network: GrownModule, evaluate: Callable[[], float], example: Any, key: int
-    ) -> None:
-        self.network, self.user_evaluate, self.example = network, evaluate, example
-        self.keys = np.array([key], dtype=np.int64)
-        self.optimizer: Optimizer | None = None
-        self.reported: tuple[float, float] | None = None
-
-    @property
-    def template(self) -> GrownModule:
-        return self.network
-
-    def managed(self) -> Optimizer:
-        if self.optimizer is None:
-            raise ForgottenCallError(
-                "no optimiser is managed: call body.manage(optimizer) before the first epoch, "
-                "or new parameters would never be trained"
-            )
-        return self.optimizer
-
-    def germinate(self, env: int, slot: int, blueprint: int, blend: int, key: int) -> None:
-        self.network.germinate(slot, blueprint, blend, key)
-        self._sync(slot)
-
-    def remove(self, env: int, slot: int) -> None:
-        self.network.remove(slot)
-        self._sync(slot)
-
-    def set_blend(self, env: int, slot: int, stage: SeedStage, alpha: float) -> None:
-        self.network.set_blend(slot, stage, alpha)
-        self._sync(slot)
-
-    def _sync(self, slot: int) -> None:
-        params = self.network.seed_parameters(slot)
-        sync_slot_group(self.managed(), self.network.sites[slot].slot_id, params)
-
-    def evaluate(self, envs: np.ndarray, present: np.ndarray) -> Evaluation:
-        """The user's evaluation of every coalition; what was just reported is not asked again."""
-        loss, score = np.full((2, len(present)), np.nan)
-        complete = np.asarray(present.all(axis=1))
-        has_valve = any(slot.valve is not None for _, slot in self.network.each_slot())
-        with evaluating(self.network):
-            for k, coalition in enumerate(present):
-                # The alpha that valves apply shows only in a pass over the whole network.
-                if not complete[k] or has_valve or self.reported is None:
-                    with self.network.coalition(coalition.tolist()):
-                        score[k] = self.user_evaluate()
-        if self.reported is not None:
-            loss[complete], score[complete] = self.reported
-            self.reported = None
-        alpha = np.array([slot.applied_alpha() for _, slot in self.network.each_slot()])
-        return Evaluation(loss, score, np.tile(alpha, (len(present), 1)), samples=0)
-
-    def snapshot(self, envs: np.ndarray) -> list[HostSnapshot]:
-        return [take_snapshot(self.network, self.managed())]
-
-    def restore(self, envs: np.ndarray, snapshots: Sequence[HostSnapshot]) -> None:
-        restore_snapshot(self.network, self.managed(), snapshots[0])
-
-    def export(self, env: int) -> nn.Module:
-        return export(self.network, self.example)
+from esper.tolaria import (
+    Budget,
+    GradientMeter,
+    GrowthCycle,
+    TrainReadings,
+    cycle_state,
+    load_cycle_state,
+    settle,
+)
 
 
 class Body:
     """A model that grows inside a loop of the user's own.
 
-    Call `manage(optimizer)` once, then `step(validation_score)` after every epoch.
+    Call `manage(optimizer)` once, then `step(validation_score)` after every epoch, then `finish`,
+    which the end of a `with` block does too. Esper listens to the optimiser and to gradients until
+    then, or until `close`; afterwards the model and what grew in it are the user's to train on.
     """
 
     def __init__(
-        self, host: AttachedHost, env: GrowthCycle, controller: Controller, history: History
+        self,
+        host: AttachedHost,
+        env: GrowthCycle,
+        controller: Controller,
+        history: History,
+        watch: Watch,
     ) -> None:
         self.host, self.env, self.controller = host, env, controller
-        self.recorder = history
+        self.recorder, self.watch = history, watch
         self.outcome: EpisodeOutcome | None = None
         self.optimizer_steps = 0
-        self.evaluations = 0
-        self.in_evaluation = False
         self.meter = GradientMeter(host.network)
-        host.network.host.register_forward_pre_hook(self._watch_forward)
+        self.followers: list[Follower] = []
+        self._on_optimizer: list[RemovableHandle] = []
+        self._on_gradients: list[RemovableHandle] = []
         controller.reset(1)
+
+    def __enter__(self) -> "Body":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        """Finish, unless an exception is on its way: then the model stays as it is."""
+        try:
+            if kind is None:
+                self.finish()
+        finally:
+            self.close()
 
     @property
     def model(self) -> GrownModule:
@@ -138,58 +100,158 @@ class Body:
     def history(self) -> list[dict[str, Any]]:
         return self.recorder.rows
 
-    def manage(self, optimizer: Optimizer, *schedulers: Any) -> None:
+    @checked()
+    def manage(
+        self,
+        optimizer: Optimizer,
+        *schedulers: Any,
+        seed_lr: float | None = None,
+        seed_weight_decay: float | None = None,
+    ) -> None:
         """Let `optimizer` follow the growth: one parameter group per slot, empty at first.
 
-        Schedulers that exist already must be given too; those made later need not.
+        Schedulers that exist already must be given too; those made later need not. Seeds are
+        trained with the settings of the first group, but for `seed_lr` (to which schedulers apply
+        as they do to the others) and `seed_weight_decay`.
         """
         if self.host.optimizer is not None:
             raise ConfigError("an optimiser is managed already; one body has one optimiser")
-        known = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        if not known & {id(p) for p in self.model.host_parameters()}:
-            raise ConfigError("this optimiser trains none of the model's parameters")
-        add_slot_groups(optimizer, self.model.slot_config.slot_ids, schedulers)
+        check_optimizer(optimizer, self.model.host_parameters())
+        if seed_lr is None:
+            warn_of_slow_seeds(optimizer)
+        slot_ids = self.model.slot_config.slot_ids
+        add_slot_groups(optimizer, slot_ids, schedulers, lr=seed_lr, weight_decay=seed_weight_decay)
         self.host.optimizer = optimizer
-        optimizer.register_step_pre_hook(self._watch_optimizer)
+        # Where one optimiser works through another, as SAM does, the inner one takes the steps.
+        stepping = [each for each in with_inner(optimizer) if len(with_inner(each)) == 1]
+        self._on_optimizer = [e.register_step_pre_hook(self._watch_optimizer) for e in stepping]
         self.env.start()
 
+    def follow(self, averaged: AveragedModel) -> GrownModule:
+        """Let an average of the model's weights (EMA, SWA) grow with it; go on calling
+        `averaged.update_parameters(model)` as before.
+
+        Gives the averaged network with its slots, which `esper.export` takes. Raises ConfigError
+        for an average of another model.
+        """
+        follower = Follower(self.model, averaged)
+        self.followers.append(follower)
+        return follower.network
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """For evaluations between steps, as many as you like: evaluation mode, no gradients, and
+        every module's own mode afterwards. What a gated blend does is measured on the way, so that
+        `step` needs no evaluation of the whole network of its own."""
+        with self.host.evaluating():
+            yield
+
+    @checked()
     def step(self, validation_score: float, validation_loss: float | None = None) -> bool:
         """Report an epoch; the controller then decides and the model may change.
 
-        Gives False once all steps are done: the model trains on but changes no more. A loss that
-        is not finite, or a score, makes the governor restore the last healthy epoch. Raises
-        ForgottenCallError if the epoch cannot have trained the network.
+        Gives False once all steps are done: the model trains on but changes no more, and epochs
+        that are still reported are compared for the best. A loss that is not finite, or a score,
+        makes the governor restore the last healthy epoch. Raises ForgottenCallError if the epoch
+        cannot have trained the network.
         """
-        self._check_calls()
-        if not self.env.running[0]:
+        if self.outcome is not None:
             return False
+        self._check_calls()
         # Without a loss the governor can still see that a score is not a number.
         loss = validation_loss if validation_loss is not None else validation_score * 0.0
-        self.host.reported = (float(loss), float(validation_score))
-        transition = self.env.finish(self._readings())
-        if transition.after.running[0]:
+        try:
+            going_on = self._take_in(float(loss), float(validation_score))
+        except BaseException:
+            self.close()
+            raise
+        self._watch_gradients()
+        self.optimizer_steps = 0
+        return going_on
+
+    def _take_in(self, loss: float, score: float) -> bool:
+        readings = self._readings()
+        if not self.env.running[0]:
+            self.env.finish_after(readings, np.array([loss]), np.array([score]))
+            return False
+        self.host.reported = (loss, score)
+        transition = self.env.finish(readings)
+        going_on = bool(transition.after.running[0])
+        if going_on:
             self.env.begin(self.controller.act(transition.after))
-        self.meter = GradientMeter(self.model)
-        self.optimizer_steps = self.evaluations = 0
-        return bool(transition.after.running[0])
+        for follower in self.followers:
+            follower.start_over() if transition.rolled_back[0] else follower.sync()
+        return going_on
 
     def finish(self) -> EpisodeOutcome:
-        """Bring the model back to its best epoch, drop seeds that do not help, sum up."""
-        if self.env.situation is None:
-            raise ForgottenCallError("nothing grew: body.step(score) was never called")
-        (self.outcome,) = settle(
-            self.env,
-            np.ones(1, dtype=bool),
-            task=type(self.model.host).__name__,
-            controller=self.controller.name,
-        )
+        """Bring the model back to its best epoch, drop seeds that do not help, sum up.
+
+        `outcome.best_step` says which epoch that was; the first is 0.
+        """
+        if self.outcome is None:
+            self._check_stepped()
+            try:
+                (self.outcome,) = settle(
+                    self.env,
+                    np.ones(1, dtype=bool),
+                    task=type(self.model.host).__name__,
+                    controller=self.controller.name,
+                )
+            finally:
+                self.close()
+            for follower in self.followers:
+                follower.sync()
         return self.outcome
 
+    def close(self) -> None:
+        """Stop listening: no hook of Esper's stays but those through which seeds act."""
+        for handle in (*self._on_optimizer, *self._on_gradients):
+            handle.remove()
+        self._on_optimizer, self._on_gradients = [], []
+
     def export(self) -> nn.Module:
-        """A plain module for use without Esper, checked to give the live network's output."""
-        if self.env.situation is None:
-            raise ForgottenCallError("nothing grew: body.step(score) was never called")
+        """A plain module for use without Esper, checked to give the live network's output.
+
+        The body can go on growing.
+        """
+        self._check_stepped()
         return self.host.export(0)
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that the next epoch depends on, for a checkpoint of the user's own: model and seeds,
+        the optimiser's state and settings, the controller's memory, history. Tensors and plain
+        values, so `torch.load(..., weights_only=True)` reads it. Call it after a `step`."""
+        self._check_stepped()
+        remembers = getattr(self.controller, "state_dict", None)
+        return {
+            "cycle": cycle_state(self.env),
+            "controller": None if remembers is None else remembers(),
+            "groups": group_settings(self.host.managed()),
+            "history": list(self.recorder.rows),
+            "events": [event.row() for event in self.recorder.events],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a `state_dict`: attach and manage as before, then call this.
+
+        Raises ConfigError, and changes nothing, if it is of another model, slots or optimiser.
+        """
+        optimizer = self.host.managed()
+        if len(optimizer.param_groups) != len(state["groups"]):
+            raise ConfigError(
+                f"the state is of an optimiser with {len(state['groups'])} parameter groups, "
+                f"this one has {len(optimizer.param_groups)}"
+            )
+        load_cycle_state(self.env, state["cycle"])
+        for group, settings in zip(optimizer.param_groups, state["groups"], strict=True):
+            group.update(settings)
+        if state["controller"] is not None:
+            self.controller.load_state_dict(state["controller"])  # type: ignore[attr-defined]
+        self.recorder.rows[:] = state["history"]
+        self.recorder.events[:] = map(event_from_row, state["events"])
+        self.watch.catch_up()
+        self._watch_gradients()
+        self.optimizer_steps = 0
 
     def _readings(self) -> TrainReadings:
         return TrainReadings(
@@ -201,19 +263,20 @@ class Body:
             seeds={name: column[None] for name, column in self.meter.result().items()},
         )
 
+    def _watch_gradients(self) -> None:
+        """Seeds come and go at every step, and their gradients with them."""
+        for handle in self._on_gradients:
+            handle.remove()
+        self.meter = GradientMeter(self.model)
+        self._on_gradients = self.meter.watch()
+
     def _watch_optimizer(self, *args: Any) -> None:
         self.optimizer_steps += 1
         self.meter.observe()
 
-    def _watch_forward(self, module: nn.Module, args: Any) -> None:
-        if module.training and self.in_evaluation:
-            self.evaluations += 1
-            if self.evaluations > MOST_EVALUATIONS_BETWEEN_STEPS and self.env.running[0]:
-                raise ForgottenCallError(
-                    f"the model was evaluated {self.evaluations} times without "
-                    "body.step(score); call it after every epoch, or nothing grows"
-                )
-        self.in_evaluation = not module.training
+    def _check_stepped(self) -> None:
+        if self.env.situation is None:
+            raise ForgottenCallError("nothing grew: body.step(score) was never called")
 
     def _check_calls(self) -> None:
         self.host.managed()
@@ -231,6 +294,7 @@ class Body:
                 )
 
 
+@checked()
 def attach(
     model: nn.Module,
     *,
@@ -238,6 +302,8 @@ def attach(
     example: Any,
     evaluate: Callable[[], float],
     steps: int,
+    layout: Layouts | None = None,
+    causal: bool | None = None,
     controller: str | Controller = "heuristic",
     budget: Budget | None = None,
     key: int = 0,
@@ -247,21 +313,26 @@ def attach(
 ) -> Body:
     """Make `model` able to grow in a loop of the user's own, for `steps` epochs.
 
-    `evaluate()` gives the validation score of the model as it is (0-100, higher is better); it is
-    called with one seed after another taken out, to see what each contributes. The other
+    `evaluate()` gives the validation score of the model as it is (higher is better, on any scale);
+    it is called with one seed after another taken out, to see what each contributes. The other
     arguments are those of `grow`. Raises ConfigError for arguments that cannot work.
     """
-    network = GrownModule.wrap(model, slots, example, blueprints)
+    rules = LifecycleRules(decisions(steps), incubation)
+    network = GrownModule.wrap(model, slots, example, blueprints, layout=layout, causal=causal)
     chosen = find_controller(controller, len(network.sites), network.catalogue)
+    check_script(chosen, network)
     host = AttachedHost(network, evaluate, example, key)
     history = History()
     env = GrowthCycle(
         host,
-        LifecycleRules(max_steps=steps, incubation=incubation),
+        rules,
         budget=budget,
         max_seeds=max_seeds,
         on_panic="continue",
         recorder=history,
         keep_best=True,
     )
-    return Body(host, env, chosen, history)
+    watch = Watch(history, env, chosen)
+    history.listeners = [watch]
+    warn_of_another_task(chosen, type(model).__name__)
+    return Body(host, env, chosen, history, watch)

@@ -1,10 +1,12 @@
 """Controllers by name: find them, load learned ones, and see that they fit the network."""
 
+import os
 from pathlib import Path
 
-from esper.growth import BlueprintCatalogue
+from esper.api.checks import checked
+from esper.growth import BlueprintCatalogue, GrownModule
 from esper.simic.training import LearnedController
-from esper.tamiyo import Controller, make_controller
+from esper.tamiyo import Controller, ScriptedController, make_controller
 
 
 def find_controller(
@@ -18,7 +20,7 @@ def find_controller(
     another number of slots or another catalogue than those given.
     """
     if isinstance(controller, str):
-        learned = Path(controller).is_dir()
+        learned = os.path.isdir(controller)  # False, too, for what no folder could be called
         chosen: Controller = load_policy(controller) if learned else make_controller(controller)
     else:
         chosen = controller
@@ -27,6 +29,13 @@ def find_controller(
     return chosen
 
 
+def check_script(controller: Controller, network: GrownModule) -> None:
+    """Raises ConfigError for a script that names what the network does not have."""
+    if isinstance(controller, ScriptedController):
+        controller.check_names(network.slot_config, network.catalogue)
+
+
+@checked()
 def load_policy(path: str | Path, *, deterministic: bool = True) -> LearnedController:
     """The policy of a training run (its newest checkpoint), as a controller for `grow`.
 

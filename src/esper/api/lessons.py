@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from esper.api.checks import checked
 from esper.api.controllers import find_controller
 from esper.api.training import one_thread
 from esper.growth import default_catalogue
@@ -39,6 +40,7 @@ def _silent(phase: str, done: int, total: int) -> None:
     pass
 
 
+@checked()
 def record(
     controller: str,
     *,
@@ -59,6 +61,7 @@ def record(
             return play(run, progress)
 
 
+@checked()
 def imitate(
     teacher: str,
     *,
@@ -89,6 +92,7 @@ def imitate(
     return lessons, report
 
 
+@checked()
 def learn_offline(
     runs: Sequence[str | Path],
     *,

@@ -8,6 +8,7 @@ from typing import Literal
 
 import torch
 
+from esper.api.checks import TASK, checked
 from esper.leyline import ConfigError
 from esper.observatory import CONFIG, PROFILE, RunDirectory
 from esper.simic.telemetry import TrainingProfiler
@@ -23,12 +24,13 @@ from esper.simic.training import (
     load_config,
     load_state,
     new_state,
+    recipe_of,
     run_training,
     save_checkpoint,
     space_of,
     worker_devices,
 )
-from esper.tolaria import DataSplits, Task, data_root, find_task, share
+from esper.tolaria import DataSplits, Task, choose_population, data_root, find_task, share
 
 Workers = int | Literal["auto"] | None
 
@@ -45,6 +47,7 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+@checked(task=TASK)
 @one_thread()
 def train_ppo(
     config: TrainingConfig,
@@ -68,8 +71,9 @@ def train_ppo(
     places = worker_devices(workers, devices)
     _check_profile(profile, 0, config.rounds)
     chosen = task or find_task(config.task)
-    state = _first_state(config, chosen)
     data = _load(chosen, places)
+    config = _settled(config, chosen, data, places)
+    state = _first_state(config, chosen)
     with RunDirectory.create(Path(out), config.flat(), overwrite=overwrite) as record:
         save_checkpoint(record.path, state, record.sync())
         return _run(config, chosen, data, state, record, places, profile, hooks)
@@ -87,6 +91,7 @@ def _require_run(folder: Path) -> None:
         raise ConfigError(f"{folder} is not the folder of a training run: it has no {CONFIG}")
 
 
+@checked(task=TASK)
 @one_thread()
 def resume_ppo(
     run: str | Path,
@@ -118,8 +123,9 @@ def resume_ppo(
             record.go_on(config.flat(), checkpoint.files, state.round)
         else:
             # Killed before the first checkpoint: nothing had happened yet.
-            state = _first_state(config, chosen)
             data = _load(chosen, places)
+            config = _settled(config, chosen, data, places)
+            state = _first_state(config, chosen)
             record.begin(config.flat())
             save_checkpoint(run, state, record.sync())
         return _run(config, chosen, data, state, record, places, profile, hooks)
@@ -136,6 +142,16 @@ def _load(task: Task, devices: Sequence[str]) -> DataSplits:
     written."""
     data = task.load(data_root())
     return data if len(devices) == 1 else share(data)
+
+
+def _settled(
+    config: TrainingConfig, task: Task, data: DataSplits, devices: Sequence[str]
+) -> TrainingConfig:
+    """The settings with the population that the run keeps for good; what cannot be fused is refused
+    before anything is written."""
+    recipe = recipe_of(config, task, data)
+    kind = choose_population(recipe, config.envs, config.population, devices[0])
+    return replace(config, population=kind)
 
 
 def _check_unchanged(run: Path, config: TrainingConfig, task: Task, state: TrainState) -> None:

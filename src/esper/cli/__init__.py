@@ -1,7 +1,8 @@
 """The `esper` command. Heavy libraries load only when a subcommand needs them."""
 
 import sys
-from typing import Annotated
+import warnings
+from typing import Annotated, TextIO
 
 import typer
 
@@ -13,7 +14,7 @@ from esper.cli.options import add_command
 from esper.cli.show_commands import blueprints, compare, data_get, data_list, query, tasks
 from esper.cli.train_command import ppo
 from esper.cli.view_commands import report, runs, serve, show, watch
-from esper.leyline.errors import EsperError
+from esper.leyline.errors import EsperError, EsperWarning, shortened
 
 app = typer.Typer(
     name="esper",
@@ -67,9 +68,33 @@ def _root(
 
 
 def main() -> None:
-    """Entry point: bad input is one sentence on stderr and exit code 2."""
+    """Entry point: bad input is one sentence on stderr and exit code 2; so is a file that the
+    system does not give or take."""
+    warnings.showwarning = _show_warning
     try:
         app()
     except EsperError as error:
-        print(f"esper: {error}", file=sys.stderr)
-        sys.exit(2)
+        _fail(str(error))
+    except OSError as error:
+        name = "" if error.filename is None else f"{shortened(str(error.filename))}: "
+        _fail(f"{name}{error.strerror or error}")
+
+
+def _fail(message: str) -> None:
+    print(f"esper: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """Ours in the words that we chose; all others as Python shows them."""
+    text = warnings.formatwarning(message, category, filename, lineno, line)
+    if issubclass(category, EsperWarning):
+        text = f"esper: {message}\n"
+    print(text, end="", file=file or sys.stderr)

@@ -2,14 +2,16 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from esper.cli.options import option
+from esper.leyline.constants import MOST_COUNT
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from esper.proof import EvaluationReport
+    from esper.tolaria import Precision
 
 
 @dataclass(frozen=True)
@@ -20,8 +22,10 @@ class EvaluateSettings:
         "Who is compared, with commas: static, random, heuristic, scripted:NAME, "
         "or the run directory of a learned policy.",
     )
-    keys: int = option(20, "Paired keys: each arm trains on each.", min=1)
-    steps: int | None = option(None, "Epochs to train; each task has its default.", min=1)
+    keys: int = option(20, "Paired keys: each arm trains on each.", min=1, max=MOST_COUNT)
+    steps: int | None = option(
+        None, "Epochs to train; each task has its default.", min=1, max=MOST_COUNT
+    )
     out: str | None = option(None, "Folder for the results. Default: runs/evaluate-TASK.")
     overwrite: bool = option(False, "Replace an evaluation that is already there.")
     tune: bool = option(
@@ -33,6 +37,8 @@ class EvaluateSettings:
     control_for: str | None = option(
         None, "The arm that the controls are made for. Default: the last that grows."
     )
+    population: str = option("auto", "How hosts are trained: looped, fused, auto or measure.")
+    precision: str = option("fp32", "In what hosts compute while they train: fp32 or bf16.")
 
 
 def evaluate(settings: EvaluateSettings) -> None:
@@ -71,6 +77,8 @@ def evaluate(settings: EvaluateSettings) -> None:
         tune=settings.tune,
         controls=settings.controls,
         control_for=settings.control_for,
+        population=settings.population,
+        precision=cast("Precision", settings.precision),
     )
     require_matplotlib()
     for arm in plan.arms:

@@ -1,18 +1,20 @@
 """`esper grow`: run the arms, compare them on test data, draw the growth."""
 
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from esper.cli.options import option
+from esper.leyline.constants import MOST_COUNT, MOST_KEY
 
 if TYPE_CHECKING:
     from rich.console import Console
     from torch import Tensor, nn
 
     from esper.tamiyo import Controller
-    from esper.tolaria import DataSplits, Task, Topology, Trained
+    from esper.tolaria import DataSplits, GrowthEnv, Precision, Task, Topology, Trained
 
 
 @dataclass(frozen=True)
@@ -23,8 +25,13 @@ class GrowSettings:
         "Who decides: heuristic, random, static (never grow), scripted:FILE, "
         "where FILE may be the actions.txt of an earlier run, or the folder of a training run.",
     )
-    key: int = option(0, "Same key, same run, byte for byte.", min=0)
-    steps: int | None = option(None, "Epochs to train; each task has its default.", min=1)
+    key: int = option(0, "Same key, same run, byte for byte.", min=0, max=MOST_KEY)
+    steps: int | None = option(
+        None,
+        "Epochs to train after the first, one decision before each; each task has its default.",
+        min=1,
+        max=MOST_COUNT,
+    )
     out: str | None = option(
         None, "Folder for the record of the run. Default: runs/TASK-CONTROLLER-KEY."
     )
@@ -38,6 +45,7 @@ class GrowSettings:
         "isolated: a seed learns without acting before it is blended in; "
         "joint: it is blended in from birth.",
     )
+    precision: str = option("fp32", "In what the networks compute while they train: fp32 or bf16.")
     compare: bool = option(True, "Also train the host alone, and the grown topology from scratch.")
 
     @property
@@ -60,17 +68,24 @@ def grow(settings: GrowSettings) -> None:
 
       esper grow --controller scripted:runs/first/actions.txt
     """
+    began = time.time()
     # Everything that can be wrong is found before the first epoch.
     from rich.console import Console
 
-    from esper.api import find_controller, one_thread
+    from esper.api import (
+        Watch,
+        check_script,
+        find_controller,
+        one_thread,
+        warn_of_another_task,
+    )
     from esper.growth import default_catalogue
     from esper.leyline import History
     from esper.observatory import ARMS, RunDirectory, StepProgress, say, write_report
     from esper.tamiyo import StaticController
-    from esper.tolaria import Budget, TrialRules, data_root, find_task, train
+    from esper.tolaria import Budget, TrialRules, data_root, find_task, make_env, train
 
-    task = find_task(settings.task)
+    task = replace(find_task(settings.task), precision=cast("Precision", settings.precision))
     controller = find_controller(settings.controller, len(task.slots), default_catalogue())
     steps, out = settings.steps or task.steps, settings.folder
     rules = TrialRules(
@@ -79,23 +94,33 @@ def grow(settings: GrowSettings) -> None:
         budget=Budget(params=settings.max_params, macs=settings.max_macs),
     )
     data = task.load(data_root())
-    console = Console()
+    recipe, console = task.recipe(data), Console()
+    check_script(controller, make_env(recipe, [settings.key], rules).population.template)
+    warn_of_another_task(controller, task.name)
 
     def open_record(label: str, folder: Path) -> RunDirectory:
         config = {**asdict(settings), "steps": steps, "out": str(out), "arm": label}
-        return RunDirectory.create(folder, config, overwrite=settings.overwrite, script=True)
+        return RunDirectory.create(
+            folder, config, overwrite=settings.overwrite, since=began, script=True
+        )
 
     def play(
         label: str, record: RunDirectory, who: "Controller", topology: "Topology" = ()
     ) -> "Trained":
         with StepProgress(console, f"{label:<14}", steps) as progress:
+            history = History((record, progress))
+
+            def watch(env: "GrowthEnv") -> None:
+                history.listeners = (*history.listeners, Watch(history, env, who, recipe.data))
+
             (trained,) = train(
-                task.recipe(data),
+                recipe,
                 [settings.key],
                 replace(rules, topology=topology),
                 who,
                 task=task.name,
-                recorder=History((record, progress)),
+                recorder=history,
+                ready=watch,
             )
         return trained
 

@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 from esper.cli.options import option
+from esper.leyline.constants import MOST_COUNT, MOST_KEY
 
 if TYPE_CHECKING:
     from esper.simic.lessons import CloningReport, Episodes
@@ -15,9 +16,11 @@ class RecordSettings:
         "random", "Who decides: a controller, or the folder of a training run."
     )
     task: str = option("digits", "What the hosts learn; see `esper tasks`.")
-    episodes: int = option(64, "How many episodes to record.", min=2)
-    steps: int | None = option(None, "Decisions per episode; each task has its default.", min=1)
-    key: int = option(0, "Same key, same result.", min=0)
+    episodes: int = option(64, "How many episodes to record.", min=2, max=MOST_COUNT)
+    steps: int | None = option(
+        None, "Decisions per episode; each task has its default.", min=1, max=MOST_COUNT
+    )
+    key: int = option(0, "Same key, same result.", min=0, max=MOST_KEY)
     out: str | None = option(None, "Folder. Default: runs/recorded-TASK-KEY.")
     overwrite: bool = option(False, "Replace a run that is already there.")
 
@@ -30,7 +33,7 @@ class ImitateSettings(RecordSettings):
         flag="--from",
     )
     out: str | None = option(None, "Folder for the policy. Default: runs/cloned-TASK-KEY.")
-    epochs: int = option(60, "Passes over the episodes.", min=1)
+    epochs: int = option(60, "Passes over the episodes.", min=1, max=MOST_COUNT)
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,7 @@ class OfflineSettings:
     task: str = option("digits", "What the hosts learn; see `esper tasks`.")
     expectile: float = option(0.9, "0.5: as good as the recorder; towards 1: the best it did.")
     beta: float = option(5.0, "How strongly to prefer what was better than usual.")
-    key: int = option(0, "Same key, same result.", min=0)
+    key: int = option(0, "Same key, same result.", min=0, max=MOST_KEY)
     out: str | None = option(None, "Folder for the policy. Default: runs/offline-TASK-KEY.")
     overwrite: bool = option(False, "Replace a run that is already there.")
 

@@ -9,11 +9,17 @@ import typer
 
 
 def option(
-    default: Any, help: str, *, flag: str | None = None, min: int | None = None, **notes: Any
+    default: Any,
+    help: str,
+    *,
+    flag: str | None = None,
+    min: int | None = None,
+    max: int | None = None,
+    **notes: Any,
 ) -> Any:
     """A field that is an option: its name and type are the field's, `...` for one that must be
     given. `notes` stay in the field's metadata."""
-    info = typer.Option(*([flag] if flag else []), min=min, help=help)
+    info = typer.Option(*([flag] if flag else []), min=min, max=max, help=help)
     return field(default=MISSING if default is ... else default, metadata={"option": info, **notes})
 
 

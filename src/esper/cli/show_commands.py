@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from esper.leyline.constants import MOST_COUNT
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -27,6 +29,10 @@ def query(
     sql: Annotated[
         str, typer.Argument(help="A SELECT over the tables events, metrics and outcomes.")
     ],
+    limit: Annotated[int, typer.Option(help="Most rows to show.", min=1, max=MOST_COUNT)] = 1000,
+    timeout: Annotated[
+        float, typer.Option(help="Seconds that it may take.", max=MOST_COUNT)
+    ] = 60.0,
 ) -> None:
     """Ask a run directory a question in SQL.
 
@@ -34,13 +40,16 @@ def query(
     """
     from rich.console import Console
 
-    from esper.observatory import query
+    from esper.observatory import query, say
 
-    answer = query(Path(run), sql)
+    answer = query(Path(run), sql, limit=limit, timeout=timeout)
     table = _table(*answer.columns)
     for row in answer.rows:
         _add(table, *("" if value is None else str(value) for value in row))
-    Console().print(table)
+    console = Console()
+    console.print(table)
+    if not answer.complete:
+        say(console, f"\nThere are more rows than these {limit}; --limit shows more.")
 
 
 def tasks() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from esper.cli.options import option
+from esper.leyline.constants import MOST_COUNT, MOST_KEY
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,15 +21,26 @@ def setting(name: str, help: str, **more: Any) -> Any:
 @dataclass(frozen=True)
 class PPOSettings:
     task: str | None = setting("task", "What the hosts learn; default digits.")
-    rounds: int | None = setting("rounds", "Rounds to play and learn from; default 200.", min=1)
-    envs: int | None = setting("envs", "Host trainings per round; default 16.", min=1)
-    steps: int | None = setting("steps", "Decisions per episode; each task has its default.", min=1)
-    key: int | None = setting("key", "Same key, same run, bit for bit; default 0.", min=0)
+    rounds: int | None = setting(
+        "rounds", "Rounds to play and learn from; default 200.", min=1, max=MOST_COUNT
+    )
+    envs: int | None = setting(
+        "envs", "Host trainings per round; default 16.", min=1, max=MOST_COUNT
+    )
+    steps: int | None = setting(
+        "steps", "Decisions per episode; each task has its default.", min=1, max=MOST_COUNT
+    )
+    key: int | None = setting(
+        "key", "Same key, same run, bit for bit; default 0.", min=0, max=MOST_KEY
+    )
     out: str | None = option(None, "Folder for the run. Default: runs/ppo-TASK-KEY.")
     config: str | None = option(None, "TOML file with settings; flags override it.")
     resume: str | None = option(None, "Go on with the run in this folder instead.")
     population: str | None = setting(
-        "population", "How hosts are trained: looped, fused or auto; default auto."
+        "population", "How hosts are trained: looped, fused, auto or measure; default auto."
+    )
+    precision: str | None = setting(
+        "precision", "In what hosts compute: fp32 or bf16; default fp32."
     )
     workers: str | None = option(
         None,

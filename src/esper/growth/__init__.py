@@ -16,7 +16,7 @@ from esper.growth.blueprints import (
 )
 from esper.growth.blueprints.modules import ChannelAttention, Renormalize
 from esper.growth.export import export, largest_difference
-from esper.growth.grown_module import GrownModule, keyed
+from esper.growth.grown_module import GrownModule, check_not_growing, keyed
 from esper.growth.hosts import CNNHost, MLPHost, TransformerHost
 from esper.growth.lifecycle import (
     GATED,
@@ -36,12 +36,16 @@ from esper.growth.lifecycle import (
 )
 from esper.growth.optimizer import (
     add_slot_groups,
+    group_settings,
     slot_group,
     sync_slot_group,
+    with_inner,
     without_empty_groups,
 )
-from esper.growth.seed_slot import valve_params
+from esper.growth.seed_slot import SeedSlot, valve_params
 from esper.growth.sites import (
+    CallInput,
+    Layouts,
     SlotChoice,
     SlotInfo,
     SlotListing,
@@ -53,7 +57,15 @@ from esper.growth.sites import (
     tensors_in,
 )
 from esper.growth.slot_table import SlotTable
-from esper.growth.snapshot import HostSnapshot, restore_snapshot, take_snapshot
+from esper.growth.snapshot import (
+    HostSnapshot,
+    check_fits,
+    restore_snapshot,
+    snapshot_from_tree,
+    snapshot_tree,
+    take_snapshot,
+)
+from esper.growth.storage import read_tree, write_tree
 
 __all__ = [
     "GATED",
@@ -61,13 +73,16 @@ __all__ = [
     "BlueprintCatalogue",
     "BlueprintSpec",
     "CNNHost",
+    "CallInput",
     "ChannelAttention",
     "GrownModule",
     "HostSnapshot",
+    "Layouts",
     "LifecycleRules",
     "MLPHost",
     "OutputSpec",
     "Renormalize",
+    "SeedSlot",
     "SlotChoice",
     "SlotInfo",
     "SlotListing",
@@ -78,6 +93,8 @@ __all__ = [
     "age",
     "batch_size",
     "call_model",
+    "check_fits",
+    "check_not_growing",
     "count_params",
     "cull",
     "default_catalogue",
@@ -89,20 +106,26 @@ __all__ = [
     "gate_passes",
     "gate_result",
     "germinate",
+    "group_settings",
     "keyed",
     "largest_difference",
     "list_slots",
     "map_tensors",
     "move",
     "one_slot",
+    "read_tree",
     "restore_snapshot",
     "scheduled_alpha",
     "seed_costs",
     "slot_group",
+    "snapshot_from_tree",
+    "snapshot_tree",
     "sync_slot_group",
     "take_snapshot",
     "tensors_in",
     "tick",
     "valve_params",
+    "with_inner",
     "without_empty_groups",
+    "write_tree",
 ]

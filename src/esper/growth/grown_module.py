@@ -5,6 +5,7 @@ the seed does, so an ungrown network costs nothing and gives the host's output b
 the host itself or the GrownModule around it is the same.
 """
 
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -14,11 +15,13 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from esper.growth.blueprints import BlueprintCatalogue, OutputSpec, default_catalogue
+from esper.growth.hooks import hooks_of_esper
 from esper.growth.lifecycle import GATED
-from esper.growth.seed_slot import BlendValve, SeedSlot
-from esper.growth.sites import SlotChoice, choose_slots, evaluating, probe
+from esper.growth.seed_slot import BlendValve, SeedSlot, make_valve
+from esper.growth.sites import Layouts, SlotChoice, choose_slots, evaluating, probe
 from esper.leyline import (
     ConfigError,
+    EsperWarning,
     InjectionSpec,
     InvalidStateMachineError,
     SeedStage,
@@ -44,6 +47,26 @@ def keyed(key: int) -> Iterator[None]:
         torch.set_rng_state(before)
 
 
+def check_not_growing(host: nn.Module) -> None:
+    for name, module in host.named_modules():
+        if isinstance(module, GrownModule) or hooks_of_esper(module):
+            raise ConfigError(
+                f"{type(host).__name__} is growing already (see {name or 'the model itself'}); "
+                "end that first, with finish() of its body, or grow the module that export() gives"
+            )
+
+
+def _warn_of_partial_state(host: nn.Module, prefix: str, keep_vars: bool) -> None:
+    """The seeds are beside the host, so that its own state is what it would be without them."""
+    if not prefix.endswith("host."):
+        warnings.warn(
+            "state_dict() of the model holds none of the seeds that have grown in it; save that of "
+            "the GrownModule (body.model, or the model that grow gives back), or export() it",
+            EsperWarning,
+            stacklevel=3,
+        )
+
+
 class GrownModule(nn.Module):
     """`host` with slots at `sites`, which `output` and `probe` describe.
 
@@ -67,6 +90,7 @@ class GrownModule(nn.Module):
         self.host_macs = host_macs
         self.slots = nn.ModuleDict({site.slot_id: SeedSlot(site) for site in sites})
         self._handles: dict[int, list[RemovableHandle]] = {}
+        self._branches: list[RemovableHandle] = []
 
     @staticmethod
     def wrap(
@@ -74,12 +98,23 @@ class GrownModule(nn.Module):
         slots: SlotChoice,
         example: Any,
         catalogue: BlueprintCatalogue | None = None,
+        *,
+        layout: Layouts | None = None,
+        causal: bool | None = None,
     ) -> "GrownModule":
-        """Find the chosen slots by running `host` once on `example`; raises ConfigError."""
-        found = probe(host, example)
+        """Find the chosen slots by running `host` once on `example`; raises ConfigError.
+
+        `layout` says of modules by name how their outputs are laid out, where that is not clear
+        ({"encoder": "BTC"}); `causal` whether seeds must not look ahead along positions (None: as
+        the host says itself, by an attribute `causal` or calls with `is_causal`; else not).
+        """
+        check_not_growing(host)
+        found = probe(host, example, layout)
         return GrownModule(
             host,
-            choose_slots(host, slots, found.slots),
+            choose_slots(
+                host, slots, found.slots, causal=found.causal if causal is None else causal
+            ),
             found.output,
             catalogue or default_catalogue(),
             found.macs,
@@ -116,33 +151,55 @@ class GrownModule(nn.Module):
         slot = self.slot(index)
         if slot.seed is not None:
             raise InvalidStateMachineError(f"slot {slot.site.slot_id} already holds a seed")
-        spec = self.catalogue[blueprint]
-        like = next(self.host.parameters(), torch.empty(0))
-        with keyed(key):
-            seed = spec.build(slot.site, self.output)
-            valve = self._make_valve(slot.site, spec.kind) if blend == GATED else None
-        slot.plant(seed, valve, blueprint, blend, branch=spec.kind == "branch")
-        slot.to(like.device, like.dtype)
+        seed, valve = self.new_seed(index, blueprint, blend, key)
+        branch = self.catalogue[blueprint].kind == "branch"
+        slot.plant(seed, valve, blueprint, blend, branch=branch)
         slot.train(self.host.training)
         try:
-            self._check_shape(slot, like)
+            self._check_shape(slot)
         except ConfigError:
             slot.clear()
             raise
         module = self.host.get_submodule(slot.site.module)
-        self._handles[index] = [module.register_forward_hook(slot.on_slot_output)]
+        self._handles[index] = [
+            self.host.register_forward_pre_hook(slot.follow_mode),
+            module.register_forward_hook(slot.on_slot_output),
+        ]
         if slot.is_branch:
-            self._handles[index].append(self.host.register_forward_hook(slot.on_host_output))
+            self._handles[index].append(self.host.register_forward_pre_hook(slot.on_host_input))
+            self._hook_branches()
+        self._handles[index].append(self.host.register_state_dict_pre_hook(_warn_of_partial_state))
 
-    def _make_valve(self, site: InjectionSpec, kind: str) -> BlendValve:
-        dims = len(site.shape) + 1
-        if kind == "residual":
-            return BlendValve(site.channels, dims, dims)
-        assert self.output is not None
-        return BlendValve(site.channels, dims, 3 if self.output.per_position else 2)
+    def new_seed(
+        self, index: int, blueprint: int, blend: int, key: int
+    ) -> tuple[nn.Module, BlendValve | None]:
+        """A seed for a slot, initialised from `key`, and the valve of a gated blend, like the host
+        in device and type; nothing is planted. Raises ConfigError if the blueprint does not fit."""
+        site, spec, like = self.sites[index], self.catalogue[blueprint], self._like()
+        with keyed(key):
+            seed = spec.build(site, self.output)
+            valve = make_valve(site, spec.kind, self.output) if blend == GATED else None
+        if valve is not None:
+            valve.to(like.device, like.dtype)
+        return seed.to(like.device, like.dtype), valve
 
-    def _check_shape(self, slot: SeedSlot, like: Tensor) -> None:
+    def _like(self) -> Tensor:
+        return next(self.host.parameters(), torch.empty(0))
+
+    def _hook_branches(self) -> None:
+        """Branches are added in the order of slots, whenever they germinated: a sum of floats
+        depends on it."""
+        for handle in self._branches:
+            handle.remove()
+        self._branches = [
+            self.host.register_forward_hook(slot.on_host_output)
+            for _, slot in self.each_slot()
+            if slot.is_branch
+        ]
+
+    def _check_shape(self, slot: SeedSlot) -> None:
         assert slot.seed is not None
+        like = self._like()
         features = torch.zeros(2, *slot.site.shape, device=like.device, dtype=like.dtype)
         expected = features.shape
         if slot.is_branch:
@@ -163,6 +220,7 @@ class GrownModule(nn.Module):
         for handle in self._handles.pop(index, []):
             handle.remove()
         self.slot(index).clear()
+        self._hook_branches()
 
     def set_blend(self, index: int, stage: SeedStage, alpha: float) -> None:
         """Tell the seed its stage and how far it is blended in."""

@@ -59,14 +59,18 @@ def scheduled_alpha(blend: ArrayLike, step: ArrayLike, total_steps: int) -> np.n
 
 # --- gates -----------------------------------------------------------------------------------
 
+# A contribution of so many times the noise has the highest mark at its gate.
+FULL_MARKS = 5.0
+
 
 @dataclass(frozen=True)
 class LifecycleRules:
-    """Timing and thresholds of the lifecycle; epochs are environment steps, scores are in pp.
+    """Timing and thresholds of the lifecycle; epochs are environment steps.
 
     max_steps    length of the episode, which scales two of the timings
     incubation   'isolated': a seed learns without acting before it is blended in;
                  'joint': its alpha ramps from birth
+    min_fossilize_contribution   what a seed must be worth to be kept, in units of the score's noise
     """
 
     max_steps: int
@@ -113,7 +117,8 @@ def gate_checks(gate: GateLevel, table: SlotTable, rules: LifecycleRules) -> dic
         }
     return {
         "counterfactual_available": ~np.isnan(table.contribution),
-        "sufficient_contribution": table.contribution >= rules.min_fossilize_contribution,
+        "sufficient_contribution": table.contribution
+        > rules.min_fossilize_contribution * table.noise,
         "healthy": table.healthy,
     }
 
@@ -132,7 +137,7 @@ def gate_result(
     measured = {
         GateLevel.G2: table.gradient_ratio[env, slot],
         GateLevel.G3: table.alpha[env, slot],
-        GateLevel.G5: table.contribution[env, slot] / 10.0,
+        GateLevel.G5: table.contribution[env, slot] / (FULL_MARKS * table.noise[env, slot]),
     }.get(gate, float(passed))
     return GateResult(
         gate,
@@ -235,7 +240,11 @@ def tick(table: SlotTable, rules: LifecycleRules, envs: np.ndarray) -> list[Stag
     changes = [
         cull(table, envs[:, None] & IS_LIVE[start] & ~table.healthy, "unhealthy"),
         # Soon the host would depend on it, and the harm would look like a contribution.
-        cull(table, blending & (table.contribution <= -MAX_BLENDING_DAMAGE), "blending_damage"),
+        cull(
+            table,
+            blending & (table.contribution < -MAX_BLENDING_DAMAGE * table.noise),
+            "blending_damage",
+        ),
         move(table, at(SeedStage.GERMINATED), SeedStage.TRAINING),
     ]
     changes += _blend(table, rules, envs, start)

@@ -14,25 +14,27 @@ from torch.optim import LBFGS, Adagrad, Optimizer
 from esper.leyline import ConfigError
 
 SLOT_KEY = "esper_slot"
-# What schedulers keep per parameter group.
-_PER_GROUP = (
-    "base_lrs",
-    "_last_lr",
-    "lr_lambdas",
-    "min_lrs",
-    "max_lrs",
-    "base_momentums",
-    "max_momentums",
-)
+# Learning rates in a group; those after the first are a scheduler's.
+_RATES = ("lr", "initial_lr", "max_lr", "min_lr")
+# What schedulers keep per parameter group, learning rates first.
+_PER_GROUP_RATES = ("base_lrs", "_last_lr", "min_lrs", "max_lrs")
+_PER_GROUP = (*_PER_GROUP_RATES, "lr_lambdas", "base_momentums", "max_momentums")
 
 
 def add_slot_groups(
-    optimizer: Optimizer, slot_ids: Iterable[str], schedulers: Iterable[Any] = ()
+    optimizer: Optimizer,
+    slot_ids: Iterable[str],
+    schedulers: Iterable[Any] = (),
+    *,
+    lr: float | None = None,
+    weight_decay: float | None = None,
 ) -> None:
-    """Add an empty group for each slot, with the settings of the optimiser's first group.
+    """Add an empty group for each slot, with the settings of the optimiser's first group, but for
+    `lr` and `weight_decay` if given.
 
-    `schedulers` are those made before this call; later ones need no mention. Raises ConfigError
-    for optimisers that cannot take new parameters, and for a scheduler that was not mentioned.
+    `schedulers` are those made before this call, and treat `lr` as they do the first group's; later
+    ones need no mention. Raises ConfigError for optimisers that cannot take new parameters, and for
+    a scheduler that was not mentioned.
     """
     if isinstance(optimizer, (Adagrad, LBFGS)):
         raise ConfigError(
@@ -48,21 +50,41 @@ def add_slot_groups(
             "or give it too: manage(optimizer, scheduler)"
         )
     before = len(optimizer.param_groups)
-    settings = {k: v for k, v in optimizer.param_groups[0].items() if k != "params"}
     slot_ids = list(slot_ids)
-    for slot_id in slot_ids:
-        optimizer.add_param_group({**settings, "params": [], SLOT_KEY: slot_id})
+    for part in with_inner(optimizer):
+        settings, factor = _seed_settings(group_settings(part)[0], lr, weight_decay)
+        if SLOT_KEY in group_settings(part)[-1]:
+            continue  # it shares its groups with the one around it
+        for slot_id in slot_ids:
+            part.add_param_group({**settings, "params": [], SLOT_KEY: slot_id})
     for scheduler in schedulers:
-        _extend(scheduler, before, len(slot_ids))
+        _extend(scheduler, before, len(slot_ids), factor)
 
 
-def _extend(scheduler: Any, before: int, added: int) -> None:
+def _seed_settings(
+    settings: dict[str, Any], lr: float | None, weight_decay: float | None
+) -> tuple[dict[str, Any], float]:
+    """Settings for seeds, and their learning rate as a multiple of the one in `settings`."""
+    settings, factor = dict(settings), 1.0
+    if lr is not None:
+        # Where a scheduler is at work, `lr` is what it starts from.
+        factor = lr / settings.get("initial_lr", settings["lr"])
+        settings |= {name: settings[name] * factor for name in _RATES if name in settings}
+    if weight_decay is not None:
+        if "weight_decay" not in settings:
+            raise ConfigError("this optimiser has no weight_decay; leave seed_weight_decay out")
+        settings["weight_decay"] = weight_decay
+    return settings, factor
+
+
+def _extend(scheduler: Any, before: int, added: int, factor: float) -> None:
     for part in getattr(scheduler, "_schedulers", []):
-        _extend(part, before, added)
+        _extend(part, before, added, factor)
     for name in _PER_GROUP:
         values = getattr(scheduler, name, None)
         if isinstance(values, list) and len(values) == before:
-            values.extend([values[0]] * added)
+            first = values[0] * factor if name in _PER_GROUP_RATES else values[0]
+            values.extend([first] * added)
 
 
 @contextmanager
@@ -77,15 +99,30 @@ def without_empty_groups(optimizer: Optimizer) -> Iterator[None]:
         optimizer.param_groups = groups
 
 
+def with_inner(optimizer: Optimizer) -> list[Optimizer]:
+    """The optimiser and those that it steps for its own ends, such as the one inside SAM."""
+    found = [optimizer]
+    for each in found:
+        inner = (value for value in vars(each).values() if isinstance(value, Optimizer))
+        found += [value for value in inner if not any(value is known for known in found)]
+    return found
+
+
 def slot_group(optimizer: Optimizer, slot_id: str) -> dict[str, Any]:
     return next(group for group in optimizer.param_groups if group.get(SLOT_KEY) == slot_id)
 
 
 def sync_slot_group(optimizer: Optimizer, slot_id: str, params: list[nn.Parameter]) -> None:
     """Make the slot's group hold exactly `params`; those that leave take their state along."""
-    group = slot_group(optimizer, slot_id)
     staying = {id(param) for param in params}
-    for param in group["params"]:
-        if id(param) not in staying:
-            optimizer.state.pop(param, None)
-    group["params"] = params
+    parts = with_inner(optimizer)
+    leaving = [p for p in slot_group(optimizer, slot_id)["params"] if id(p) not in staying]
+    for part in parts:
+        for param in leaving:
+            part.state.pop(param, None)
+        slot_group(part, slot_id)["params"] = params
+
+
+def group_settings(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """What the optimiser's groups are set to, such as their learning rates."""
+    return [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]

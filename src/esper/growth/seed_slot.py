@@ -6,15 +6,17 @@ BLENDING on the output is `h + alpha * delta(h)` and gradients pass through the 
 any layer.
 """
 
+import threading
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from esper.growth.blueprints import count_params
+from esper.growth.blueprints import OutputSpec, count_params
 from esper.growth.blueprints.modules import nearly_zero_
-from esper.leyline import IS_BLENDED, IS_FULL, InjectionSpec, SeedStage
+from esper.growth.outputs import host_place, put, slot_place, take
+from esper.leyline import IS_BLENDED, IS_FULL, ConfigError, InjectionSpec, SeedStage
 
 
 class _Isolate(torch.autograd.Function):
@@ -37,7 +39,7 @@ def _safe_to_read(h: Tensor) -> Tensor:
     need no gradient: those of a frozen host, and what an isolated seed reads. Strides tell, also
     for maps of one pixel, which count as contiguous.
     """
-    if h.requires_grad or h.dim() != 4 or h.stride(1) != 1 or not torch.is_grad_enabled():
+    if h.requires_grad or h.dim() not in (4, 5) or h.stride(1) != 1 or not torch.is_grad_enabled():
         return h
     return h.detach().requires_grad_()
 
@@ -47,13 +49,14 @@ class BlendValve(nn.Module):
 
     For blending progress p it returns `p * (1 + (1 - p) * (2g - 1))`, which is within [0, 1], 0
     for p = 0 and 1 for p = 1 whatever its setting g: blending starts and ends smoothly.
-    `feature_dims` and `target_dims` count dimensions with the batch.
+    Features are averaged over the dimensions `pool`; the setting gets `trailing` dimensions of
+    one more, so that it broadcasts against the target.
     """
 
-    def __init__(self, channels: int, feature_dims: int, target_dims: int) -> None:
+    def __init__(self, channels: int, pool: tuple[int, ...] = (), trailing: int = 0) -> None:
         super().__init__()
-        self.feature_dims = feature_dims
-        self.target_dims = target_dims
+        self.pool = pool
+        self.trailing = trailing
         self.progress = 0.0
         self.net = nn.Sequential(
             nn.Linear(channels, max(1, channels // 4)),
@@ -64,24 +67,68 @@ class BlendValve(nn.Module):
 
     def forward(self, h: Tensor) -> Tensor:
         """Alpha for the slot's features `h`, of a shape that broadcasts against the target."""
-        if self.feature_dims == 4:
-            h = h.mean(dim=(2, 3))
-        elif self.feature_dims == 3 and self.target_dims == 2:
-            h = h.mean(dim=1)
+        if self.pool:
+            h = h.mean(dim=self.pool)
         setting = self.net(h)
-        if self.target_dims == 4:
-            setting = setting[:, :, None, None]
+        if self.trailing:
+            setting = setting[(..., *[None] * self.trailing)]
         return self.progress * (1.0 + (1.0 - self.progress) * (2.0 * setting - 1.0))
+
+
+def make_valve(site: InjectionSpec, kind: str, output: OutputSpec | None) -> BlendValve:
+    """The valve of a gated blend for a seed of that kind at `site`."""
+    if site.topology.startswith("cnn"):
+        space = len(site.shape) - 1
+        pool = tuple(range(2, 2 + space))
+        return BlendValve(site.channels, pool, space if kind == "residual" else 0)
+    if kind == "branch" and site.topology == "transformer":
+        assert output is not None
+        return BlendValve(site.channels, () if output.per_position else (1,))
+    return BlendValve(site.channels)
 
 
 def valve_params(sites: list[InjectionSpec]) -> np.ndarray:
     """int[S]: parameters of the valve that a gated blend adds while it lasts."""
     with torch.device("meta"):
-        return np.array([count_params(BlendValve(site.channels, 2, 2)) for site in sites])
+        return np.array([count_params(BlendValve(site.channels)) for site in sites])
+
+
+class _Features:
+    """What a branch read at its slot, for the end of the pass.
+
+    The host may change its features in place in the meantime: then a copy is what was read. Else
+    it is the features themselves, so that gradients are summed in the same order with or without.
+    """
+
+    def __init__(self, h: Tensor) -> None:
+        self.h, self.copy = h, h.clone()
+        self.version = None if self._uncounted() else h._version
+
+    def _uncounted(self) -> bool:
+        return torch.compiler.is_compiling() or self.h.is_inference()
+
+    def as_read(self) -> Tensor:
+        if self._uncounted() or self.h._version != self.version:
+            return self.copy
+        return self.h
+
+
+class _Call(threading.local):
+    """What a branch keeps between its slot and the network's output, for each thread apart.
+
+    `begun` while this thread is inside the network. Copies start empty.
+    """
+
+    begun = False
+    features: _Features | None = None
+
+    def __reduce__(self) -> tuple[type["_Call"], tuple[()]]:
+        return _Call, ()
 
 
 class SeedSlot(nn.Module):
-    """The seed of one slot, or none. `on_slot_output` and `on_host_output` are forward hooks.
+    """The seed of one slot, or none. Methods called `on_...` are forward hooks; they may run in
+    any number of threads at once.
 
     alpha   blending progress; what is applied on average is `applied_alpha`
     muted   while True the seed is taken out (alpha forced to 0), for counterfactuals
@@ -96,7 +143,6 @@ class SeedSlot(nn.Module):
         self.site = site
         self.muted = False
         self.measuring = False
-        self._features: list[Tensor] = []
         self.clear()
 
     def plant(
@@ -123,48 +169,87 @@ class SeedSlot(nn.Module):
         self.blueprint = self.blend = -1
         self.stage = SeedStage.DORMANT
         self.alpha = 0.0
-        self._applied_sum, self._applied_count = torch.zeros(()), 0
-        self._features.clear()
+        self._measured: list[tuple[Tensor, int]] = []
+        self._call = _Call()
 
     def applied_alpha(self) -> float:
         """Mean alpha of the blends measured since the last call; without any, the scheduled one.
 
         Waits for the device; call it once per pass over the data.
         """
-        if self.valve is None or self._applied_count == 0:
+        measured, self._measured = self._measured, []
+        if self.valve is None or not measured:
             return self.alpha
-        mean = float(self._applied_sum) / self._applied_count
-        self._applied_sum, self._applied_count = torch.zeros(()), 0
-        return mean
+        total = torch.zeros((), device=measured[0][0].device)
+        for alphas, _ in measured:
+            total = total + alphas
+        return float(total) / sum(count for _, count in measured)
+
+    def follow_mode(self, module: nn.Module, args: Any) -> None:
+        """Train and evaluate with the whole network: seeds are beside it, so that its own `eval()`
+        does not reach them."""
+        if self.training != module.training:
+            self.train(module.training)
 
     def on_slot_output(self, module: nn.Module, args: Any, output: Any) -> Any:
-        """Blend into the output of the slot's module; of a tuple, into its first element."""
+        """Blend into the output of the slot's module, or keep a branch's path for the end."""
         if self.muted or self.stage <= SeedStage.GERMINATED:
             return None
-        h = output[0] if isinstance(output, tuple) else output
+        place = slot_place(output)
+        if place is None:
+            raise ConfigError(
+                f"module {self.site.module!r} gave an output without a tensor to extend "
+                f"({type(output).__name__}), unlike on the example"
+            )
+        h = take(output, place)
         if self.is_branch:
-            self._features[:] = [h]
+            # Outside a pass nobody asks for it: activation checkpoints come by again, backwards.
+            features = _Features(h)
+            self._call.features = features if self._call.begun else None
             return None
-        blended = self._blend(h, h)
-        return (blended, *output[1:]) if isinstance(output, tuple) else blended
+        return put(output, place, self._blend(h, self._change(h)))
 
-    def on_host_output(self, module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
-        """Add the branch's path to the network's output."""
-        if not self._features:
+    def on_host_input(self, module: nn.Module, args: Any) -> None:
+        """A pass begins; nothing is left of one that an error ended."""
+        self._call.begun, self._call.features = True, None
+
+    def on_host_output(self, module: nn.Module, args: Any, output: Any) -> Any:
+        """Add the branch's path to the network's output, if this pass came by the slot."""
+        features = self._call.features
+        self._call.begun, self._call.features = False, None
+        if features is None:
             return None
-        return self._blend(self._features.pop(), output)
+        place = host_place(output)
+        if place is None:
+            raise ConfigError(
+                f"the network's output ({type(output).__name__}) has no place for the branch "
+                f"from {self.site.module!r}, unlike on the example"
+            )
+        return put(
+            output, place, self._blend(take(output, place), self._change(features.as_read()))
+        )
 
-    def _blend(self, h: Tensor, target: Tensor) -> Tensor:
+    def _blend(self, target: Tensor, change: Tensor) -> Tensor:
+        if self.stage == SeedStage.TRAINING:
+            return _Isolate.apply(target, change)
+        return target + change
+
+    def _change(self, h: Tensor) -> Tensor:
+        """What the seed adds, times alpha from BLENDING on, in the layout of what it adds to."""
         assert self.seed is not None
         isolated = self.stage == SeedStage.TRAINING
-        delta = self.seed(_safe_to_read(h.detach() if isolated else h))
-        if isolated:
-            return _Isolate.apply(target, delta)
-        assert IS_BLENDED[self.stage]
-        if self.valve is None:
-            return target + self.alpha * delta if self.alpha != 1.0 else target + delta
-        alpha = self.valve(h)
+        reading, writing = self.site.reading, () if self.is_branch else self.site.writing
+        h = h.permute(reading) if reading else h
+        change = self.seed(_safe_to_read(h.detach() if isolated else h))
+        if not isolated:
+            assert IS_BLENDED[self.stage]
+            if self.valve is not None:
+                change = self._applied(self.valve(h)) * change
+            elif self.alpha != 1.0:
+                change = self.alpha * change
+        return change.permute(writing) if writing else change
+
+    def _applied(self, alpha: Tensor) -> Tensor:
         if self.measuring:
-            self._applied_sum = self._applied_sum.to(alpha.device) + alpha.detach().sum()
-            self._applied_count += alpha.numel()
-        return target + alpha * delta
+            self._measured.append((alpha.detach().sum(), alpha.numel()))
+        return alpha

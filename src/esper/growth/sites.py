@@ -3,30 +3,47 @@
 Nothing is traced and nothing is rewritten: forward hooks watch one pass over an example.
 """
 
+import dataclasses
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from esper.growth.blueprints import OutputSpec
+from esper.growth.layouts import (
+    TOPOLOGY_OF_LAYOUT,
+    CausalWatch,
+    Dims,
+    DimsTracker,
+    dims_of_output,
+    layout_of,
+)
+from esper.growth.outputs import host_place, slot_place, take
 from esper.leyline import ConfigError, InjectionSpec, format_slot_id
 
 SlotChoice = Sequence[str] | str | Callable[[str, nn.Module], bool]
-_TOPOLOGY_OF_DIMS = {2: "mlp", 3: "transformer", 4: "cnn"}
+Layouts = Mapping[str, str]
+_UNCLEAR = "?"
 
 
 @dataclass(frozen=True)
 class SlotInfo:
-    """A module whose output a seed could extend. `macs` is its own cost for one example."""
+    """A module whose output a seed could extend. `macs` is its own cost for one example.
+
+    `layout` has a letter for each dimension of the output (B batch, C channels, T tokens or time,
+    L length, D H W) and is "?" where neither the module nor what feeds it says; then it must be
+    given before a seed can grow there. `shape` is without the batch, in the order of the layout.
+    """
 
     name: str
     module: str
     shape: tuple[int, ...]
+    layout: str
     topology: str
     params: int
     macs: int
@@ -37,9 +54,9 @@ class SlotListing(list[SlotInfo]):
     """A list of SlotInfo that prints as a table."""
 
     def __repr__(self) -> str:
-        head = ("name", "module", "shape", "fits", "params", "multiply-adds", "calls")
+        head = ("name", "module", "shape", "layout", "fits", "params", "multiply-adds", "calls")
         rows = [
-            (s.name, s.module, "x".join(map(str, s.shape)), s.topology, *numbers)
+            (s.name, s.module, "x".join(map(str, s.shape)), s.layout, s.topology, *numbers)
             for s in self
             for numbers in [(f"{s.params:,}", f"{s.macs:,}", str(s.calls))]
         ]
@@ -54,15 +71,30 @@ class SlotListing(list[SlotInfo]):
 
 @dataclass(frozen=True)
 class Probe:
-    """What one pass over an example showed. Multiply-adds are per example."""
+    """What one pass over an example showed. Multiply-adds are per example.
+
+    `causal` is True for a model that says so itself: by an attribute `causal`, or by calling a
+    layer or attention of torch with `is_causal=True`.
+    """
 
     slots: SlotListing
     output: OutputSpec | None
     macs: int
+    causal: bool
+
+
+@dataclass(frozen=True)
+class CallInput:
+    """An input together with the user's own way of giving it to a model."""
+
+    forward: Callable[[nn.Module, Any], Any]
+    value: Any
 
 
 def call_model(model: nn.Module, inputs: Any) -> Any:
     """The convention for a loader's input: a dict is keywords, a tuple or list is positions."""
+    if isinstance(inputs, CallInput):
+        return inputs.forward(model, inputs.value)
     if isinstance(inputs, dict):
         return model(**inputs)
     if isinstance(inputs, (tuple, list)):
@@ -92,31 +124,45 @@ def batch_size(inputs: Any) -> int:
     raise ConfigError("the example holds no tensor; give an input as the training loader yields it")
 
 
-def features_of(output: Any) -> Tensor | None:
-    """The tensor a seed would extend: the output itself, or the first of a tuple."""
-    first = output[0] if isinstance(output, tuple) and output else output
-    return first if isinstance(first, Tensor) else None
+@dataclass
+class _Watch:
+    """What hooks on every module saw in one pass: outputs, how they are laid out, causality."""
+
+    tracker: DimsTracker
+    seen: dict[nn.Module, list[tuple[Tensor, Dims]]] = field(default_factory=dict)
+    causal: bool = False
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
+        self.causal |= kwargs.get("is_causal") is True
+        place = slot_place(output)
+        if place is not None:
+            features = take(output, place)
+            read = args[0] if args else next(iter(kwargs.values()), None)
+            dims = dims_of_output(module, read, features, self.tracker)
+            self.tracker[features] = dims
+            self.seen.setdefault(module, []).append((features, dims))
 
 
-def probe(model: nn.Module, example: Any) -> Probe:
+def probe(model: nn.Module, example: Any, layout: Layouts | None = None) -> Probe:
     """Run the model once on `example` and describe every possible slot, in order of use.
 
-    Raises ConfigError if the model cannot run on the example.
+    `layout` says for modules by name what they do not say themselves. Raises ConfigError if the
+    model cannot run on the example, and for a layout that cannot be.
     """
     batch = batch_size(example)
-    seen: dict[nn.Module, list[Tensor]] = {}
-
-    def watch(module: nn.Module, args: Any, output: Any) -> None:
-        features = features_of(output)
-        if features is not None:
-            seen.setdefault(module, []).append(features)
-
+    tracker, attention = DimsTracker(), CausalWatch()
+    watch = _Watch(tracker)
+    for tensor in tensors_in(example):
+        if tensor.dim() > 0 and len(tensor) == batch:
+            tracker[tensor] = Dims(batch=0)
     handles = [
-        module.register_forward_hook(watch) for name, module in model.named_modules() if name
+        module.register_forward_hook(watch, with_kwargs=True)
+        for name, module in model.named_modules()
+        if name
     ]
     counter = FlopCounterMode(display=False)
     try:
-        with evaluating(model), counter:
+        with evaluating(model), counter, tracker, attention:
             output = call_model(model, example)
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         raise ConfigError(
@@ -126,50 +172,109 @@ def probe(model: nn.Module, example: Any) -> Probe:
     finally:
         for handle in handles:
             handle.remove()
+    given = _check_layouts(model, layout or {}, watch.seen)
     flops = counter.get_flop_counts()
     listing = SlotListing()
     for name, module in model.named_modules():
-        if module not in seen or not _can_grow(seen[module], batch):
+        found = _slot_layout(watch.seen.get(module, []), given.get(name), batch, name)
+        # A copy of a GraphModule loses its hooks.
+        if found is None or isinstance(module, fx.GraphModule):
             continue
-        shape = tuple(seen[module][0].shape[1:])
+        shape = list(watch.seen[module][0][0].shape)
+        del shape[found.index("B") if found != _UNCLEAR else 0]
         listing.append(
             SlotInfo(
                 name=name,
                 module=type(module).__name__,
-                shape=shape,
-                topology=_TOPOLOGY_OF_DIMS[len(shape) + 1],
+                shape=tuple(shape),
+                layout=found,
+                topology=TOPOLOGY_OF_LAYOUT.get(found, _UNCLEAR),
                 params=sum(p.numel() for p in module.parameters()),
                 macs=sum(flops.get(f"{type(model).__name__}.{name}", {}).values()) // 2 // batch,
-                calls=len(seen[module]),
+                calls=len(watch.seen[module]),
             )
         )
-    order = {module: i for i, module in enumerate(seen)}
+    order = {module: i for i, module in enumerate(watch.seen)}
     listing.sort(key=lambda slot: order[model.get_submodule(slot.name)])
-    return Probe(listing, _output_spec(output, batch), counter.get_total_flops() // 2 // batch)
-
-
-def _can_grow(outputs: list[Tensor], batch: int) -> bool:
-    first = outputs[0]
-    return (
-        first.dim() in _TOPOLOGY_OF_DIMS
-        and first.is_floating_point()
-        and all(len(output) == batch for output in outputs)
-        and len({output.shape[1:] for output in outputs}) == 1
+    return Probe(
+        listing,
+        None if isinstance(model, fx.GraphModule) else _output_spec(output, batch, tracker),
+        counter.get_total_flops() // 2 // batch,
+        watch.causal or attention.seen or getattr(model, "causal", None) is True,
     )
 
 
-def _output_spec(output: Any, batch: int) -> OutputSpec | None:
-    if not isinstance(output, Tensor) or output.dim() not in (2, 3) or len(output) != batch:
+def _check_layouts(
+    model: nn.Module, layout: Layouts, seen: Mapping[nn.Module, list[tuple[Tensor, Dims]]]
+) -> Layouts:
+    modules = dict(model.named_modules())
+    for name, letters in layout.items():
+        if letters not in TOPOLOGY_OF_LAYOUT:
+            raise ConfigError(
+                f"layout {letters!r} of {name!r} must be one of {', '.join(TOPOLOGY_OF_LAYOUT)}"
+            )
+        if name not in modules or modules[name] not in seen:
+            raise ConfigError(
+                f"layout names {name!r}, which is no module of {type(model).__name__} that gives "
+                "a float tensor; esper.list_slots(model, example) shows those that do"
+            )
+        rank = seen[modules[name]][0][0].dim()
+        if rank != len(letters):
+            raise ConfigError(
+                f"layout {letters!r} of {name!r} has {len(letters)} dimensions, "
+                f"its output has {rank}"
+            )
+    return layout
+
+
+def _slot_layout(
+    outputs: list[tuple[Tensor, Dims]], given: str | None, batch: int, name: str
+) -> str | None:
+    """The layout of a module's outputs, "?" if it is not clear, None if it cannot be a slot."""
+    if not outputs or len({output.shape for output, _ in outputs}) != 1:
         return None
-    return OutputSpec(outputs=output.shape[-1], per_position=output.dim() == 3)
+    shape, rank = outputs[0][0].shape, outputs[0][0].dim()
+    if given is not None:
+        if shape[given.index("B")] != batch:
+            raise ConfigError(
+                f"layout {given!r} of {name!r} has a batch of {shape[given.index('B')]}, the "
+                f"example has {batch}: the first dimension of a model's input is the batch"
+            )
+        return given
+    found = {layout_of(dims, rank) for _, dims in outputs}
+    if rank == 2 and all(dims.batch in (None, 0) for _, dims in outputs):
+        found = {"BC"}
+    layout = found.pop() if len(found) == 1 else None
+    if layout is not None:
+        return layout if shape[layout.index("B")] == batch else None
+    return _UNCLEAR if 3 <= rank <= 5 and batch in shape[:2] else None
 
 
-def list_slots(model: nn.Module, example: Any) -> SlotListing:
-    """Every module of `model` where a seed could grow; print it to read it as a table."""
-    return probe(model, example).slots
+def _output_spec(output: Any, batch: int, tracker: DimsTracker) -> OutputSpec | None:
+    place = host_place(output)
+    if place is None:
+        return None
+    answer = take(output, place)
+    if len(answer) != batch or tracker[answer].batch not in (None, 0):
+        return None
+    if answer.dim() == 2:
+        return OutputSpec(answer.shape[1], per_position=False)
+    if layout_of(tracker[answer], answer.dim()) == "BTC":
+        return OutputSpec(answer.shape[2], per_position=True, positions=answer.shape[1])
+    return None
 
 
-def choose_slots(model: nn.Module, slots: SlotChoice, found: SlotListing) -> list[InjectionSpec]:
+def list_slots(model: nn.Module, example: Any, layout: Layouts | None = None) -> SlotListing:
+    """Every module of `model` where a seed could grow; print it to read it as a table.
+
+    `layout` says of modules by name how their outputs are laid out, where the table has a "?".
+    """
+    return probe(model, example, layout).slots
+
+
+def choose_slots(
+    model: nn.Module, slots: SlotChoice, found: SlotListing, *, causal: bool = False
+) -> list[InjectionSpec]:
     """The chosen slots in order of use, as r0c0, r0c1, ...
 
     `slots` is a list of module names or of their last parts (`conv2` for every `....conv2`, unless
@@ -191,19 +296,42 @@ def choose_slots(model: nn.Module, slots: SlotChoice, found: SlotListing) -> lis
         raise ConfigError(
             f"slots={slots!r} chooses no slot; esper.list_slots(model, example) shows what is there"
         )
-    return [
-        InjectionSpec(
-            slot_id=format_slot_id(0, i),
-            channels=slot.shape[0] if slot.topology == "cnn" else slot.shape[-1],
-            position=(i + 1) / len(chosen),
-            layer_range=(i, i + 1),
-            module=slot.name,
-            topology=slot.topology,
-            shape=slot.shape,
-            calls=slot.calls,
-        )
-        for i, slot in enumerate(chosen)
-    ]
+    unclear = [slot for slot in chosen if slot.layout == _UNCLEAR]
+    if unclear:
+        raise ConfigError(_say_unclear(unclear[0]))
+    return [_site(slot, i, len(chosen), causal=causal) for i, slot in enumerate(chosen)]
+
+
+def _say_unclear(slot: SlotInfo) -> str:
+    fitting = [layout for layout in TOPOLOGY_OF_LAYOUT if len(layout) == len(slot.shape) + 1]
+    return (
+        f"module {slot.name!r} ({slot.module}) cannot be a slot yet: neither it nor what feeds it "
+        f"says which of its {len(slot.shape) + 1} dimensions are batch and channels, or they "
+        f"disagree; say so with layout={{{slot.name!r}: ...}}, one of "
+        f"{', '.join(repr(layout) for layout in fitting)}"
+    )
+
+
+def _site(slot: SlotInfo, index: int, count: int, *, causal: bool) -> InjectionSpec:
+    # Seeds along a length look to both sides; those for sequences can be told not to.
+    topology = "transformer" if causal and slot.topology == "cnn1d" else slot.topology
+    spec = InjectionSpec(
+        slot_id=format_slot_id(0, index),
+        channels=slot.shape[slot.layout.replace("B", "").index("C")],
+        position=(index + 1) / count,
+        layer_range=(index, index + 1),
+        module=slot.name,
+        topology=topology,
+        shape=slot.shape,
+        calls=slot.calls,
+        layout=slot.layout,
+        causal=causal,
+    )
+    if not spec.reading:
+        return spec
+    sizes = dict(zip(slot.layout.replace("B", ""), slot.shape, strict=True))
+    letters = [slot.layout[i] for i in spec.reading if slot.layout[i] != "B"]
+    return replace(spec, shape=tuple(sizes[letter] for letter in letters))
 
 
 def _matching(model: nn.Module, entry: str, found: SlotListing) -> list[str]:
@@ -220,13 +348,14 @@ def _matching(model: nn.Module, entry: str, found: SlotListing) -> list[str]:
     usable = {slot.name for slot in found}.intersection(meant)
     if not usable:
         raise ConfigError(
-            f"module {meant[0]!r} cannot be a slot: its output must be a float tensor of 2 to 4 "
-            "dimensions, batch first, of one shape at every call"
+            f"module {meant[0]!r} cannot be a slot: its output must be (or hold, as its first or "
+            "only one) a float tensor of 2 to 5 dimensions, one of them the batch of the model's "
+            "input, of one shape at every call; nor can it be packed or the module a GraphModule"
         )
     return sorted(usable)
 
 
-# --- tensors inside dicts, lists and tuples: what models take and return ---------------------
+# --- tensors inside dicts, lists, tuples and dataclasses: what models take and return --------
 
 
 def map_tensors(function: Callable[[Tensor], Any], value: Any) -> Any:
@@ -239,6 +368,9 @@ def map_tensors(function: Callable[[Tensor], Any], value: Any) -> Any:
         entries = [map_tensors(function, entry) for entry in value]
         # A named tuple takes its fields one by one.
         return type(value)(*entries) if hasattr(value, "_fields") else type(value)(entries)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        own = {name: map_tensors(function, entry) for name, entry in vars(value).items()}
+        return replace(value, **own)
     return value
 
 
@@ -252,3 +384,5 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
     elif isinstance(value, (list, tuple)):
         for entry in value:
             yield from tensors_in(entry)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        yield from tensors_in(vars(value))

@@ -12,9 +12,9 @@ import numpy as np
 from esper.leyline import HOLDS_SEED, SeedStage
 
 
-def _of_slot(empty: int) -> dict[str, Any]:
+def _of_slot(empty: float, dtype: type = np.int64) -> dict[str, Any]:
     """A column that outlives the seed."""
-    return {"empty": empty, "dtype": np.int64, "of_seed": False, "told": False}
+    return {"empty": empty, "dtype": dtype, "of_seed": False, "told": False}
 
 
 def _of_seed(empty: float, dtype: type = np.float64, *, told: bool = False) -> dict[str, Any]:
@@ -29,8 +29,9 @@ class SlotTable:
     alpha           what is applied, on average over the last validation pass
     alpha_step      blending steps done, of BLENDING_TOTAL_STEPS
     epochs_total    age since germination; counts cooldown once the seed is culled
-    score_at_birth, score_at_stage_start, score   validation score of the whole network, in pp
-    contribution    score minus the score with this seed taken out, in pp
+    noise           of the whole network's validation score from epoch to epoch, in its own units
+    score_at_birth, score_at_stage_start, score   validation score of the whole network
+    contribution    score minus the score with this seed taken out
     gradient_ratio  gradient of the seed against the host's, per parameter
     gradient_norm, gradient_health   of the seed in the last epoch
     params, macs    cost of the seed (multiply-adds per example), the valve of its blend included
@@ -40,6 +41,7 @@ class SlotTable:
     previous_stage: np.ndarray = field(metadata=_of_slot(SeedStage.DORMANT))
     epochs_in_stage: np.ndarray = field(metadata=_of_slot(0))
     epochs_total: np.ndarray = field(metadata=_of_slot(0))
+    noise: np.ndarray = field(metadata=_of_slot(np.nan, np.float64))
     blueprint: np.ndarray = field(metadata=_of_seed(-1, np.int64))
     blend: np.ndarray = field(metadata=_of_seed(-1, np.int64))
     alpha: np.ndarray = field(metadata=_of_seed(0.0, told=True))

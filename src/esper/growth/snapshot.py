@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from esper.growth.grown_module import GrownModule
-from esper.growth.optimizer import sync_slot_group
-from esper.growth.sites import map_tensors
-from esper.leyline import SeedStage
+from esper.growth.optimizer import sync_slot_group, with_inner
+from esper.growth.sites import map_tensors, tensors_in
+from esper.leyline import ConfigError, SeedStage
 
 
 @dataclass(frozen=True)
@@ -24,19 +24,17 @@ class SeedSnapshot:
 
 @dataclass(frozen=True)
 class HostSnapshot:
-    """Everything in CPU memory of its own; shares no storage with the network."""
+    """Everything in CPU memory of its own; shares no storage with the network.
+
+    `optimizer_states` are those of the optimiser and of any inside it.
+    """
 
     tensors: dict[str, Tensor]
     seeds: dict[int, SeedSnapshot]
-    optimizer_state: dict[Any, Any]
+    optimizer_states: list[dict[Any, Any]]
 
     def all_tensors(self) -> list[Tensor]:
-        state = [
-            value
-            for entry in self.optimizer_state.values()
-            for value in entry.values()
-            if isinstance(value, Tensor)
-        ]
+        state = list(tensors_in(self.optimizer_states))
         seeds = [tensor for seed in self.seeds.values() for tensor in seed.tensors.values()]
         return [*self.tensors.values(), *seeds, *state]
 
@@ -50,7 +48,8 @@ def _to_cpu(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", copy=True)
 
 
-def take_snapshot(network: GrownModule, optimizer: Optimizer) -> HostSnapshot:
+def take_snapshot(network: GrownModule, optimizer: Optimizer | None) -> HostSnapshot:
+    parts = [] if optimizer is None else with_inner(optimizer)
     return HostSnapshot(
         tensors={name: _to_cpu(t) for name, t in _named_tensors(network.host).items()},
         seeds={
@@ -64,12 +63,14 @@ def take_snapshot(network: GrownModule, optimizer: Optimizer) -> HostSnapshot:
             for index, slot in network.each_slot()
             if slot.seed is not None
         },
-        optimizer_state=map_tensors(_to_cpu, optimizer.state_dict()["state"]),
+        optimizer_states=[map_tensors(_to_cpu, part.state_dict()["state"]) for part in parts],
     )
 
 
 @torch.no_grad()
-def restore_snapshot(network: GrownModule, optimizer: Optimizer, snapshot: HostSnapshot) -> None:
+def restore_snapshot(
+    network: GrownModule, optimizer: Optimizer | None, snapshot: HostSnapshot
+) -> None:
     """Bring back structure, weights and optimiser state; learning rates stay as they are now."""
     for index, slot in network.each_slot():
         network.remove(index)
@@ -78,12 +79,52 @@ def restore_snapshot(network: GrownModule, optimizer: Optimizer, snapshot: HostS
             network.germinate(index, seed.blueprint, seed.blend, key=0)
             network.set_blend(index, seed.stage, seed.alpha)
             _load(slot, seed.tensors)
-        sync_slot_group(optimizer, slot.site.slot_id, network.seed_parameters(index))
+        if optimizer is not None:
+            sync_slot_group(optimizer, slot.site.slot_id, network.seed_parameters(index))
     _load(network.host, snapshot.tensors)
-    state_dict = optimizer.state_dict()
-    state_dict["state"] = snapshot.optimizer_state
-    optimizer.load_state_dict(state_dict)
+    if optimizer is not None:
+        _restore_optimizer(optimizer, snapshot.optimizer_states)
+
+
+def _restore_optimizer(optimizer: Optimizer, states: list[dict[Any, Any]]) -> None:
+    parts = with_inner(optimizer)
+    groups = [part.param_groups for part in parts]
+    for part, state in zip(parts, states, strict=True):
+        # Copies: to load a state is to go on training in its tensors.
+        part.load_state_dict({**part.state_dict(), "state": map_tensors(Tensor.clone, state)})
+    for part, own in zip(parts, groups, strict=True):
+        # To load replaces the groups by equal ones; those before may be shared with another part.
+        part.param_groups = own
     optimizer.zero_grad(set_to_none=True)
+
+
+def snapshot_tree(snapshot: HostSnapshot) -> dict[str, Any]:
+    """A snapshot as dictionaries of tensors and plain values."""
+    seeds = {
+        index: {**vars(seed), "stage": seed.stage.name} for index, seed in snapshot.seeds.items()
+    }
+    return {**vars(snapshot), "seeds": seeds}
+
+
+def snapshot_from_tree(tree: dict[str, Any]) -> HostSnapshot:
+    seeds = {
+        int(index): SeedSnapshot(**{**seed, "stage": SeedStage[seed["stage"]]})
+        for index, seed in tree["seeds"].items()
+    }
+    return HostSnapshot(tree["tensors"], seeds, tree["optimizer_states"])
+
+
+def check_fits(network: GrownModule, snapshot: HostSnapshot) -> None:
+    """Raises ConfigError, naming the first difference, if the snapshot is of another network."""
+    shapes = {name: tuple(tensor.shape) for name, tensor in snapshot.tensors.items()}
+    for name, tensor in _named_tensors(network.host).items():
+        if shapes.pop(name, None) != tuple(tensor.shape):
+            raise ConfigError(
+                f"what was saved does not fit this model: {name} is {tuple(tensor.shape)} here; "
+                "make the model as it was before it grew"
+            )
+    if shapes:
+        raise ConfigError(f"what was saved is of a model that also has {next(iter(shapes))}")
 
 
 def _load(module: nn.Module, tensors: dict[str, Tensor]) -> None:

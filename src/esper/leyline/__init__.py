@@ -22,17 +22,19 @@ from esper.leyline.errors import (
     ConfigError,
     DataMissingError,
     EsperError,
+    EsperWarning,
     ExportError,
     ForgottenCallError,
     InvalidStateMachineError,
     SlotIdError,
+    shortened,
 )
 from esper.leyline.gates import GATE_FOR_TARGET, GateLevel, GateResult
 from esper.leyline.randomness import draw_key, generator
 from esper.leyline.recorder import History, NullRecorder, Recorder, RoundRecorder
-from esper.leyline.reports import EpisodeOutcome, SeedStateReport
+from esper.leyline.reports import EpisodeOutcome, SeedStateReport, TwinReport
 from esper.leyline.signals import TrainingSignals
-from esper.leyline.slot_config import TOPOLOGIES, InjectionSpec, SlotConfig
+from esper.leyline.slot_config import SEED_LAYOUTS, TOPOLOGIES, InjectionSpec, SlotConfig
 from esper.leyline.slot_id import format_slot_id, parse_slot_id, validate_slot_ids
 from esper.leyline.stages import (
     HOLDS_SEED,
@@ -65,6 +67,7 @@ __all__ = [
     "NUM_OPS",
     "OP",
     "RELEVANT_HEADS",
+    "SEED_LAYOUTS",
     "SLOT",
     "TOPOLOGIES",
     "VALID_TRANSITIONS",
@@ -73,6 +76,7 @@ __all__ = [
     "DataMissingError",
     "EpisodeOutcome",
     "EsperError",
+    "EsperWarning",
     "ExportError",
     "ForgottenCallError",
     "GateLevel",
@@ -89,6 +93,7 @@ __all__ = [
     "SlotConfig",
     "SlotIdError",
     "TrainingSignals",
+    "TwinReport",
     "constants",
     "draw_key",
     "format_slot_id",
@@ -98,5 +103,6 @@ __all__ = [
     "is_terminal_stage",
     "is_valid_transition",
     "parse_slot_id",
+    "shortened",
     "validate_slot_ids",
 ]

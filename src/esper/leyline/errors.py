@@ -1,8 +1,19 @@
 """What can go wrong. Every message is one sentence that names the culprit and the cure."""
 
+SHOWN = 60  # characters of a name or value that is wrong
+
+
+def shortened(text: str) -> str:
+    """What a message shows of a name or value: never a page of it."""
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+
 
 class EsperError(Exception):
     """Anything the user can mend; the command prints it and exits with code 2."""
+
+
+class EsperWarning(UserWarning):
+    """What goes on, but hardly as its user means it."""
 
 
 class ConfigError(EsperError, ValueError):

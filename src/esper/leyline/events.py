@@ -1,6 +1,8 @@
 """Everything that can happen, one frozen dataclass each: the typed payload of events.jsonl."""
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -9,6 +11,17 @@ class Event:
 
     env: int
     step: int
+
+    def row(self) -> dict[str, Any]:
+        """As it stands in events.jsonl."""
+        return {"event": type(self).__name__, **asdict(self)}
+
+
+@dataclass(frozen=True)
+class Warned(Event):
+    """The user was warned, in these words."""
+
+    message: str
 
 
 @dataclass(frozen=True)
@@ -162,3 +175,14 @@ class ShapleyComputed(Event):
     standard_error: tuple[float, ...] | None
     evaluations: int
     macs: int
+
+
+def event_from_row(row: Mapping[str, Any]) -> Event:
+    """The event that a row of events.jsonl tells of."""
+    kinds: dict[str, Callable[..., Event]] = {each.__name__: each for each in _kinds(Event)}
+    fields = {k: tuple(v) if isinstance(v, list) else v for k, v in row.items() if k != "event"}
+    return kinds[row["event"]](**fields)
+
+
+def _kinds(kind: type[Event]) -> list[type[Event]]:
+    return [kind, *(each for sub in kind.__subclasses__() for each in _kinds(sub))]

@@ -43,6 +43,16 @@ class SeedStateReport:
 
 
 @dataclass(frozen=True)
+class TwinReport:
+    """What insurance found and cost: how the same network ended without growth, and which of them
+    was `kept`, "grown" or "twin"."""
+
+    val_score: float | None
+    train_macs: int
+    kept: str
+
+
+@dataclass(frozen=True)
 class EpisodeOutcome:
     """One row of outcomes.jsonl: how one host training ended. Same key, same bytes.
 
@@ -51,7 +61,8 @@ class EpisodeOutcome:
     `train_macs` is the multiply-adds of all training and evaluation, rejected seeds included.
     `attribution_macs` is what it cost to find out, afterwards, what each seed is worth; nothing was
     decided by it. `total_reward` is the sum of raw rewards of `reward_mode`; None if nobody was
-    rewarded.
+    rewarded. `ended` is finished, rollback, interrupted, patience or max_time. `twin` is there if
+    the run was insured.
     """
 
     env: int
@@ -76,3 +87,4 @@ class EpisodeOutcome:
     attribution_macs: int = 0
     total_reward: float | None = None
     reward_mode: str | None = None
+    twin: TwinReport | None = None

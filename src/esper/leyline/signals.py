@@ -7,7 +7,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class TrainingSignals:
-    """State of E host trainings. Scores are on a 0-100 scale; NaN means not measured.
+    """State of E host trainings. Scores are in their own units; NaN means not measured.
 
     All arrays are [E] but the histories, which are [E, 5], oldest first, NaN before the start.
     `loss_delta` and `score_delta` are positive when things got better.

@@ -7,7 +7,15 @@ from functools import cache
 from esper.leyline.errors import ConfigError
 from esper.leyline.slot_id import format_slot_id, parse_slot_id, validate_slot_ids
 
-TOPOLOGIES = ("cnn", "transformer", "mlp")
+# How each topology's seeds read features: B batch, C channels, T tokens or time, L length, D H W.
+SEED_LAYOUTS = {
+    "cnn": "BCHW",
+    "transformer": "BTC",
+    "mlp": "BC",
+    "cnn1d": "BCL",
+    "cnn3d": "BCDHW",
+}
+TOPOLOGIES = tuple(SEED_LAYOUTS)
 
 
 @dataclass(frozen=True)
@@ -15,8 +23,10 @@ class InjectionSpec:
     """One place in a host where a seed can be grafted onto a module's output.
 
     module       dotted name of the host module whose output the seed extends
-    topology     'cnn' for (B, C, H, W), 'transformer' for (B, T, C), 'mlp' for (B, C)
-    shape        the output's shape without the batch dimension
+    topology     what seeds it takes, which read features as SEED_LAYOUTS says
+    shape        of the features as seeds read them, without the batch dimension
+    layout       how the host lays the features out, where that is not as seeds read them
+    causal       the host does not look ahead along its positions, and no seed may
     calls        how often one pass through the host uses the module
     position     0 at the input, 1 at the output
     layer_range  the host layers this slot stands for, as (start, end)
@@ -30,6 +40,22 @@ class InjectionSpec:
     topology: str
     shape: tuple[int, ...]
     calls: int = 1
+    layout: str = ""
+    causal: bool = False
+
+    @property
+    def reading(self) -> tuple[int, ...]:
+        """The permutation from the host's layout to the seed's; empty if they are the same."""
+        seed = SEED_LAYOUTS[self.topology]
+        if self.layout in ("", seed):
+            return ()
+        letters = self.layout.replace("L", "T") if "T" in seed else self.layout
+        return tuple(letters.index(letter) for letter in seed)
+
+    @property
+    def writing(self) -> tuple[int, ...]:
+        """The permutation back from the seed's layout to the host's."""
+        return tuple(self.reading.index(i) for i in range(len(self.reading)))
 
     def __post_init__(self) -> None:
         parse_slot_id(self.slot_id)

@@ -12,12 +12,16 @@ from esper.observatory.evaluation import (
     seeds_worth_table,
     write_evaluation,
 )
-from esper.observatory.picture import draw_growth, require_matplotlib
+from esper.observatory.picture import draw_growth, growth_figure, require_matplotlib
 from esper.observatory.query import query
 from esper.observatory.report import write_report
 from esper.observatory.run_directory import (
     ARMS,
+    CHECKPOINTS,
     CONFIG,
+    EVENTS,
+    GROWN,
+    METRICS,
     MODEL,
     PROFILE,
     RunDirectory,
@@ -30,7 +34,9 @@ from esper.observatory.summaries import runs_as_json, runs_table, show_run
 from esper.observatory.terminal import (
     PhaseProgress,
     StepProgress,
+    epoch_progress,
     growth_in_words,
+    place,
     say,
     seeds_table,
     summary_table,
@@ -40,7 +46,11 @@ from esper.observatory.watching import watch
 
 __all__ = [
     "ARMS",
+    "CHECKPOINTS",
     "CONFIG",
+    "EVENTS",
+    "GROWN",
+    "METRICS",
     "MODEL",
     "PROFILE",
     "PhaseProgress",
@@ -52,8 +62,11 @@ __all__ = [
     "comparison_table",
     "comparisons_table",
     "draw_growth",
+    "epoch_progress",
     "find_runs",
+    "growth_figure",
     "growth_in_words",
+    "place",
     "prepare_folder",
     "query",
     "read_rows",

@@ -34,6 +34,8 @@ def _summarise(run: Path) -> dict[str, Any]:
         rows = list(read_rows(run / OUTCOMES))
     except ValueError as error:
         raise ConfigError(f"{run / OUTCOMES} is damaged: {error}") from error
+    for number, row in enumerate(rows, start=1):
+        _check_outcome(run / OUTCOMES, number, row)
     if not rows:
         raise ConfigError(f"{run} holds no outcome yet; no episode of it has ended")
     late = rows[-max(1, round(LATE * len(rows))) :]
@@ -47,6 +49,16 @@ def _summarise(run: Path) -> dict[str, Any]:
         "total_reward": _mean(rows, "total_reward"),
         "test_score": _test_score(run),
     }
+
+
+def _check_outcome(path: Path, number: int, row: Any) -> None:
+    """Raises ConfigError for a row that cannot be averaged."""
+    if not isinstance(row, dict):
+        raise ConfigError(f"{path} is damaged: row {number} is not an outcome")
+    for name in (*AVERAGED, "total_reward"):
+        value = row.get(name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise ConfigError(f"{path} is damaged: {name} of row {number} is not a number")
 
 
 def _one_of(rows: Sequence[Mapping[str, Any]], name: str) -> str:
@@ -66,7 +78,12 @@ def _test_score(run: Path) -> float | None:
         arms = json.loads((run / SUMMARY).read_text(encoding="utf-8"))
     except ValueError as error:
         raise ConfigError(f"{run / SUMMARY} is damaged: {error}") from error
-    return next((row["test_score"] for row in arms if row["arm"] == "grown"), None)
+    if not isinstance(arms, list) or not all(isinstance(row, dict) for row in arms):
+        raise ConfigError(f"{run / SUMMARY} is damaged: it is not a list of arms")
+    score = next((row.get("test_score") for row in arms if row.get("arm") == "grown"), None)
+    if score is not None and not isinstance(score, int | float):
+        raise ConfigError(f"{run / SUMMARY} is damaged: the test_score is not a number")
+    return score
 
 
 def comparison_table(rows: Sequence[Mapping[str, Any]]) -> Table:

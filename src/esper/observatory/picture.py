@@ -45,14 +45,25 @@ def draw_growth(run: Path, title: str, compare_with: dict[str, Path] | None = No
     rows = _steps(run)
     if not rows:
         raise ConfigError(f"{run} holds no steps yet; there is nothing to draw")
+    others = {label: _steps(other) for label, other in (compare_with or {}).items()}
+    target = run / PICTURE
+    growth_figure(rows, title, others).savefig(target)
+    return target
+
+
+def growth_figure(
+    rows: list[dict[str, Any]], title: str, others: dict[str, list[dict[str, Any]]] | None = None
+) -> Any:
+    """The same as a figure of matplotlib, from one row of metrics per step."""
+    require_matplotlib()
     modules = modules_of(rows[0])
     figure = new_figure(WIDTH, 3.6 + 0.42 * len(modules))
     figure.suptitle(in_lines(title, LONGEST_TITLE), x=0.01, ha="left", fontsize=11)
     curve, lanes = figure.subplots(
         2, 1, sharex=True, gridspec_kw={"height_ratios": [3.0, 0.45 * len(modules) + 0.3]}
     )
-    for (label, other), line in zip((compare_with or {}).items(), (":", "--"), strict=False):
-        _curve(curve, _steps(other), label, color=QUIET, linewidth=1.2, linestyle=line)
+    for (label, other), line in zip((others or {}).items(), (":", "--"), strict=False):
+        _curve(curve, other, label, color=QUIET, linewidth=1.2, linestyle=line)
     _curve(curve, rows, "grown", color=INK, linewidth=1.8)
     _zoom(curve, rows)
     curve.set_ylabel("validation score")
@@ -67,9 +78,7 @@ def draw_growth(run: Path, title: str, compare_with: dict[str, Path] | None = No
     _stage_legend(figure, rows, modules)
     for axes in (curve, lanes):
         axes.spines[["top", "right"]].set_visible(False)
-    target = run / PICTURE
-    figure.savefig(target)
-    return target
+    return figure
 
 
 def in_lines(name: str, longest: int) -> str:

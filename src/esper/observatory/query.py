@@ -1,6 +1,9 @@
 """SQL over a run directory: its .jsonl files as tables of a DuckDB that lives in memory."""
 
 import tempfile
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,19 +12,25 @@ from esper.leyline import ConfigError
 from esper.observatory.run_directory import EVENTS, METRICS, OUTCOMES
 
 TABLES = {"events": EVENTS, "metrics": METRICS, "outcomes": OUTCOMES}
+ROWS, SECONDS = 1000, 60.0
 
 
 @dataclass(frozen=True)
 class Answer:
+    """`complete` is False if there are more rows than were asked for."""
+
     columns: tuple[str, ...]
     rows: list[tuple[Any, ...]]
+    complete: bool = True
 
 
-def query(run: Path, sql: str) -> Answer:
-    """The answer to one SELECT over the tables events, metrics and outcomes.
+def query(run: Path, sql: str, *, limit: int = ROWS, timeout: float = SECONDS) -> Answer:
+    """The first `limit` rows of the answer to one SELECT over the tables events, metrics and
+    outcomes, if it comes within `timeout` seconds.
 
     The run is only read, and the query can reach nothing but the tables. Raises ConfigError, in a
-    sentence, without DuckDB, for a folder that is no run, and for SQL that does not work.
+    sentence, without DuckDB, for a folder that is no run, and for SQL that does not work or takes
+    too long.
     """
     try:
         import duckdb
@@ -29,6 +38,10 @@ def query(run: Path, sql: str) -> Answer:
         raise ConfigError(
             "queries need DuckDB; install it with: pip install 'esper-grow[query]'"
         ) from None
+    if limit < 1 or not timeout > 0:
+        raise ConfigError(
+            f"limit and timeout must be above 0, got limit={limit} and timeout={timeout}"
+        )
     if not any((run / name).is_file() for name in TABLES.values()):
         raise ConfigError(f"{run} is not a run directory: it has none of {', '.join(TABLES)}")
     with duckdb.connect(":memory:") as database:
@@ -40,12 +53,41 @@ def query(run: Path, sql: str) -> Answer:
             statements = duckdb.extract_statements(sql)
             if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
                 raise ConfigError("a query is one SELECT; a run directory is only read")
-            result = database.execute(statements[0])
-            columns = tuple(column[0] for column in result.description)
-            return Answer(columns, result.fetchall())
+            return _within(timeout, database, lambda: _answer(database, statements[0], limit))
         except duckdb.Error as error:
             reason = " ".join(str(error).split("LINE ")[0].split())
             raise ConfigError(f"the query does not work: {reason}") from error
+
+
+def _answer(database: Any, statement: Any, limit: int) -> Answer:
+    result = database.execute(statement)
+    columns = tuple(column[0] for column in result.description)
+    rows = result.fetchmany(limit + 1)
+    return Answer(columns, rows[:limit], complete=len(rows) <= limit)
+
+
+def _within(seconds: float, database: Any, ask: Callable[[], Answer]) -> Answer:
+    """What `ask` gives; it is stopped when it takes too long, and by Ctrl-C."""
+    with ThreadPoolExecutor(1) as thread:
+        asked = thread.submit(ask)
+        try:
+            return asked.result(seconds)
+        except TimeoutError:
+            raise ConfigError(
+                f"the query took longer than {seconds:g} seconds; ask for less, or give it more "
+                "(--timeout)"
+            ) from None
+        finally:
+            # Leaving the block waits for the thread, so it has to end.
+            while not asked.done():
+                database.interrupt()
+                _pause(asked)
+
+
+def _pause(asked: "Future[Answer]") -> None:
+    """A query can only be interrupted once it has begun, so it may take a second try."""
+    with suppress(TimeoutError):
+        asked.exception(0.02)
 
 
 def _load(database: Any, table: str, path: Path) -> None:

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
-from esper.leyline import ConfigError, EpisodeOutcome
+from esper.leyline import ConfigError, EpisodeOutcome, shortened
 from esper.leyline.events import Event
 
 CONFIG = "config.toml"  # the settings of the run
@@ -26,6 +26,7 @@ PAGE = "report.html"  # the run on one page
 MODEL = "model.pt2"  # the grown network, as a torch.export program
 ARMS = "arms"  # a folder: run directories of what the grown network is compared with
 CHECKPOINTS = "checkpoints"  # a folder: written by the training itself
+GROWN = "grown"  # a folder: the grown network, as `esper.load` reads it
 PROFILE = "profile"  # a folder: traces of a round that was looked at closely
 EPISODES = "episodes.safetensors"  # what was recorded, to learn from
 LOCK = ".lock"  # locked, not merely there, while a process writes to the run
@@ -33,7 +34,7 @@ LOCK = ".lock"  # locked, not merely there, while a process writes to the run
 # What makes a folder a run, and goes when another run takes its place.
 OWN = (
     *(CONFIG, EVENTS, METRICS, OUTCOMES, ACTIONS, TIMINGS, SUMMARY, PICTURE, PAGE, MODEL),
-    *(EPISODES, ARMS, CHECKPOINTS, PROFILE),
+    *(EPISODES, ARMS, CHECKPOINTS, GROWN, PROFILE),
 )
 # Cut back to a checkpoint when a run goes on from it.
 HISTORY = (EVENTS, METRICS, OUTCOMES)
@@ -59,12 +60,19 @@ class RunDirectory:
 
     @staticmethod
     def create(
-        path: Path, config: Mapping[str, Any], *, overwrite: bool = False, script: bool = False
+        path: Path,
+        config: Mapping[str, Any],
+        *,
+        overwrite: bool = False,
+        since: float | None = None,
+        script: bool = False,
     ) -> "RunDirectory":
         """Raises ConfigError if the folder already holds a run, or cannot be written.
 
-        With `overwrite` a run that is there makes room; what no run has left does not.
+        With `overwrite` a run that is there makes room; what no run has left does not, nor does a
+        run that has begun `since` (in seconds of `time.time`): whoever asks has not seen it.
         """
+        _check_name(path)
         taken = [name for name in OWN if (path / name).exists()]
         if taken and not (path / LOCK).exists():
             raise ConfigError(f"{path} holds a {taken[0]} that is of no run; choose another folder")
@@ -80,11 +88,17 @@ class RunDirectory:
             raise ConfigError(f"cannot write to {path}: {error.strerror}") from error
         record = RunDirectory(path, script=script)
         try:
+            _refuse_newer(path, since)
             record.begin(config)
         except ConfigError:
             record.close()
             raise
         return record
+
+    @staticmethod
+    def is_run(path: Path) -> bool:
+        """Has a run begun to write to this folder?"""
+        return (path / LOCK).exists() and (path / CONFIG).is_file()
 
     def begin(self, config: Mapping[str, Any]) -> None:
         """An empty record in the place of whatever was told before."""
@@ -113,6 +127,10 @@ class RunDirectory:
             kept = [row for row in read_rows(path / TIMINGS) if row["round"] < next_round]
             text = "".join(json.dumps(row) + "\n" for row in kept)
             _replace_text(path / TIMINGS, text)
+        if self.script:
+            rows = (row for row in read_rows(path / METRICS) if row.get("env") == 0 and acts(row))
+            lines = [SCRIPT_HEADING, *map(script_line, rows)]
+            _replace_text(path / ACTIONS, "\n".join(lines) + "\n")
         _replace_text(path / CONFIG, to_toml(config))
         self._open_history()
 
@@ -120,7 +138,7 @@ class RunDirectory:
         self._round = {"round": number}
 
     def event(self, event: Event) -> None:
-        self._write(EVENTS, {"event": type(event).__name__, **asdict(event)})
+        self._write(EVENTS, event.row())
 
     def metrics(self, row: Mapping[str, Any]) -> None:
         self._write(METRICS, row)
@@ -172,6 +190,25 @@ class RunDirectory:
             raise _unwritten(self.path, name, error) from error
 
 
+def _check_name(path: Path) -> None:
+    """Found here, it costs nothing; found at the end of a run, it costs the run."""
+    try:
+        path.exists()
+        str(path).encode()
+    except OSError as error:
+        raise ConfigError(f"{shortened(str(path))}: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(f"{str(path)!r} cannot be the name of a folder: {error}") from error
+
+
+def _refuse_newer(run: Path, since: float | None) -> None:
+    config = run / CONFIG
+    if since is not None and config.is_file() and config.stat().st_mtime > since:
+        raise ConfigError(
+            f"another run has begun in {run} since this command did; choose another folder"
+        )
+
+
 def _lock(path: Path) -> IO[bytes]:
     """A lock on the folder until the file is closed, which the kernel does for a killed process.
 
@@ -204,7 +241,7 @@ def _lock_soon(file: IO[bytes]) -> None:
 
 
 def _remove(path: Path) -> None:
-    if path.name in (ARMS, CHECKPOINTS, PROFILE) and path.is_dir():
+    if path.name in (ARMS, CHECKPOINTS, GROWN, PROFILE) and path.is_dir():
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)

@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
+from rich.text import Text
 
 from esper.leyline import IS_LIVE, NullRecorder, SeedStage
 from esper.observatory.looks import STAGE_COLOURS
@@ -22,7 +23,9 @@ def say(console: Console, text: str, *, whole: bool = False) -> None:
 class StepProgress(NullRecorder):
     """A progress bar over the steps of one run: a recorder that shows the metrics it is told."""
 
-    def __init__(self, console: Console, label: str, steps: int) -> None:
+    def __init__(self, console: Console, label: str, steps: int, first: int = 0) -> None:
+        """`first` is the number of the first step, which rows count as 0."""
+        self.first = first
         self.progress = Progress(
             TextColumn("{task.description}", justify="left", markup=False),
             BarColumn(bar_width=16),
@@ -47,10 +50,40 @@ class StepProgress(NullRecorder):
         score = row["val_score"]
         self.progress.update(
             self.task,
-            completed=row["step"],
+            completed=row["step"] + self.first,
             score="" if score is None else f"validation {score:5.1f}",
             seeds=_seeds(row),
         )
+
+
+class EpochLines(NullRecorder):
+    """A line for every epoch, for where there is no terminal to draw on."""
+
+    def __init__(self, console: Console, label: str, epochs: int) -> None:
+        self.console, self.label, self.epochs = console, label, epochs
+
+    def __enter__(self) -> "EpochLines":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        pass
+
+    def metrics(self, row: Mapping[str, Any]) -> None:
+        seeds = Text.from_markup(_seeds(row)).plain
+        words = [
+            f"{self.label} epoch {row['step'] + 1}/{self.epochs}",
+            f"validation {shown(row['val_score'], '.2f')}",
+            *([seeds] if seeds else []),
+        ]
+        say(self.console, "  ".join(words), whole=True)
+
+
+def epoch_progress(label: str, epochs: int) -> StepProgress | EpochLines:
+    """A progress bar on a terminal, a line per epoch elsewhere; use it as a context manager."""
+    console = Console()
+    if console.is_terminal:
+        return StepProgress(console, label, epochs, first=1)
+    return EpochLines(console, label, epochs)
 
 
 class PhaseProgress:

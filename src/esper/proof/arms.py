@@ -11,6 +11,7 @@ from esper.tolaria import (
     TRAINING_COST,
     DataSplits,
     LoopedPopulation,
+    PopulationKind,
     Task,
     Topology,
     Trained,
@@ -86,9 +87,11 @@ def of_width(task: Task, width: int) -> Task:
     return replace(task, build=partial(task.host_of_width, width))
 
 
-def static_plan(task: Task, steps: int, topology: Topology = ()) -> Plan:
+def static_plan(
+    task: Task, steps: int, topology: Topology = (), population: PopulationKind = "looped"
+) -> Plan:
     """A fixed network pays for no counterfactuals: nobody has to decide anything about it."""
-    rules = TrialRules(steps, topology=topology, counterfactuals=False)
+    rules = TrialRules(steps, topology=topology, counterfactuals=False, population=population)
     return Plan(task, DO_NOTHING, rules)
 
 

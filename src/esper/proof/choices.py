@@ -20,7 +20,7 @@ from esper.proof.arms import (
     training_macs,
 )
 from esper.tamiyo import Controller
-from esper.tolaria import DataSplits, Task, Trained, TrialRules
+from esper.tolaria import DataSplits, PopulationKind, Task, Trained, TrialRules
 
 STATIC_FINAL = "static-final"
 STATIC_FINAL_EQUAL_COMPUTE = "static-final-equal-compute"
@@ -49,6 +49,7 @@ class Bench:
     task: Task
     data: DataSplits
     steps: int
+    population: PopulationKind
     tuning_keys: tuple[int, ...]
     rates: tuple[float, ...]
     progress: Callable[[str, int, int], None]
@@ -58,6 +59,10 @@ class Bench:
     def __post_init__(self) -> None:
         # Made once: two tasks of the same width would not be equal.
         self.widths = {width: of_width(self.task, width) for width in self.task.widths}
+
+    def growing_plan(self, controller: Controller, rate: float) -> Plan:
+        rules = TrialRules(self.steps, population=self.population)
+        return Plan(with_rate(self.task, rate), controller, rules)
 
     def runs(self, phase: str, plans: Sequence[Plan]) -> list[Trained]:
         """One plan for each tuning key, trained."""
@@ -88,8 +93,7 @@ def choose_arms(
         tried = {
             rate: bench.runs(
                 f"tuning {name}",
-                [Plan(with_rate(bench.task, rate), controller, TrialRules(bench.steps))]
-                * len(bench.tuning_keys),
+                [bench.growing_plan(controller, rate)] * len(bench.tuning_keys),
             )
             for rate in bench.rates
         }
@@ -103,7 +107,7 @@ def choose_arms(
 
 
 def _own_arm(bench: Bench, name: str, controller: Controller, rate: float) -> Arm:
-    plan = Plan(with_rate(bench.task, rate), controller, TrialRules(bench.steps))
+    plan = bench.growing_plan(controller, rate)
     return Arm(name, lambda _: plan, rate)
 
 
@@ -139,7 +143,8 @@ def _choose_final(
     """The topology that the reference arm finds on a key, from scratch on the same key."""
 
     def plan(run: Trained, rate: float) -> Plan:
-        return static_plan(with_rate(bench.task, rate), steps_of(run), run.topology)
+        task = with_rate(bench.task, rate)
+        return static_plan(task, steps_of(run), run.topology, bench.population)
 
     rate = bench.rates[0]
     if len(bench.rates) > 1:
@@ -166,7 +171,8 @@ def _choose_equal_params(
     """Best width that is no larger than what the reference arm grows, trained as long."""
 
     def plan(width: int, rate: float, _: Trained) -> Plan:
-        return static_plan(with_rate(bench.widths[width], rate), bench.steps)
+        task = with_rate(bench.widths[width], rate)
+        return static_plan(task, bench.steps, population=bench.population)
 
     widths = widths_up_to(sizes, median(run.outcome.params for run in found))
     return _choose_width(bench, BEST_STATIC_EQUAL_PARAMS, reference, found, widths, plan)
@@ -182,8 +188,8 @@ def _choose_equal_compute(
 
     def plan(width: int, rate: float, run: Trained) -> Plan:
         task = with_rate(bench.widths[width], rate)
-        budget = run.outcome.train_macs
-        return static_plan(task, affordable_steps(task, bench.data, sizes[width][1], budget))
+        steps = affordable_steps(task, bench.data, sizes[width][1], run.outcome.train_macs)
+        return static_plan(task, steps, population=bench.population)
 
     budget = min(run.outcome.train_macs for run in found)
     widths = [

@@ -6,7 +6,7 @@ the test part read, once for each network.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from esper.leyline import ConfigError
@@ -14,7 +14,16 @@ from esper.proof.arms import first_situation, train_each
 from esper.proof.choices import Arm, Bench, choose_arms
 from esper.proof.statistics import holm, paired_difference, require_scipy
 from esper.tamiyo import Controller
-from esper.tolaria import DataSplits, Task, Trained
+from esper.tolaria import (
+    DataSplits,
+    PopulationKind,
+    Precision,
+    Task,
+    Trained,
+    check_population,
+    check_precision,
+    choose_population,
+)
 
 # With 3 keys the choice follows noise: on digits they prefer a third of the host's learning rate,
 # with 5 and with 8 they do not, on validation alone.
@@ -22,7 +31,8 @@ TUNING_KEYS = 8
 FIRST_TUNING_KEY = 1_000_000  # so that they never meet evaluation keys, which count from 0
 RATE_FACTORS = (1.0, 1 / 3, 3.0)
 STATIC = "static"
-SIDE_BY_SIDE = 8  # keys of an arm at a time; Ctrl-C loses those that are under way
+# Keys of an arm at a time; Ctrl-C loses those that are under way.
+SIDE_BY_SIDE: dict[PopulationKind, int] = {"looped": 1, "fused": 32}
 
 Progress = Callable[[str, int, int], None]
 
@@ -37,6 +47,8 @@ class EvaluationSettings:
     tune         every arm chooses its learning rate from the same grid, on tuning keys
     controls     add the control arms, made for the arm `control_for`
     control_for  None: the last of the arms that is not `static`
+    population   how networks are trained, as `choose_population` takes it
+    precision    in what they compute while they are trained; they are tested in fp32
     """
 
     arms: tuple[str, ...]
@@ -45,8 +57,12 @@ class EvaluationSettings:
     tune: bool = False
     controls: bool = True
     control_for: str | None = None
+    population: str = "auto"
+    precision: Precision = "fp32"
 
     def __post_init__(self) -> None:
+        check_population(self.population)
+        check_precision(self.precision)
         if not self.arms:
             raise ConfigError("an evaluation needs at least one arm, such as static or heuristic")
         twice = [arm for arm in self.arms if self.arms.count(arm) > 1]
@@ -126,6 +142,8 @@ class EvaluationReport:
     tuning_keys: tuple[int, ...]
     learning_rates: tuple[float, ...]
     reference: str | None
+    population: PopulationKind
+    precision: Precision
     arms: tuple[dict[str, Any], ...]
     comparisons: tuple[Comparison, ...]
     trials: tuple[Trial, ...]
@@ -148,12 +166,15 @@ def evaluate(
     """
     require_scipy()
     controllers = {name: make_arm(name) for name in settings.arms}
+    task = replace(task, precision=settings.precision)
+    population = choose_population(task.recipe(data), settings.keys, settings.population)
     _rehearse(task, data, controllers)
     steps = settings.steps or task.steps
     bench = Bench(
         task,
         data,
         steps,
+        population,
         tuning_keys=tuple(range(FIRST_TUNING_KEY, FIRST_TUNING_KEY + TUNING_KEYS)),
         rates=tuple(f * task.learning_rate for f in RATE_FACTORS[: None if settings.tune else 1]),
         progress=progress,
@@ -170,6 +191,8 @@ def evaluate(
         tuning_keys=bench.tuning_keys if bench.tuned_anything else (),
         learning_rates=bench.rates,
         reference=settings.reference,
+        population=population,
+        precision=settings.precision,
         arms=tuple(_summary(arm, trials) for arm in arms),
         comparisons=_compare(arms, trials, settings),
         trials=tuple(trials),
@@ -187,9 +210,9 @@ def _rehearse(task: Task, data: DataSplits, controllers: dict[str, Controller]) 
 def _train_all(bench: Bench, arms: Sequence[Arm], keys: int) -> Iterator[dict[str, Trained]]:
     """For each key its trained arms; blocks of keys are the outer loop, so that every result is a
     pair, also after Ctrl-C."""
-    total = keys * len(arms)
-    for first in range(0, keys, SIDE_BY_SIDE):
-        block = range(first, min(first + SIDE_BY_SIDE, keys))
+    total, at_a_time = keys * len(arms), SIDE_BY_SIDE[bench.population]
+    for first in range(0, keys, at_a_time):
+        block = range(first, min(first + at_a_time, keys))
         runs: list[dict[str, Trained]] = [{} for _ in block]
         try:
             for i, arm in enumerate(arms):

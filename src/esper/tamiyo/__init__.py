@@ -26,7 +26,7 @@ from esper.tamiyo.policy.features import (
     signals_to_features,
 )
 from esper.tamiyo.situation import Situation
-from esper.tamiyo.tracker import SignalTracker
+from esper.tamiyo.tracker import SignalTracker, score_noise
 
 __all__ = [
     "Controller",
@@ -44,6 +44,7 @@ __all__ = [
     "controller_names",
     "feature_size",
     "make_controller",
+    "score_noise",
     "signals_to_features",
     "usable_blueprints",
     "wait",

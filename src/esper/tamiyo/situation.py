@@ -38,7 +38,12 @@ class Situation:
 
 
 class Controller(Protocol):
-    """Rule or learned policy. `reset` comes before the first `act` of every episode."""
+    """Rule or learned policy. `reset` comes before the first `act` of every episode.
+
+    One that remembers anything from one `act` to the next, other than through the situation, also
+    has `state_dict()` and `load_state_dict(state)`, with tensors and plain values, so that an
+    episode can be taken up where it was left.
+    """
 
     name: str
 

@@ -10,6 +10,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from esper.tolaria.attribution import Attribution, CoalitionGame, attribute, attribute_seeds
     from esper.tolaria.batches import DataSource, LoaderSource, TensorSource
+    from esper.tolaria.choice import (
+        PopulationChoice,
+        PopulationKind,
+        check_population,
+        choose_population,
+    )
     from esper.tolaria.data.catalogue import data_root
     from esper.tolaria.data.shared import share
     from esper.tolaria.data.splits import DataSplits
@@ -18,23 +24,31 @@ if TYPE_CHECKING:
     from esper.tolaria.garden import TRAINING_COST, Budget, Garden, Validation
     from esper.tolaria.governor import Governor
     from esper.tolaria.gradients import GradientMeter
-    from esper.tolaria.objectives import LOSSES, SCORES, Objective, find_objective
+    from esper.tolaria.objectives import (
+        LOSSES,
+        SCORES,
+        Objective,
+        WholeSetScore,
+        check_fit,
+        find_objective,
+    )
     from esper.tolaria.population import (
         Evaluation,
         HostRecipe,
         Hosts,
         LoopedPopulation,
         Population,
+        Precision,
         TrainReadings,
+        check_precision,
     )
+    from esper.tolaria.resuming import cycle_state, load_cycle_state
     from esper.tolaria.tasks import Task, all_tasks, find_task
     from esper.tolaria.transition import Transition
     from esper.tolaria.trial import (
-        PopulationKind,
         Topology,
         Trained,
         TrialRules,
-        check_population,
         make_env,
         play,
         settle,
@@ -62,7 +76,9 @@ _HOMES = {
     "LoopedPopulation": "population",
     "Objective": "objectives",
     "Population": "population",
-    "PopulationKind": "trial",
+    "PopulationChoice": "choice",
+    "PopulationKind": "choice",
+    "Precision": "population",
     "SCORES": "objectives",
     "TRAINING_COST": "garden",
     "Task": "tasks",
@@ -73,13 +89,19 @@ _HOMES = {
     "Transition": "transition",
     "TrialRules": "trial",
     "Validation": "garden",
+    "WholeSetScore": "objectives",
     "all_tasks": "tasks",
     "attribute": "attribution",
     "attribute_seeds": "attribution",
-    "check_population": "trial",
+    "check_fit": "objectives",
+    "check_population": "choice",
+    "check_precision": "population",
+    "choose_population": "choice",
+    "cycle_state": "resuming",
     "data_root": "data.catalogue",
     "find_objective": "objectives",
     "find_task": "tasks",
+    "load_cycle_state": "resuming",
     "make_env": "trial",
     "play": "trial",
     "settle": "trial",

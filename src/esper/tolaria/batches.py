@@ -1,17 +1,21 @@
 """Where batches come from: tensors in memory, or loaders of the user's own."""
 
-from collections.abc import Callable, Iterable, Iterator
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from esper.growth import batch_size
-from esper.leyline import ConfigError
+from esper.growth import CallInput, batch_size
+from esper.leyline import ConfigError, EsperWarning
 
-Batch = tuple[Any, Tensor]
+Batch = tuple[Any, Any]
 # A default: how validation is cut into batches changes its speed and memory, not what it finds.
 VAL_BATCH = 512
+# Batches after which a loader that does not say how long it is may well be endless.
+LONG_EPOCH = 10_000
 
 
 class DataSource(Protocol):
@@ -72,38 +76,101 @@ class TensorSource:
 
 
 class LoaderSource:
-    """Loaders that yield (input, target); they shuffle themselves."""
+    """Loaders of the user's own, which shuffle themselves.
+
+    They yield (input, target), or a dict that is both: the model takes it as keywords, loss and
+    score find the target in it. `forward(model, input)`, if given, calls the model instead; then a
+    batch may be anything. An epoch is the first `batches_per_epoch` batches, or all.
+
+    Raises ConfigError for what cannot be read once per epoch; warns of an epoch that does not end.
+    """
 
     def __init__(
-        self, train_loader: Iterable[Any], val_loader: Iterable[Any], example: Any = None
+        self,
+        train_loader: Iterable[Any],
+        val_loader: Iterable[Any],
+        example: Any = None,
+        forward: Callable[[nn.Module, Any], Any] | None = None,
+        batches_per_epoch: int | None = None,
     ) -> None:
         self.train_loader, self.val_loader = train_loader, val_loader
+        self.forward, self.batches_per_epoch = forward, batches_per_epoch
+        if example is not None:
+            example = self._input(example)
         for name, loader in (("train_loader", train_loader), ("val_loader", val_loader)):
+            if isinstance(loader, Iterator):
+                raise ConfigError(
+                    f"{name} is a generator, which is used up after one pass; give something that "
+                    "can be read again every epoch, such as a list or a DataLoader"
+                )
             first = next(iter(loader), None)
             if first is None:
                 raise ConfigError(f"{name} is empty; it must yield at least one batch")
             self._check(name, first)
             if example is None:
-                example = first[0]
+                example, _ = self._pair(first)
         self._example = example
 
-    @staticmethod
-    def _check(name: str, batch: Any) -> None:
-        if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+    def _check(self, name: str, batch: Any) -> None:
+        if not isinstance(batch, Mapping) and self.forward is None and not _is_pair(batch):
             raise ConfigError(
-                f"{name} must yield pairs (input, target), got {type(batch).__name__}"
+                f"{name} must yield pairs (input, target) or dicts, got {type(batch).__name__}; "
+                "with forward=(model, batch) -> output a batch may be anything"
             )
-        if len(batch[1]) != batch_size(batch[0]):
+        inputs, target = self._pair(batch)
+        single = isinstance(target, Tensor) and target.dim() == 0
+        if single or isinstance(target, int | float):
             raise ConfigError(
-                f"{name} yields {batch_size(batch[0])} inputs with {len(batch[1])} targets; "
+                f"{name} must yield batches, its target is a single number; put a data set into a "
+                "DataLoader"
+            )
+        if isinstance(target, Tensor) and len(target) != batch_size(inputs):
+            raise ConfigError(
+                f"{name} yields {batch_size(inputs)} inputs with {len(target)} targets; "
                 "there must be one target for every input"
             )
 
+    def _pair(self, batch: Any) -> Batch:
+        if isinstance(batch, Mapping):
+            return self._input(dict(batch)), batch
+        inputs, target = batch if _is_pair(batch) else (batch, batch)
+        return self._input(inputs), target
+
+    def _input(self, value: Any) -> Any:
+        return value if self.forward is None else CallInput(self.forward, value)
+
     def train_batches(self, key: int) -> Iterator[Batch]:
-        return ((batch[0], batch[1]) for batch in self.train_loader)
+        limited = islice(self.train_loader, self.batches_per_epoch)
+        watched = self.batches_per_epoch is None and not has_length(self.train_loader)
+        return self._pairs("train_loader", limited, watched)
 
     def val_batches(self) -> Iterator[Batch]:
-        return ((batch[0], batch[1]) for batch in self.val_loader)
+        return self._pairs("val_loader", self.val_loader, not has_length(self.val_loader))
+
+    def _pairs(self, name: str, batches: Iterable[Any], watched: bool) -> Iterator[Batch]:
+        # Nobody can know whether an iterable without a length ends.
+        for number, batch in enumerate(batches):
+            if watched and number == LONG_EPOCH:
+                warnings.warn(
+                    f"{name} has no length and has given {number} batches; if it never ends, "
+                    "neither does the epoch: give batches_per_epoch=..., or a loader that ends",
+                    EsperWarning,
+                    stacklevel=2,
+                )
+            yield self._pair(batch)
 
     def example(self) -> Any:
         return self._example
+
+
+def has_length(loader: Any) -> bool:
+    """Asked, not looked up: a DataLoader has a length in name even where its data set has none."""
+    try:
+        len(loader)
+    except TypeError:
+        return False
+    return True
+
+
+def _is_pair(batch: Any) -> bool:
+    return isinstance(batch, (tuple, list)) and len(batch) == 2

@@ -9,6 +9,7 @@ back is the one after all of them.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -25,6 +26,7 @@ from esper.tamiyo import SignalTracker, Situation, compute_action_masks, wait
 from esper.tolaria.garden import Budget, Garden, SavedHost, Validation
 from esper.tolaria.governor import Governor, Verdict
 from esper.tolaria.narrator import absent
+from esper.tolaria.objectives import standard_error
 from esper.tolaria.population import Hosts, Population, TrainReadings
 from esper.tolaria.transition import Transition
 
@@ -39,6 +41,7 @@ class GrowthCycle:
     keep_best        also keep each host as it was at its best validation score, for `settle`
     counterfactuals  measure what every seed is worth by leaving it out; without, a network that is
                      not going to change pays for plain validation only
+    answers_per_sample   of validation, where the score is the percentage of right ones
     """
 
     def __init__(
@@ -53,9 +56,11 @@ class GrowthCycle:
         recorder: Recorder | None = None,
         keep_best: bool = False,
         counterfactuals: bool = True,
+        answers_per_sample: int | None = None,
     ) -> None:
         self.population, self.rules = population, rules
         self.on_panic, self.keep_best = on_panic, keep_best
+        self.answers_per_sample = answers_per_sample
         self.recorder: Recorder = recorder or NullRecorder()
         self.n_envs = len(population.keys)
         self.garden = Garden(
@@ -116,7 +121,7 @@ class GrowthCycle:
             train.finite,
             acted,
             self._on_trial(),
-            validation.samples,
+            self.tracker.noise,
         )
         age(self.table, acted)
         for env in np.flatnonzero(verdict.panic).tolist():
@@ -147,9 +152,34 @@ class GrowthCycle:
             train_macs=self.garden.train_macs - spent,
             host_macs=self.garden.host_train_macs - spent_by_hosts,
         )
-        for row in self.garden.narrator.metrics_rows(transition, self.garden.total_macs()):
-            self.recorder.metrics(row)
+        self._tell(transition)
         return transition
+
+    def finish_after(self, train: TrainReadings, loss: np.ndarray, score: np.ndarray) -> None:
+        """Take in an epoch that was trained after the last step: nothing changes any more, but the
+        hosts are compared with their best. `loss` and `score` ([E]) are those of validation."""
+        assert self.situation is not None, "there is no epoch after the last before the first"
+        before, everyone = self.situation, np.ones(self.n_envs, dtype=bool)
+        self.step_count += 1
+        self.batches_done += train.batches
+        nothing = Validation.nothing(*self.table.shape, samples=0)
+        validation = replace(nothing, loss=loss, score=score)
+        self._keep_best(validation, everyone & np.isfinite(loss) & ~self.broken)
+        self.situation = self._look(self._update_signals(train, validation))
+        none, no_macs = ~everyone, np.zeros(self.n_envs, dtype=np.int64)
+        self._tell(
+            Transition(
+                before=before,
+                actions=wait(self.n_envs),
+                after=self.situation,
+                acted=everyone,
+                terminated=none,
+                truncated=none,
+                rolled_back=none,
+                train_macs=no_macs,
+                host_macs=no_macs,
+            )
+        )
 
     # --- parts of a step -----------------------------------------------------------------------
 
@@ -160,12 +190,20 @@ class GrowthCycle:
         self.garden.record(validation, envs, train)
         # What is measured on a broken network says nothing about its seeds.
         self.table.contribution[envs & broken] = np.nan
+        self._keep_best(validation, envs & ~broken)
+
+    def _keep_best(self, validation: Validation, envs: np.ndarray) -> None:
+        """Remember the hosts among `envs` (bool[E]) that have never been better."""
         if not self.keep_best:
             return
-        better = np.flatnonzero(envs & ~broken & (validation.score > self.best_score))
+        better = np.flatnonzero(envs & (validation.score > self.best_score))
         self.best_score[better] = validation.score[better]
         for env, saved in zip(better.tolist(), self._snapshots(better), strict=True):
             self.best[env] = saved
+
+    def _tell(self, transition: Transition) -> None:
+        for row in self.garden.narrator.metrics_rows(transition, self.garden.total_macs()):
+            self.recorder.metrics(row)
 
     def _snapshots(self, envs: np.ndarray) -> list[SavedHost]:
         return self.garden.save(envs, self.step_count) if len(envs) else []
@@ -179,10 +217,21 @@ class GrowthCycle:
             train_score=train.score,
             val_loss=validation.loss,
             val_score=validation.score,
+            chance=self._chance(validation),
         )
+        self.table.noise[:] = self.tracker.noise[:, None]
         for env in np.flatnonzero(signals.host_stabilized & ~was_stable).tolist():
             self.recorder.event(HostStabilized(env, self.step_count, signals.val_loss[env].item()))
         return signals
+
+    def _chance(self, validation: Validation) -> np.ndarray:
+        """[E]: how far chance alone moves each score, NaN where that cannot be known."""
+        answers = (self.answers_per_sample or 0) * validation.samples
+        return standard_error(validation.score, answers)
+
+    def resume(self, signals: TrainingSignals) -> None:
+        """Look at hosts and table as they were brought back, with their last epoch's signals."""
+        self.situation = self.before = self._look(signals)
 
     def _look(self, signals: TrainingSignals) -> Situation:
         garden = self.garden

@@ -4,6 +4,7 @@ Everything that changes a slot goes through here, so that modules, optimisers, t
 always tell the same story.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -52,10 +53,16 @@ class Budget:
 
     def __post_init__(self) -> None:
         for name, value in (("params", self.params), ("macs", self.macs)):
-            if value is not None and not value >= 1.0:
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise ConfigError(f"budget {name} must be a number, got {value!r}")
+            if not value >= 1.0:
                 raise ConfigError(
                     f"budget {name}={value} is below the host itself; give 1.0 or more"
                 )
+            if not math.isfinite(value):
+                raise ConfigError(f"budget {name}={value} is no cap; leave it out instead")
 
 
 @dataclass(frozen=True)
@@ -118,6 +125,7 @@ class Garden:
         self.host_params, self.host_macs = count_params(template.host), template.host_macs
         self.valve_params = valve_params(template.sites)
         self.limits = self._limits(budget, max_seeds)
+        self._check_room()
         n_envs = len(population.keys)
         self.table = SlotTable.empty(n_envs, len(template.sites))
         self.counts = {
@@ -139,6 +147,20 @@ class Garden:
             max_macs=_cap(budget.macs, self.host_macs),
             max_seeds=max_seeds,
         )
+
+    def _check_room(self) -> None:
+        """Raises ConfigError if nothing can grow anywhere, with the least budget that would do."""
+        limits, names = self.limits, ", ".join(self.narrator.slots.names)
+        if not limits.fits.any():
+            raise ConfigError(f"no blueprint fits {names}: choose other slots, or add blueprints")
+        if not limits.affordable.any():
+            params = 1.0 + limits.params[limits.fits] / self.host_params
+            macs = 1.0 + limits.macs[limits.fits] / max(1, self.host_macs)
+            least = (params + macs).argmin()
+            raise ConfigError(
+                f"the budget leaves no room for any seed in {names}: the smallest one needs "
+                f"params={_rounded_up(params[least])} and macs={_rounded_up(macs[least])}"
+            )
 
     # --- actions -------------------------------------------------------------------------------
 
@@ -308,12 +330,14 @@ class Garden:
     def suspects(self, env: int, broken: Validation) -> list[int]:
         """The seed on trial without which the broken network does best; empty without any.
 
-        Where even that does not give a finite loss, it is the youngest.
+        Best by its loss; where no loss is finite, or none is known, by its score; where that does
+        not tell them apart either, it is the youngest.
         """
-        without = np.nan_to_num(broken.without_loss[env], nan=np.inf)
-        candidates = np.flatnonzero(self.on_trial()[env]).tolist()
+        loss = np.nan_to_num(broken.without_loss[env], nan=np.inf)
+        deficit = np.nan_to_num(-broken.without_score[env], nan=np.inf)
         age = self.table.epochs_total[env]
-        ranked = sorted(candidates, key=lambda slot: (without[slot], age[slot]))
+        candidates = np.flatnonzero(self.on_trial()[env]).tolist()
+        ranked = sorted(candidates, key=lambda slot: (loss[slot], deficit[slot], age[slot]))
         return ranked[:1]
 
     def embargo(self, env: int, slot: int, step: int) -> None:
@@ -329,6 +353,10 @@ class Garden:
         before = self.table.copy()
         live = envs[:, None] & IS_LIVE[self.table.stage] & ~(self.table.contribution > 0.0)
         self._tell(before, [self._cull(live, "unproven")], step)
+
+
+def _rounded_up(multiple: float) -> str:
+    return f"{math.ceil(multiple * 1000) / 1000:g}"
 
 
 def _cap(multiple: float | None, of_host: int) -> int | None:

@@ -40,7 +40,7 @@ class Governor:
         finite: np.ndarray,
         running: np.ndarray,
         on_trial: np.ndarray,
-        val_samples: int = 0,
+        noise: np.ndarray,
     ) -> Verdict:
         """Judge loss and score ([E]) of an epoch, and whether training stayed finite (bool[E]).
 
@@ -50,7 +50,7 @@ class Governor:
         loss far above the past only when it stays there. Where a seed is `on_trial` (bool[E]: it
         acts on the output and is not yet a fossil) there is a suspect, and no patience: a loss of
         several times the last healthy one, or a score far below it, is enough. How far is beyond
-        chance depends on the number of validation samples, where it is known.
+        chance is a multiple of the score's `noise` ([E]); nothing is where that is not known.
         """
         known = np.sum(~np.isnan(self.history), axis=1)
         mean, deviation = _mean_and_deviation(self.history)
@@ -61,7 +61,8 @@ class Governor:
         threshold = np.where(
             on_trial, np.minimum(threshold, c.GOVERNOR_LOSS_MULTIPLIER * last), threshold
         )
-        collapse = on_trial & (val_score < self.last_score - _trial_drop(val_samples))
+        least = self.last_score - c.GOVERNOR_TRIAL_DROP * noise
+        collapse = on_trial & (noise > 0) & (val_score < least)
         explosion = running & ((val_loss > threshold) | collapse)
 
         panic = not_finite | lobotomy | explosion
@@ -89,7 +90,7 @@ class Governor:
         """A loss above this is an anomaly.
 
         The first loss has only a random guess to be compared with; where that is not known, any
-        finite loss may be the scale of the task.
+        finite loss may be the scale of the task, and no loss is too high in itself.
         """
         guess = np.inf if self.random_guess_loss is None else self.random_guess_loss
         usual = np.where(known > 0, mean, guess)
@@ -97,7 +98,8 @@ class Governor:
             known >= c.GOVERNOR_MIN_HISTORY, mean + c.GOVERNOR_SENSITIVITY * deviation, 0.0
         )
         relative = c.GOVERNOR_LOSS_MULTIPLIER * usual
-        return np.maximum(c.GOVERNOR_ABSOLUTE_THRESHOLD, np.maximum(statistical, relative))
+        least = 0.0 if self.random_guess_loss is None else c.GOVERNOR_ABSOLUTE_THRESHOLD
+        return np.maximum(least, np.maximum(statistical, relative))
 
     def save(self, env: int, host: SavedHost) -> None:
         """Replace the environment's snapshot; the caller has seen that the host is healthy."""
@@ -111,13 +113,6 @@ class Governor:
     def forgive(self, env: int) -> None:
         """Start counting panics anew, after a rollback."""
         self.panics[env] = 0
-
-
-def _trial_drop(samples: int) -> float:
-    """Points that a score may fall in one epoch: at least three standard errors of the difference
-    between two shares of `samples`, at their widest."""
-    chance = 300.0 * (0.5 / samples) ** 0.5 if samples else 0.0
-    return max(c.GOVERNOR_TRIAL_DROP, chance)
 
 
 def _reason(not_finite: bool, lobotomy: bool, collapse: bool) -> str:

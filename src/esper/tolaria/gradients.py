@@ -1,4 +1,7 @@
-"""How strongly a seed learns compared with its host, measured on some batches of an epoch."""
+"""How strongly a seed learns compared with its host, measured on some batches of an epoch.
+
+Host and seed are compared by the gradients that the loss gave them, before anybody clips them.
+"""
 
 import math
 
@@ -6,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from esper.growth import GrownModule
 from esper.leyline import IS_ACTIVE
@@ -25,7 +29,8 @@ def gradient_ratio(seed: ArrayLike, host: ArrayLike, n_seed: ArrayLike, n_host: 
 
 
 class GradientMeter:
-    """Call `observe` after every backward pass; every STRIDE-th, from the first, is measured.
+    """Call `observe` after every backward pass, before gradients are clipped; every STRIDE-th, from
+    the first, is measured.
 
     gradient_ratio    |g_seed| against |g_host|, per parameter
     gradient_norm     |g_seed|
@@ -38,29 +43,52 @@ class GradientMeter:
         self.slots = [i for i, slot in network.each_slot() if IS_ACTIVE[slot.stage]]
         self.batches = 0
         self.readings: dict[int, list[dict[str, float]]] = {i: [] for i in self.slots}
+        self.noted: dict[nn.Parameter, Tensor] = {}
+
+    def watch(self) -> list[RemovableHandle]:
+        """For a loop that is not ours: note gradients as the backward pass leaves them, because
+        whoever calls `observe` later sees them clipped. Of several passes that add up, the last one
+        counts. `gradient_norm` and `gradient_health` stay what `observe` finds: where a loss is
+        scaled, only the ratio is free of the scale."""
+        if not self.slots:
+            return []
+        seeds = (self.network.seed_parameters(index) for index in self.slots)
+        params = [*self.network.host_parameters(), *(p for seed in seeds for p in seed)]
+        return [param.register_post_accumulate_grad_hook(self._note) for param in params]
+
+    def _note(self, param: Tensor) -> None:
+        if self.batches % STRIDE == 0 and param.grad is not None:
+            assert isinstance(param, nn.Parameter)
+            self.noted[param] = param.grad.detach().norm()
 
     def observe(self) -> None:
         if self.slots and self.batches % STRIDE == 0:
             self._measure()
+        self.noted.clear()
         self.batches += 1
 
     @torch.no_grad()
     def _measure(self) -> None:
         host_params = self.network.host_parameters()
-        host = _total(_norms(host_params))
+        host = _total(self._unclipped(host_params))
         n_host = sum(p.numel() for p in host_params)
         for index in self.slots:
             params = self.network.seed_parameters(index)
             norms = _norms(params)
-            seed = _total(norms)
+            seed = _total(self._unclipped(params))
             n_seed = sum(p.numel() for p in params)
             self.readings[index].append(
                 {
                     "gradient_ratio": float(gradient_ratio(seed, host, n_seed, n_host)),
-                    "gradient_norm": seed,
+                    "gradient_norm": _total(norms),
                     "gradient_health": _health(norms, len(params)),
                 }
             )
+
+    def _unclipped(self, params: list[nn.Parameter]) -> Tensor:
+        """[n]: norms as noted in the backward pass, else those of the gradients as they are."""
+        noted = [self.noted[p] for p in params if p in self.noted]
+        return _together(noted) if noted else _norms(params)
 
     def result(self) -> dict[str, np.ndarray]:
         """Columns of the slot table, [S] each; what was not measured is NaN, or healthy."""
@@ -78,7 +106,10 @@ class GradientMeter:
 def _norms(params: list[nn.Parameter]) -> Tensor:
     """[n]: norms of the n gradients that there are."""
     grads = [p.grad for p in params if p.grad is not None]
-    norms = torch._foreach_norm(grads) if grads else ()
+    return _together(list(torch._foreach_norm(grads)) if grads else [])
+
+
+def _together(norms: list[Tensor]) -> Tensor:
     # A network may be spread over devices.
     return torch.stack([n.to(norms[0].device) for n in norms]) if norms else torch.empty(0)
 

@@ -170,6 +170,7 @@ class Narrator:
             "train_score": absent(signals.train_score[env]),
             "val_loss": absent(signals.val_loss[env]),
             "val_score": absent(signals.val_score[env]),
+            "score_noise": absent(table.noise[env, 0]),
             "plateau_epochs": int(signals.plateau_epochs[env]),
             "host_stabilized": bool(signals.host_stabilized[env]),
             "rolled_back": bool(transition.rolled_back[env]),

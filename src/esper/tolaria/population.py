@@ -2,8 +2,9 @@
 form: a loop over ordinary modules."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 import torch
@@ -14,8 +15,10 @@ from esper.growth import (
     BlueprintCatalogue,
     GrownModule,
     HostSnapshot,
+    Layouts,
     SlotChoice,
     add_slot_groups,
+    batch_size,
     call_model,
     evaluating,
     export,
@@ -29,12 +32,25 @@ from esper.growth import (
 from esper.leyline import ConfigError, SeedStage, draw_key
 from esper.tolaria.batches import Batch, DataSource
 from esper.tolaria.gradients import GradientMeter
-from esper.tolaria.objectives import Objective
+from esper.tolaria.objectives import Objective, WholeSetScore
+
+Precision = Literal["fp32", "bf16"]
+
+
+def check_precision(precision: str) -> None:
+    """Raises ConfigError for a precision that there is not."""
+    if precision not in get_args(Precision):
+        raise ConfigError(f"precision must be fp32 or bf16, got {precision!r}")
 
 
 @dataclass(frozen=True)
 class HostRecipe:
-    """How to make one host and train it. `build` runs with torch's generators at the host's key."""
+    """How to make one host and train it. `build` runs with torch's generators at the host's key.
+
+    With `precision` bf16 the products of forward and backward passes are computed in bfloat16;
+    parameters, optimiser and objectives stay in float32.
+    `layout` and `causal` are those of `GrownModule.wrap`.
+    """
 
     build: Callable[[], nn.Module]
     slots: SlotChoice
@@ -44,8 +60,12 @@ class HostRecipe:
     optimizer: Callable[[Iterable[nn.Parameter]], Optimizer]
     catalogue: BlueprintCatalogue
     max_grad_norm: float | None = None
+    precision: Precision = "fp32"
+    layout: Layouts | None = None
+    causal: bool | None = None
 
     def __post_init__(self) -> None:
+        check_precision(self.precision)
         if self.max_grad_norm is not None and self.max_grad_norm <= 0:
             raise ConfigError(f"max_grad_norm must be above 0 or None, got {self.max_grad_norm}")
 
@@ -133,7 +153,14 @@ def new_host(recipe: HostRecipe, key: int, device: torch.device) -> nn.Module:
 def new_network(recipe: HostRecipe, key: int, device: torch.device) -> GrownModule:
     """The same with its slots; raises ConfigError for slots that it cannot have."""
     host, example = new_host(recipe, key, device), on_device(recipe.data.example(), device)
-    return GrownModule.wrap(host, recipe.slots, example, recipe.catalogue)
+    return GrownModule.wrap(
+        host,
+        recipe.slots,
+        example,
+        recipe.catalogue,
+        layout=recipe.layout,
+        causal=recipe.causal,
+    )
 
 
 def on_device(value: Any, device: torch.device) -> Any:
@@ -214,17 +241,19 @@ class LoopedPopulation:
             ):
                 for param in trained:
                     param.grad = None
-                output = call_model(network.host, inputs)
-                loss = recipe.loss(output, target)
+                with self._casting():
+                    output = call_model(network.host, inputs)
+                    loss = recipe.loss(output, target)
                 loss.backward()
+                # What the loss asks for is read, not what clipping leaves of it.
+                meter.observe()
                 if recipe.max_grad_norm is not None:
                     for params in groups:
                         nn.utils.clip_grad_norm_(params, recipe.max_grad_norm)
-                meter.observe()
                 optimizer.step()
                 with torch.no_grad():
                     readings += [loss.detach(), recipe.score(output, target)]
-                sizes.append(len(target))
+                sizes.append(batch_size(inputs))
         # One transfer from the device per epoch.
         values = np.array(torch.stack(readings).tolist()).reshape(-1, 2)
         loss_mean, score_mean = np.average(values, axis=0, weights=sizes).tolist()
@@ -241,16 +270,24 @@ class LoopedPopulation:
         """Mean loss and score [K, 2] of the coalitions, the alphas applied [S], and the samples."""
         recipe, network, samples = self.recipe, self.networks[env], 0
         totals = torch.zeros(len(present), 2, dtype=torch.float64, device=self.device)
-        with evaluating(network):
+        whole = recipe.score if isinstance(recipe.score, WholeSetScore) else None
+        tallies = [] if whole is None else [whole.tally() for _ in present]
+        with evaluating(network), self._casting():
             for inputs, target in self._batches(recipe.data.val_batches()):
+                size = batch_size(inputs)
                 for k, coalition in enumerate(present):
                     with network.coalition(coalition.tolist()):
                         output = call_model(network, inputs)
                     readings = [recipe.loss(output, target), recipe.score(output, target)]
-                    totals[k] += torch.stack(readings) * len(target)
-                samples += len(target)
+                    totals[k] += torch.stack(readings) * size
+                    if tallies:
+                        tallies[k].add(output, target)
+                samples += size
         alpha = np.array([slot.applied_alpha() for _, slot in network.each_slot()])
-        return (totals / samples).cpu().numpy(), alpha, samples
+        means = (totals / samples).cpu().numpy()
+        if tallies:
+            means[:, 1] = [tally.result() for tally in tallies]
+        return means, alpha, samples
 
     def snapshot(self, envs: np.ndarray) -> list[HostSnapshot]:
         return [take_snapshot(self.networks[env], self.optimizers[env]) for env in envs.tolist()]
@@ -261,6 +298,12 @@ class LoopedPopulation:
 
     def export(self, env: int) -> nn.Module:
         return export(self.networks[env], on_device(self.recipe.data.example(), self.device))
+
+    def _casting(self) -> AbstractContextManager[None]:
+        """Autocast where the recipe asks for it; what the caller has set up stays otherwise."""
+        if self.recipe.precision == "fp32":
+            return nullcontext()
+        return torch.autocast(self.device.type, torch.bfloat16)
 
     def _batches(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         return ((on_device(x, self.device), on_device(y, self.device)) for x, y in batches)

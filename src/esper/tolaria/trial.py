@@ -18,15 +18,15 @@ from esper.leyline import ConfigError, EpisodeOutcome, Recorder, SeedStateReport
 from esper.leyline.events import ShapleyComputed
 from esper.tamiyo import Controller
 from esper.tolaria.attribution import attribute_seeds
+from esper.tolaria.choice import PopulationKind
 from esper.tolaria.environment import GrowthCycle, GrowthEnv
 from esper.tolaria.fused import FusedPopulation
 from esper.tolaria.garden import Budget, Validation
 from esper.tolaria.narrator import absent
-from esper.tolaria.objectives import random_guess_loss
+from esper.tolaria.objectives import answers_per_sample, random_guess_loss
 from esper.tolaria.population import HostRecipe, LoopedPopulation, Population
 from esper.tolaria.transition import Transition
 
-PopulationKind = Literal["auto", "looped", "fused"]
 # (slot, blueprint) pairs of indices.
 Topology = tuple[tuple[int, int], ...]
 
@@ -39,7 +39,7 @@ class TrialRules:
     budget           caps on the grown network; `max_seeds` caps its seeds at a time
     topology         seeds that every host has from birth, as fossils
     on_panic, keep_best, counterfactuals   as in `GrowthCycle`
-    population       how hosts are trained: looped, one after another; fused, all at once; auto
+    population       how hosts are trained: looped, one after another, or fused, all at once
     """
 
     steps: int
@@ -50,11 +50,12 @@ class TrialRules:
     on_panic: Literal["terminate", "continue"] = "continue"
     keep_best: bool = True
     counterfactuals: bool = True
-    population: PopulationKind = "auto"
+    population: PopulationKind = "looped"
 
     def __post_init__(self) -> None:
         LifecycleRules(self.steps, self.incubation)
-        check_population(self.population)
+        if self.population not in get_args(PopulationKind):
+            raise ConfigError(f"hosts are looped or fused, got population {self.population!r}")
 
     @property
     def lifecycle(self) -> LifecycleRules:
@@ -74,15 +75,6 @@ class Trained:
     cpu_seconds: float
 
 
-def check_population(kind: str) -> None:
-    """Raises ConfigError for a kind of population that there is not."""
-    known = get_args(PopulationKind)
-    if kind not in known:
-        raise ConfigError(
-            f"population must be {', '.join(known[:-1])} or {known[-1]}, got {kind!r}"
-        )
-
-
 def make_env(
     recipe: HostRecipe,
     keys: Iterable[int],
@@ -95,7 +87,7 @@ def make_env(
     the rules ask for `fused` hosts and these cannot be."""
     kind = FusedPopulation if rules.population == "fused" else LoopedPopulation
     population: Population = kind(recipe, keys, device)
-    output = population.template.output
+    output, (_, target) = population.template.output, next(recipe.data.val_batches())
     return GrowthEnv(
         population,
         rules.lifecycle,
@@ -106,6 +98,7 @@ def make_env(
         recorder=recorder,
         keep_best=rules.keep_best,
         counterfactuals=rules.counterfactuals,
+        answers_per_sample=answers_per_sample(recipe.score, target),
     )
 
 
@@ -115,15 +108,23 @@ def play(
     *,
     topology: Topology = (),
     on_step: Callable[[Transition], None] = lambda transition: None,
+    after_epoch: Callable[[], bool] = lambda: True,
 ) -> bool:
-    """Run all environments to their end; False if Ctrl-C ended it before."""
-    controller.reset(env.n_envs)
+    """Run all environments to their end; False if Ctrl-C ended it before.
+
+    `after_epoch` is called after every epoch, the first included; it gives False to end the run.
+    An environment that was brought back from a saved state goes on, with its controller's state.
+    """
     try:
-        situation = env.reset(topology)
-        while situation.running.any():
-            transition = env.step(controller.act(situation))
-            situation = transition.after
-            on_step(transition)
+        going_on = True
+        if env.situation is None:
+            controller.reset(env.n_envs)
+            env.reset(topology)
+            going_on = after_epoch()
+        while going_on and env.running.any():
+            assert env.situation is not None
+            on_step(env.step(controller.act(env.situation)))
+            going_on = after_epoch()
     except KeyboardInterrupt:
         return False
     return True
@@ -138,20 +139,23 @@ def train(
     task: str,
     recorder: Recorder | None = None,
     attribute: bool = True,
+    ready: Callable[[GrowthEnv], None] = lambda env: None,
 ) -> list[Trained]:
     """One trained network for each key; with `attribute`, what its seeds are worth is found out.
 
-    Ctrl-C ends it early; `outcome.ended` says so.
+    `ready` is shown the environments before they are played. Ctrl-C ends it early; `outcome.ended`
+    says so.
     """
     began = time.process_time()
     env = make_env(recipe, keys, rules, recorder)
+    ready(env)
     interrupted = not play(env, controller, topology=rules.topology)
     outcomes = settle(
         env,
         np.ones(env.n_envs, dtype=bool),
         task=task,
         controller=controller.name,
-        interrupted=interrupted,
+        ended="interrupted" if interrupted else "finished",
         attribute=attribute,
     )
     models = [env.population.export(index) for index in range(env.n_envs)]
@@ -173,15 +177,16 @@ def settle(
     *,
     task: str,
     controller: str,
-    interrupted: bool = False,
+    ended: str = "finished",
     attribute: bool = False,
 ) -> list[EpisodeOutcome]:
     """Bring hosts (bool[E]) back to their best and sum up their episodes, in order; the recorder
-    gets the rows too. With `attribute`, what each of their seeds is worth is found out."""
+    gets the rows too. `ended` says why no more was trained, where no rollback was the reason. With
+    `attribute`, what each of their seeds is worth is found out."""
     validation, best_steps = env.settle(envs)
     outcomes = []
     for index in np.flatnonzero(envs).tolist():
-        ended = "rollback" if env.broken[index] else "finished"
+        broken = ended == "finished" and env.broken[index]
         worth = attribute_seeds(env, index, validation) if attribute else None
         outcome = _outcome(
             env,
@@ -190,7 +195,7 @@ def settle(
             None if worth is None else worth[1],
             task=task,
             controller=controller,
-            ended="interrupted" if interrupted else ended,
+            ended="rollback" if broken else ended,
             best_step=int(best_steps[index]),
         )
         env.recorder.outcome(outcome)

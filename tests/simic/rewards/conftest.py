@@ -5,7 +5,8 @@ import pytest
 from esper.leyline import History
 from esper.tamiyo import RandomController
 from esper.tolaria import play
-from reward_support import break_host, small_env
+from helpers import break_host
+from reward_support import small_env
 
 
 @pytest.fixture(scope="session")

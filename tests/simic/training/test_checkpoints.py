@@ -12,9 +12,8 @@ import pytest
 
 import esper.simic.training as training
 from esper.api.training import resume_ppo
-from esper.leyline import ConfigError
+from esper.leyline import ConfigError, sealed
 from esper.observatory import RunDirectory
-from esper.simic.training import checkpoint
 from esper.simic.training.checkpoint import (
     MANIFEST,
     STATE,
@@ -104,7 +103,7 @@ def test_what_is_still_being_written_is_not_seen(run):
 @pytest.mark.parametrize("nth", [1, 2, 3])
 def test_a_full_disk_is_reported_and_the_last_good_one_survives(run, monkeypatch, nth):
     state = load_checkpoint(run).state
-    state.round, calls, write = 5, [], checkpoint._write
+    state.round, calls, write = 5, [], sealed._write
 
     def full(path: Path, data: bytes) -> None:
         calls.append(path)
@@ -113,7 +112,7 @@ def test_a_full_disk_is_reported_and_the_last_good_one_survives(run, monkeypatch
             raise OSError(errno.ENOSPC, "No space left on device")
         write(path, data)
 
-    monkeypatch.setattr(checkpoint, "_write", full)
+    monkeypatch.setattr(sealed, "_write", full)
     with pytest.raises(CheckpointWriteError, match=r"No space left.*round-000004 is intact"):
         save_checkpoint(run, state, {})
     assert load_checkpoint(run).state.round == 4
@@ -121,7 +120,7 @@ def test_a_full_disk_is_reported_and_the_last_good_one_survives(run, monkeypatch
 
 
 def test_a_run_ends_with_the_report_when_the_disk_is_full_and_goes_on_later(tmp_path, monkeypatch):
-    write = checkpoint._write
+    write = sealed._write
 
     def full(path: Path, data: bytes) -> None:
         if "round-000002" in str(path):
@@ -129,7 +128,7 @@ def test_a_run_ends_with_the_report_when_the_disk_is_full_and_goes_on_later(tmp_
         write(path, data)
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "_write", full)
+        patch.setattr(sealed, "_write", full)
         with pytest.raises(CheckpointWriteError, match="round-000001 is intact"):
             tiny_run(tmp_path / "run")
     assert resume_ppo(tmp_path / "run", task=tiny_task()).round == 3

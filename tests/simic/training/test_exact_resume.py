@@ -16,23 +16,25 @@ from esper.simic.training.loop import Hooks
 from training_support import rows, same_run, tiny_run, tiny_task
 
 TESTS = Path(__file__).parents[2]
+BOTH = pytest.mark.parametrize("population", ["looped", "fused"])
 
 
-def start(run: Path, rounds: int, plan: str) -> subprocess.Popen:
-    command = [sys.executable, "-m", "training_support", str(run), str(rounds), plan]
+def start(run: Path, rounds: int, plan: str, population: str) -> subprocess.Popen:
+    command = [sys.executable, "-m", "training_support", str(run), str(rounds), plan, population]
     # Run as a module, it finds what is beside it.
     return subprocess.Popen(command, cwd=TESTS)
 
 
-def play_with_kills(folder: Path, rounds: int, plans: list[str]) -> None:
+def play_with_kills(folder: Path, rounds: int, plans: list[str], population: str) -> None:
     whole, killed = folder / "whole", folder / "killed"
-    tiny_run(whole, rounds=rounds)
+    tiny_run(whole, rounds=rounds, population=population)
     for plan in plans:
-        process = start(killed, rounds, "none" if plan.startswith("time") else plan)
+        at_once = "none" if plan.startswith("time") else plan
+        process = start(killed, rounds, at_once, population)
         if plan.startswith("time"):
             kill_while_playing(process, killed, float(plan.partition(":")[2]))
         assert process.wait() == -signal.SIGKILL, plan
-    assert start(killed, rounds, "none").wait() == 0
+    assert start(killed, rounds, "none", population).wait() == 0
     same_run(whole, killed)
 
 
@@ -46,12 +48,14 @@ def kill_while_playing(process: subprocess.Popen, run: Path, seconds: float) -> 
     process.kill()
 
 
-def test_four_kills_change_nothing(tmp_path):
-    play_with_kills(tmp_path, 4, ["write:4", "time:0.05", "rename:1", "step:13"])
+@BOTH
+def test_four_kills_change_nothing(tmp_path, population):
+    play_with_kills(tmp_path, 4, ["write:4", "time:0.05", "rename:1", "step:13"], population)
 
 
 @pytest.mark.soak
-def test_twenty_kills_at_random_moments_change_nothing(tmp_path):
+@BOTH
+def test_twenty_kills_at_random_moments_change_nothing(tmp_path, population):
     draw = random.Random(0)
     plans = []
     for _ in range(20):
@@ -60,7 +64,7 @@ def test_twenty_kills_at_random_moments_change_nothing(tmp_path):
         most = {"step": 15, "write": 6, "rename": 2}
         count = draw.random() / 4 if kind == "time" else draw.randint(1, most[kind])
         plans.append(f"{kind}:{count}")
-    play_with_kills(tmp_path, 44, plans)
+    play_with_kills(tmp_path, 44, plans, population)
 
 
 def test_a_run_that_was_stopped_after_a_round_goes_on_exactly(tmp_path):
@@ -99,6 +103,7 @@ def test_a_run_that_is_looked_at_closely_is_so_after_a_resume(tmp_path):
         ("envs", "5"),
         ("incubation", '"joint"'),
         ("population", '"looped"'),
+        ("precision", '"bf16"'),
         ("steps", "4"),
         ("max_seeds", "2"),
         ("ppo.learning_rate", "0.1"),

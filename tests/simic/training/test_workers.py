@@ -29,8 +29,9 @@ def remember_workers(monkeypatch) -> list[Workers]:
     return pools
 
 
-def test_workers_change_nothing_even_if_one_is_killed(tmp_path, monkeypatch, caplog):
-    tiny_run(tmp_path / "one", rounds=2)
+@pytest.mark.parametrize("population", ["looped", "fused"])
+def test_workers_change_nothing_even_if_one_is_killed(tmp_path, monkeypatch, caplog, population):
+    tiny_run(tmp_path / "one", rounds=2, population=population)
     pools = remember_workers(monkeypatch)
     steps = []
 
@@ -39,7 +40,8 @@ def test_workers_change_nothing_even_if_one_is_killed(tmp_path, monkeypatch, cap
         if len(steps) == 11:
             os.kill(pools[0].workers[1].process.pid, signal.SIGKILL)
 
-    tiny_run(tmp_path / "two", rounds=2, workers=2, hooks=Hooks(on_step=kill))
+    how = {"workers": 2, "hooks": Hooks(on_step=kill)}
+    tiny_run(tmp_path / "two", rounds=2, population=population, **how)
     assert len(pools[0].workers) == 2
     assert "died (exit code -9); its round is played again" in caplog.text
     assert not any(worker.process.is_alive() for worker in pools[0].workers)

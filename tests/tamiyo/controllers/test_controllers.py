@@ -37,6 +37,7 @@ def situation(
     table: SlotTable | None = None, *, step: int = 10, plateau: int = 5, **changes: Any
 ) -> Situation:
     table = table if table is not None else SlotTable.empty(1, 3)
+    table.noise[:] = 2.0
     n_envs = table.shape[0]
     column = np.zeros(n_envs)
     history = np.zeros((n_envs, 5))
@@ -153,8 +154,8 @@ def test_heuristic_passes_over_a_penalised_blueprint_or_takes_the_least() -> Non
         ({"stage": SeedStage.BLENDING, "epochs_in_stage": 5, "score": 47.9}, "CULL"),
         ({"stage": SeedStage.BLENDING, "epochs_in_stage": 5, "score": 48.1}, "WAIT"),
         ({"stage": SeedStage.HOLDING, "contribution": 1.5, "score": 52.0}, "FOSSILIZE"),
-        ({"stage": SeedStage.HOLDING, "contribution": 0.7, "score": 52.0}, "WAIT"),
-        ({"stage": SeedStage.HOLDING, "contribution": 0.5, "score": 52.0}, "CULL"),
+        ({"stage": SeedStage.HOLDING, "contribution": 0.8, "score": 52.0}, "WAIT"),
+        ({"stage": SeedStage.HOLDING, "contribution": 0.6, "score": 52.0}, "CULL"),
         ({"stage": SeedStage.HOLDING, "contribution": 5.0, "score": 49.0}, "CULL"),
         ({"stage": SeedStage.FOSSILIZED}, "GERMINATE"),
     ],

@@ -38,6 +38,7 @@ def table_at(*stages: SeedStage) -> SlotTable:
             table.stage[0, slot] = stage
             table.epochs_total[0, slot] = 1
             table.contribution[0, slot] = 2.0
+    table.noise[:] = 2.0
     return table
 
 

@@ -71,21 +71,25 @@ def test_an_npm_package_is_packed_and_its_files_picked(client, tmp_path):
     assert commands == [["npm", "pack", "toy@1.0.0", "--ignore-scripts"]]
 
 
-def test_a_debian_package_is_downloaded_and_extracted(client, tmp_path):
+def test_a_debian_package_is_downloaded_and_extracted(client, tmp_path, monkeypatch):
+    """Into a folder that is named from here, where the client does not run."""
+    monkeypatch.chdir(tmp_path)
+
     def apt_get(command, folder):
         (folder / "toy_1_all.deb").write_bytes(b"deb")
         return 0, "", ""
 
     def dpkg_deb(command, folder):
-        target = Path(command[3]) / "usr" / "share"
+        assert (folder / command[2]).is_file(), "the client is told a path that it does not find"
+        target = folder / command[3] / "usr" / "share"
         target.mkdir(parents=True)
         for name, data in CONTENTS.items():
             (target / name).write_bytes(data)
         return 0, "", ""
 
     commands = client(apt_get=apt_get, dpkg_deb=dpkg_deb)
-    get(fetch.debian_package("toy", fetch.pick("usr/share", list(CONTENTS))), tmp_path)
-    assert names_in(tmp_path) == WHOLE
+    get(fetch.debian_package("toy", fetch.pick("usr/share", list(CONTENTS))), Path("data"))
+    assert names_in(tmp_path / "data") == WHOLE
     assert [command[:2] for command in commands] == [["apt-get", "download"], ["dpkg-deb", "-x"]]
 
 

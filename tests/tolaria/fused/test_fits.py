@@ -65,6 +65,14 @@ def test_the_hosts_of_tasks_fit() -> None:
     assert reason(recipe("mlp")) is None
 
 
+def test_kernels_of_one_pixel_fit_images_of_any_size() -> None:
+    host = {"num_classes": 10, "n_blocks": 2, "base_channels": 2, "in_channels": 1}
+    made = recipe(
+        build=lambda: CNNHost(kernel_size=1, **host), data=images(16), slots=("blocks.0",)
+    )
+    assert reason(made) is None
+
+
 def loaders() -> LoaderSource:
     batches = [(torch.randn(4, 1, 8, 8), torch.zeros(4, dtype=torch.long))]
     return LoaderSource(batches, batches)
@@ -78,6 +86,7 @@ def augmented() -> TensorSource:
 REASONS: dict[str, tuple[Callable[[], HostRecipe], str]] = {
     "host": (lambda: recipe(build=sequential, slots=("1",)), "no fused form of Sequential"),
     "slot": (lambda: recipe(slots=("blocks.0.0",)), "slot blocks.0.0 inside a block"),
+    "precision": (lambda: recipe(precision="bf16"), "precision bf16"),
     "sgd": (lambda: recipe(optimizer=lambda p: SGD(p, lr=0.1)), "optimiser SGD"),
     "amsgrad": (lambda: recipe(optimizer=lambda p: AdamW(p, amsgrad=True)), "amsgrad"),
     "loaders": (lambda: recipe(data=loaders()), "LoaderSource"),

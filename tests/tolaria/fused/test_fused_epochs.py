@@ -88,10 +88,16 @@ def test_different_seeds_side_by_side_and_only_some_running(host: str) -> None:
 def test_gradients_are_clipped_for_each_host_and_seed_apart(max_norm: float) -> None:
     looped, fused = mixed("cnn", max_grad_norm=max_norm)
     assert_epochs_equal(looped, fused)
-    free_looped, _ = mixed("cnn")
-    clipped, free = (p.train_epoch(np.ones(4, dtype=bool), 5) for p in (looped, free_looped))
-    assert np.nanmax(clipped.seeds["gradient_norm"]) <= max_norm * 1.001
-    assert np.nanmax(free.seeds["gradient_norm"]) > max_norm
+    clipped, free = (mixed("cnn", max_grad_norm=norm)[1] for norm in (max_norm, None))
+    epochs = [population.train_epoch(np.ones(4, dtype=bool), 0) for population in (clipped, free)]
+    assert (epochs[0].loss != epochs[1].loss).all()
+    assert np.nanmax(epochs[0].seeds["gradient_norm"]) > max_norm, "read before it is clipped"
+    read = looped.train_epoch(np.ones(4, dtype=bool), 5).seeds["gradient_norm"]
+    assert np.nanmax(read) > max_norm, "readings are taken before clipping"
+    for network in looped.networks:
+        for index in range(len(network.sites)):
+            grads = [p.grad for p in network.seed_parameters(index) if p.grad is not None]
+            assert nn.utils.get_total_norm(grads) <= max_norm * 1.001
 
 
 def test_other_settings_of_adamw() -> None:

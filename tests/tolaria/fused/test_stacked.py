@@ -16,6 +16,7 @@ MODULES: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
     "depthwise": (nn.Conv2d(4, 4, 3, padding=1, groups=4, bias=False), (4, 4, 4)),
     "one pixel": (nn.Conv2d(4, 2, 3, padding=1), (4, 1, 1)),
     "many pixels": (nn.Conv2d(2, 2, 3, padding=1), (2, 9, 9)),
+    "per pixel": (nn.Conv2d(3, 2, 1), (3, 9, 10)),
     "reflected": (nn.Conv2d(2, 2, 3, padding=1, padding_mode="reflect"), (2, 4, 4)),
     "same": (nn.Conv2d(2, 2, 3, padding="same"), (2, 4, 4)),
     "group norm": (nn.GroupNorm(2, 4), (4, 3, 3)),
@@ -70,15 +71,20 @@ def test_every_row_has_its_own_parameters(name: str) -> None:
         assert_same(run(module, params, x), by_rows(kind, params, x), [x, *params.values()])
 
 
-@pytest.mark.parametrize("index", [0, 2])
-def test_a_block_pools_as_the_host_does_also_between_equals(index: int) -> None:
+@pytest.mark.parametrize(
+    ("index", "kernel", "side"), [(0, 3, 4), (2, 3, 4), (0, 1, 16), (2, 1, 16)]
+)
+def test_a_block_pools_as_the_host_does_also_between_equals(
+    index: int, kernel: int, side: int
+) -> None:
     """Whole numbers as inputs and taps give many equal pixels."""
     with keyed(2):
-        block = CNNHost(10, 3, 2, pool_layers=1, in_channels=1).blocks[index]
+        host = CNNHost(10, 3, 2, pool_layers=1, kernel_size=kernel, in_channels=1)
+        block = host.blocks[index]
         kind, params = rows_of(block, 3)
         channels = kind.params[0].shape[1]
         taps = torch.randint(-1, 2, (3, *kind.params[0].shape)).float().requires_grad_()
         params[kind.params[0]] = taps
-        x = torch.randint(0, 2, (3, 5, channels, 4, 6)).float().requires_grad_()
+        x = torch.randint(0, 2, (3, 5, channels, side, 6)).float().requires_grad_()
         ours, theirs = cnn_block(block, params, x), by_rows(kind, params, x)
         assert_same(ours, theirs, [x, *params.values()])

@@ -5,7 +5,7 @@ Also what a seed costs, in parameters and multiply-adds, without making it.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from importlib.metadata import entry_points
 from typing import Any, Literal
 
@@ -15,17 +15,21 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from esper.growth.blueprints import modules
-from esper.leyline import ConfigError, InjectionSpec
+from esper.leyline import SEED_LAYOUTS, ConfigError, InjectionSpec
 
 ENTRY_POINT_GROUP = "esper.blueprints"
 
 
 @dataclass(frozen=True)
 class OutputSpec:
-    """The host's output as a branch sees it; `per_position` for (B, T, outputs)."""
+    """The host's output as a branch sees it; `per_position` for (B, T, outputs).
+
+    `positions` is T on the example; a branch must start where there are as many.
+    """
 
     outputs: int
     per_position: bool
+    positions: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,12 +40,15 @@ class BlueprintSpec:
                `f(channels)` for a residual seed, which returns the change to its input, and
                `f(channels, outputs, per_position=bool)` for a branch, which returns the change to
                the network's output
+    mixes_positions  its factory for sequences also takes `causal=bool`: where the host does not
+               look ahead, neither may the seed
     """
 
     name: str
     kind: Literal["residual", "branch"]
     factories: Mapping[str, Callable[..., nn.Module]]
     description: str
+    mixes_positions: bool = False
 
     def build(self, site: InjectionSpec, output: OutputSpec | None) -> nn.Module:
         """A new seed for a slot; raises ConfigError if the blueprint does not fit there."""
@@ -52,19 +59,30 @@ class BlueprintSpec:
             )
         arguments: dict[str, Any] = {}
         if self.kind == "branch":
-            if output is None:
-                raise ConfigError(
-                    f"blueprint {self.name!r} needs a host whose output is one tensor of shape "
-                    "(batch, outputs) or (batch, positions, outputs)"
-                )
-            per_position = output.per_position
-            if per_position and site.topology != "transformer":
+            arguments = self._branch_arguments(site, output)
+        if self.mixes_positions and site.topology == "transformer":
+            arguments["causal"] = site.causal
+        return self.factories[site.topology](site.channels, **arguments)
+
+    def _branch_arguments(self, site: InjectionSpec, output: OutputSpec | None) -> dict[str, Any]:
+        if output is None:
+            raise ConfigError(
+                f"blueprint {self.name!r} needs a host whose output is one tensor of shape "
+                "(batch, outputs) or (batch, positions, outputs), or holds one such tensor or one "
+                "called logits"
+            )
+        if output.per_position:
+            if site.topology != "transformer":
                 raise ConfigError(
                     f"blueprint {self.name!r} does not fit slot {site.slot_id}: the host answers "
                     "at every position and the slot has none"
                 )
-            arguments = {"outputs": output.outputs, "per_position": per_position}
-        return self.factories[site.topology](site.channels, **arguments)
+            if output.positions not in (None, site.shape[0]):
+                raise ConfigError(
+                    f"blueprint {self.name!r} does not fit slot {site.slot_id}: it has "
+                    f"{site.shape[0]} positions and the host answers at {output.positions}"
+                )
+        return {"outputs": output.outputs, "per_position": output.per_position}
 
 
 @dataclass(frozen=True)
@@ -100,35 +118,43 @@ class BlueprintCatalogue:
 NOOP = "noop"
 
 
+def _maps(factory: Callable[..., nn.Module]) -> dict[str, Callable[..., nn.Module]]:
+    """A factory for feature maps of one, two and three dimensions."""
+    return {"cnn": factory, "cnn1d": partial(factory, dims=1), "cnn3d": partial(factory, dims=3)}
+
+
 BUILT_IN = BlueprintCatalogue(
     (
         BlueprintSpec(NOOP, "residual", {}, "nothing; keeps index 0 free"),
-        BlueprintSpec("conv_light", "residual", {"cnn": modules.conv_light}, "3x3 convolution"),
+        BlueprintSpec(
+            "conv_light", "residual", _maps(modules.conv_light), "convolution of width 3"
+        ),
         BlueprintSpec(
             "attention",
             "residual",
-            {"cnn": modules.cnn_attention, "transformer": modules.sequence_attention},
-            "re-weights channels (cnn) or attends to earlier positions (transformer)",
+            {**_maps(modules.cnn_attention), "transformer": modules.sequence_attention},
+            "re-weights channels (maps) or attends to other positions (transformer)",
+            mixes_positions=True,
         ),
         BlueprintSpec(
             "norm",
             "residual",
             {
-                "cnn": modules.cnn_norm,
+                **_maps(modules.cnn_norm),
                 "transformer": modules.sequence_norm,
                 "mlp": modules.sequence_norm,
             },
             "moves features towards their normalised form",
         ),
         BlueprintSpec(
-            "depthwise", "residual", {"cnn": modules.depthwise}, "depthwise 3x3, then 1x1"
+            "depthwise", "residual", _maps(modules.depthwise), "depthwise of width 3, then width 1"
+        ),
+        BlueprintSpec("bottleneck", "residual", _maps(modules.bottleneck), "width 1, 3, 1, narrow"),
+        BlueprintSpec(
+            "conv_small", "residual", _maps(modules.conv_small), "convolution of width 1"
         ),
         BlueprintSpec(
-            "bottleneck", "residual", {"cnn": modules.bottleneck}, "1x1, 3x3, 1x1, narrow"
-        ),
-        BlueprintSpec("conv_small", "residual", {"cnn": modules.conv_small}, "1x1 convolution"),
-        BlueprintSpec(
-            "conv_heavy", "residual", {"cnn": modules.conv_heavy}, "two 3x3 convolutions"
+            "conv_heavy", "residual", _maps(modules.conv_heavy), "two convolutions of width 3"
         ),
         BlueprintSpec(
             "lora",
@@ -158,13 +184,14 @@ BUILT_IN = BlueprintCatalogue(
             "flex_attention",
             "residual",
             {"transformer": modules.flex_attention},
-            "attends to earlier positions, near ones more",
+            "attends to other positions, near ones more",
+            mixes_positions=True,
         ),
         BlueprintSpec(
             "branch",
             "branch",
             {
-                "cnn": modules.cnn_branch,
+                **_maps(modules.cnn_branch),
                 "transformer": modules.sequence_branch,
                 "mlp": modules.mlp_branch,
             },
@@ -224,9 +251,10 @@ def seed_costs(
 
 def example_params(blueprint: BlueprintSpec, topology: str, width: int) -> int | None:
     """Parameters of a seed of that width on a network with ten outputs; None if it has no form."""
-    shape = {"cnn": (width, 8, 8), "transformer": (8, width), "mlp": (width,)}.get(topology)
-    if shape is None:
+    layout = SEED_LAYOUTS.get(topology)
+    if layout is None:
         return None
+    shape = tuple(width if letter == "C" else 8 for letter in layout[1:])
     site = InjectionSpec("r0c0", width, 0.0, (0, 1), "", topology, shape)
     cost = _seed_cost(blueprint, site, OutputSpec(10, per_position=False))
     return None if cost is None else cost[0]

@@ -1,5 +1,7 @@
 """What a seed is made of, for feature maps (B, C, H, W), sequences (B, T, C) and vectors (B, C).
 
+Those for feature maps have a number of `dims`: (B, C, L) is a map of one, (B, C, D, H, W) of three.
+
 A seed starts with a last map that is tiny, not zero: its effect is below a thousandth of the host's
 features, yet every one of its parameters receives a gradient from the first step. Residual seeds
 return the change to add to their input, of its shape. A branch is a small path from a slot's
@@ -16,7 +18,7 @@ from esper.leyline import ConfigError
 TINY = 1e-4
 
 
-def nearly_zero_(layer: nn.Linear | nn.Conv2d) -> nn.Module:
+def nearly_zero_(layer: nn.Linear | nn.modules.conv._ConvNd) -> nn.Module:
     """Shrink a linear or convolutional layer so that its output is about TINY times its input."""
     weight = layer.weight
     fan_in = weight[0].numel()
@@ -57,7 +59,11 @@ class Renormalize(nn.Module):
 # ReLU behind a tiny layer dies as soon as the layer's bias drifts below zero.
 
 
-def cnn_norm(channels: int) -> nn.Module:
+_CONVOLUTION = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+_POOLING = {1: nn.AdaptiveAvgPool1d, 2: nn.AdaptiveAvgPool2d, 3: nn.AdaptiveAvgPool3d}
+
+
+def cnn_norm(channels: int, dims: int = 2) -> nn.Module:
     return Renormalize(group_norm(channels))
 
 
@@ -67,8 +73,9 @@ class ChannelAttention(nn.Module):
     The gate is 1 + tanh(z / 2) = 2 * sigmoid(z), which is exactly 1 for z = 0.
     """
 
-    def __init__(self, channels: int) -> None:
+    def __init__(self, channels: int, dims: int = 2) -> None:
         super().__init__()
+        self.dims = dims
         hidden = max(1, channels // 4)
         self.squeeze = nn.Linear(channels, hidden, bias=False)
         # ReLU would leave a narrow squeeze dead whenever all its units start below zero.
@@ -76,62 +83,63 @@ class ChannelAttention(nn.Module):
         self.excite = nearly_zero_(nn.Linear(hidden, channels))
 
     def forward(self, x: Tensor) -> Tensor:
-        z = self.excite(self.act(self.squeeze(x.mean(dim=(2, 3)))))
-        return x * torch.tanh(z / 2)[:, :, None, None]
+        pooled = x.mean(dim=tuple(range(2, 2 + self.dims)))
+        z = self.excite(self.act(self.squeeze(pooled)))
+        return x * torch.tanh(z / 2)[(..., *[None] * self.dims)]
 
 
-def cnn_attention(channels: int) -> nn.Module:
-    return ChannelAttention(channels)
+def cnn_attention(channels: int, dims: int = 2) -> nn.Module:
+    return ChannelAttention(channels, dims)
 
 
 def _normalized(channels: int) -> list[nn.Module]:
     return [group_norm(channels), nn.ReLU()]
 
 
-def _conv(channels: int, kernel: int) -> nn.Conv2d:
-    return nn.Conv2d(channels, channels, kernel, padding=kernel // 2, bias=False)
+def _conv(channels: int, kernel: int, dims: int) -> nn.modules.conv._ConvNd:
+    return _CONVOLUTION[dims](channels, channels, kernel, padding=kernel // 2, bias=False)
 
 
-def conv_small(channels: int) -> nn.Module:
-    return nn.Sequential(*_normalized(channels), nearly_zero_(_conv(channels, 1)))
+def conv_small(channels: int, dims: int = 2) -> nn.Module:
+    return nn.Sequential(*_normalized(channels), nearly_zero_(_conv(channels, 1, dims)))
 
 
-def conv_light(channels: int) -> nn.Module:
-    return nn.Sequential(*_normalized(channels), nearly_zero_(_conv(channels, 3)))
+def conv_light(channels: int, dims: int = 2) -> nn.Module:
+    return nn.Sequential(*_normalized(channels), nearly_zero_(_conv(channels, 3, dims)))
 
 
-def conv_heavy(channels: int) -> nn.Module:
+def conv_heavy(channels: int, dims: int = 2) -> nn.Module:
     return nn.Sequential(
         *_normalized(channels),
-        _conv(channels, 3),
+        _conv(channels, 3, dims),
         *_normalized(channels),
-        nearly_zero_(_conv(channels, 3)),
+        nearly_zero_(_conv(channels, 3, dims)),
     )
 
 
-def depthwise(channels: int) -> nn.Module:
+def depthwise(channels: int, dims: int = 2) -> nn.Module:
     return nn.Sequential(
         *_normalized(channels),
-        nn.Conv2d(channels, channels, 3, padding=1, groups=channels, bias=False),
-        nearly_zero_(_conv(channels, 1)),
+        _CONVOLUTION[dims](channels, channels, 3, padding=1, groups=channels, bias=False),
+        nearly_zero_(_conv(channels, 1, dims)),
     )
 
 
-def bottleneck(channels: int) -> nn.Module:
+def bottleneck(channels: int, dims: int = 2) -> nn.Module:
     width = max(8, channels // 4)
     return nn.Sequential(
         group_norm(channels),
-        nn.Conv2d(channels, width, 1, bias=False),
+        _CONVOLUTION[dims](channels, width, 1, bias=False),
         nn.ReLU(),
-        _conv(width, 3),
+        _conv(width, 3, dims),
         nn.ReLU(),
-        nearly_zero_(nn.Conv2d(width, channels, 1, bias=False)),
+        nearly_zero_(_CONVOLUTION[dims](width, channels, 1, bias=False)),
     )
 
 
 # --- for sequences, and those without attention also for vectors -----------------------------
 #
-# Attention is causal, so that a seed never lets a language model look ahead.
+# Where a host is causal so is attention, so that a seed never lets a language model look ahead.
 
 
 HEADS = 4
@@ -172,15 +180,16 @@ def mlp(channels: int) -> nn.Module:
     return _feed_forward(channels, 4)
 
 
-class CausalAttention(nn.Module):
-    """Multi-head causal self-attention; with `distance_bias`, far positions count less.
+class SequenceAttention(nn.Module):
+    """Multi-head self-attention, to earlier positions only if `causal`; with `distance_bias`, far
+    positions count less.
 
     The bias is linear in distance with a fixed slope per head (ALiBi, Press et al. 2022).
     """
 
     slopes: Tensor
 
-    def __init__(self, channels: int, *, distance_bias: bool = False) -> None:
+    def __init__(self, channels: int, *, causal: bool, distance_bias: bool = False) -> None:
         super().__init__()
         if channels % HEADS:
             raise ConfigError(
@@ -188,7 +197,7 @@ class CausalAttention(nn.Module):
             )
         self.qkv = nn.Linear(channels, 3 * channels)
         self.proj = nearly_zero_(nn.Linear(channels, channels))
-        self.distance_bias = distance_bias
+        self.causal, self.distance_bias = causal, distance_bias
         slopes = 2.0 ** (-8.0 * torch.arange(1, HEADS + 1) / HEADS)
         self.register_buffer("slopes", slopes[:, None, None], persistent=False)
 
@@ -199,19 +208,22 @@ class CausalAttention(nn.Module):
         if self.distance_bias:
             place = torch.ones_like(x[0, :, 0]).cumsum(0)
             distance = place[:, None] - place[None, :]
-            bias = (-self.slopes * distance).masked_fill(distance < 0, -torch.inf)
+            if self.causal:
+                bias = (-self.slopes * distance).masked_fill(distance < 0, -torch.inf)
+            else:
+                bias = -self.slopes * distance.abs()
             out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
         else:
-            out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+            out = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
         return self.proj(out.transpose(1, 2).reshape(batch, length, channels))
 
 
-def sequence_attention(channels: int) -> nn.Module:
-    return CausalAttention(channels)
+def sequence_attention(channels: int, *, causal: bool) -> nn.Module:
+    return SequenceAttention(channels, causal=causal)
 
 
-def flex_attention(channels: int) -> nn.Module:
-    return CausalAttention(channels, distance_bias=True)
+def flex_attention(channels: int, *, causal: bool) -> nn.Module:
+    return SequenceAttention(channels, causal=causal, distance_bias=True)
 
 
 # --- branches --------------------------------------------------------------------------------
@@ -222,14 +234,14 @@ POOL = 2
 HIDDEN = 32
 
 
-def cnn_branch(channels: int, outputs: int, *, per_position: bool) -> nn.Module:
+def cnn_branch(channels: int, outputs: int, *, per_position: bool, dims: int = 2) -> nn.Module:
     return nn.Sequential(
-        nn.Conv2d(channels, CONV_WIDTH, 3, padding=1, bias=False),
+        _CONVOLUTION[dims](channels, CONV_WIDTH, 3, padding=1, bias=False),
         group_norm(CONV_WIDTH),
         nn.ReLU(),
-        nn.AdaptiveAvgPool2d(POOL),
+        _POOLING[dims](POOL),
         nn.Flatten(),
-        nearly_zero_(nn.Linear(CONV_WIDTH * POOL**2, outputs)),
+        nearly_zero_(nn.Linear(CONV_WIDTH * POOL**dims, outputs)),
     )
 
 

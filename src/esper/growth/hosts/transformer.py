@@ -41,6 +41,7 @@ class TransformerHost(nn.Module):
     """
 
     places: Tensor
+    causal = True
 
     def __init__(
         self,

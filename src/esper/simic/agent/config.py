@@ -51,6 +51,7 @@ class PPOConfig:
     def __post_init__(self) -> None:
         for name in ("learning_rate", "clip_ratio", "max_grad_norm", "huber_delta"):
             self._require(name, getattr(self, name) > 0, "positive")
+        self._require("learning_rate", self.learning_rate <= 1, "at most 1")
         for name in ("gamma", "gae_lambda"):
             self._require(name, 0 <= getattr(self, name) <= 1, "between 0 and 1")
         for name in ("epochs", "minibatches"):

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from esper.leyline import BLEND_NAMES, HEAD_NAMES, NUM_OPS, ConfigError, constants
+from esper.leyline import BLEND_NAMES, HEAD_NAMES, NUM_OPS, ConfigError, constants, shortened
+from esper.leyline.constants import MOST_LAYERS, MOST_WIDTH
 from esper.simic.agent.advantages import head_relevance
 from esper.simic.agent.types import Hidden, MaskTensors
 from esper.tamiyo.policy.masked_categorical import MaskedCategorical
@@ -40,13 +41,15 @@ class NetworkConfig:
             "lstm_hidden_dim",
             "lstm_layers",
         ):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ConfigError(f"{name} must be a whole number of at least 1, got {value!r}")
+            value, most = getattr(self, name), MOST_LAYERS if name == "lstm_layers" else MOST_WIDTH
+            if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+                raise ConfigError(
+                    f"{name} must be a whole number from 1 to {most}, got {shortened(repr(value))}"
+                )
         if self.num_ops != NUM_OPS:
             raise ConfigError(f"num_ops must be {NUM_OPS}, one per LifecycleOp, got {self.num_ops}")
-        if self.head_width is not None and self.head_width < 1:
-            raise ConfigError(f"head_width must be at least 1, got {self.head_width}")
+        if self.head_width is not None and not 1 <= self.head_width <= MOST_WIDTH:
+            raise ConfigError(f"head_width must be from 1 to {MOST_WIDTH}, got {self.head_width}")
         if not (self.actor_gain > 0 and self.critic_gain > 0):
             raise ConfigError(
                 f"gains must be positive, got actor {self.actor_gain}, critic {self.critic_gain}"

@@ -30,12 +30,21 @@ from esper.simic.agent import MaskTensors
 from esper.simic.rewards import RewardConfig, compute_reward
 from esper.simic.training import Space, space_of
 from esper.tamiyo import Controller, FeatureExtractionContext, signals_to_features
-from esper.tolaria import DataSplits, Task, Transition, TrialRules, make_env, play, settle
+from esper.tolaria import (
+    DataSplits,
+    Task,
+    Transition,
+    TrialRules,
+    choose_population,
+    make_env,
+    play,
+    settle,
+)
 
 FILE = "episodes.safetensors"
 FORMAT_VERSION = 1
 _HEADER = "esper_episodes"
-SIDE_BY_SIDE = 16
+SIDE_BY_SIDE = 64
 
 
 @dataclass(frozen=True)
@@ -140,13 +149,19 @@ def record_episodes(
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Episodes:
     """Let the controller play; a function of its arguments. Outcomes go to `recorder`."""
-    rules = TrialRules(steps or task.steps, on_panic="terminate", keep_best=False)
+    recipe = task.recipe(data)
+    rules = TrialRules(
+        steps or task.steps,
+        on_panic="terminate",
+        keep_best=False,
+        population=choose_population(recipe, episodes),
+    )
     parts = []
     for first in range(0, episodes, SIDE_BY_SIDE):
         progress(first, episodes)
         numbers = range(first, min(first + SIDE_BY_SIDE, episodes))
         keys = [draw_key(key, "recorded", number) for number in numbers]
-        env = make_env(task.recipe(data), keys, rules, recorder)
+        env = make_env(recipe, keys, rules, recorder)
         history: list[Transition] = []
         if not play(env, controller, on_step=history.append):
             raise KeyboardInterrupt

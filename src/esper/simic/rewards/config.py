@@ -114,7 +114,7 @@ class ContributionRewardConfig(RewardConfig):
     cull_good_seed_penalty: float = 0.3
     cull_hurting_threshold: float = -0.5
     auto_cull_penalty: float = c.AUTO_CULL_PENALTY
-    contributing_threshold: float = c.MIN_FOSSILIZE_CONTRIBUTION
+    contributing_threshold: float = c.CONTRIBUTING_THRESHOLD
     terminal_score_weight: float = c.TERMINAL_SCORE_WEIGHT
     fossil_terminal_bonus: float = c.FOSSIL_TERMINAL_BONUS
     rollback_penalty: float = c.GOVERNOR_DEATH_PENALTY

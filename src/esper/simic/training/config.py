@@ -17,7 +17,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from esper.leyline import ConfigError, LifecycleOp, constants
 from esper.simic.agent import PPOConfig
 from esper.simic.rewards import MODES, RewardConfig, check_gamma
-from esper.tolaria import Budget, check_population
+from esper.tolaria import Budget, Precision, check_population, check_precision
 
 # What growth costs it costs at once, what it gains comes epochs later, and the episode has an end:
 # any discount is a thumb on the scale against growing. Rewards are divided by their deviation, so
@@ -44,6 +44,16 @@ class NetworkSizes:
         _refuse_unknown(self.op_bias, {op.name for op in LifecycleOp}, "network.op_bias.")
 
 
+# Settings that are whole numbers, with the least and the most that can be meant.
+RANGES = (
+    ("rounds", 1, constants.MOST_COUNT),
+    ("envs", 1, constants.MOST_ENVS),
+    ("steps", 1, constants.MOST_COUNT),
+    ("max_seeds", 1, constants.MOST_COUNT),
+    ("key", 0, constants.MOST_KEY),
+)
+
+
 @dataclass(frozen=True)
 class TrainingConfig:
     """One training run. The discount is `ppo.gamma`, for returns and for reward shaping alike."""
@@ -63,8 +73,11 @@ class TrainingConfig:
     ab_reward_mode: str | None = None
     # 'isolated': a seed learns without acting before it is blended in; 'joint': from birth.
     incubation: str = "isolated"
-    # How hosts are trained: 'looped', one after another; 'fused', all at once; 'auto'.
+    # How hosts are trained: 'looped', one after another; 'fused', all at once; 'auto', by a rule;
+    # 'measure', whichever is quicker on this machine. The run's own file says what it came to.
     population: str = "auto"
+    # In what the hosts compute: 'fp32' or 'bf16'. The policy is float32 in either case.
+    precision: Precision = "fp32"
     # Caps on the grown network, as multiples of the host; and on seeds at a time. None: no cap.
     max_params: float | None = None
     max_macs: float | None = None
@@ -77,15 +90,16 @@ class TrainingConfig:
     reward: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in ("rounds", "envs", "steps", "max_seeds"):
+        for name, least, most in RANGES:
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} must be at least 1, got {value}")
-        if self.key < 0:
-            raise ConfigError(f"key must be at least 0, got {self.key}")
+            if value is not None and value < least:
+                raise ConfigError(f"{name} must be at least {least}, got {value}")
+            if value is not None and value > most:
+                raise ConfigError(f"{name} must be at most {most}, got {value}")
         if self.incubation not in ("isolated", "joint"):
             raise ConfigError(f"incubation must be isolated or joint, got {self.incubation!r}")
         check_population(self.population)
+        check_precision(self.precision)
         if self.ab_reward_mode is not None:
             if self.envs < 2:
                 raise ConfigError("comparing two reward modes needs at least 2 environments")

@@ -23,6 +23,7 @@ class LearnedController:
     def __init__(self, state: TrainState, name: str = "learned", deterministic: bool = True):
         self.agent, self.space = state.agent, state.space
         self.observations = state.observations
+        self.task: str | None = state.settings.get("task")
         self.name, self.deterministic = name, deterministic
 
     @staticmethod
@@ -45,6 +46,13 @@ class LearnedController:
 
     def reset(self, n_envs: int) -> None:
         self.hidden = self.agent.initial_hidden(n_envs)
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        h, c = self.hidden
+        return {"h": h.clone(), "c": c.clone()}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        self.hidden = (state["h"], state["c"])
 
     def act(self, situation: Situation) -> np.ndarray:
         self.check_fit(situation.slot_config.num_slots, situation.catalogue)

@@ -19,10 +19,11 @@ from esper.tamiyo import FeatureExtractionContext, Situation, feature_size, sign
 from esper.tolaria import (
     Budget,
     DataSplits,
-    PopulationKind,
+    HostRecipe,
     Task,
     Transition,
     TrialRules,
+    choose_population,
     make_env,
     settle,
 )
@@ -50,6 +51,11 @@ def space_of(task: Task) -> Space:
     return Space(feature_size(slots, len(names)), slots, tuple(names))
 
 
+def recipe_of(config: TrainingConfig, task: Task, data: DataSplits) -> HostRecipe:
+    """How the hosts of a run are made and trained."""
+    return replace(task, precision=config.precision).recipe(data)
+
+
 def episode_key(run_key: int, round_: int, env: int) -> int:
     """The key of one episode; `esper grow` with it makes the same host."""
     return draw_key(run_key, "episode", round_, env)
@@ -66,7 +72,7 @@ class Shard:
     def __init__(self, spec: ShardSpec, log: RoundLog) -> None:
         self.config, self.task, self.log = spec.config, spec.task, log
         self.envs, self.device, self.num_envs = spec.envs, spec.device, len(spec.envs)
-        self.recipe = self.task.recipe(spec.data)
+        self.recipe = recipe_of(spec.config, spec.task, spec.data)
         self.rules = TrialRules(
             self.config.steps or self.task.steps,
             cast(Literal["isolated", "joint"], self.config.incubation),
@@ -74,7 +80,9 @@ class Shard:
             max_seeds=self.config.max_seeds,
             on_panic="terminate",
             keep_best=False,
-            population=cast(PopulationKind, self.config.population),
+            population=choose_population(
+                self.recipe, self.config.envs, self.config.population, self.device
+            ),
         )
         self.modes = np.array([self.config.mode_of(env) for env in self.envs])
 

@@ -123,6 +123,7 @@ def unpack(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> TrainState
         )
         own = ("observations.mean", "observations.var")
         agent = agent_from_state({n: t for n, t in tensors.items() if n not in own}, meta["agent"])
+        _check_space(space, agent.network.config)
         state = TrainState(
             settings=dict(meta["settings"]),
             space=space,
@@ -139,6 +140,12 @@ def unpack(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> TrainState
         state.detector.load_state_dict(meta["detector"])
         state.escalation.load_state_dict(meta["escalation"])
         state.gradients.load_state_dict(meta["gradients"])
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
         raise ConfigError(f"what was saved is not the state of a training run: {error}") from error
     return state
+
+
+def _check_space(space: Space, network: NetworkConfig) -> None:
+    sizes = (space.observation_dim, space.num_slots, len(space.blueprints))
+    if sizes != (network.observation_dim, network.num_slots, network.num_blueprints):
+        raise ConfigError("the network of the policy has other sizes than it was made for")

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import cache
 from importlib.metadata import entry_points
 
-from esper.leyline import ConfigError
+from esper.leyline import ConfigError, shortened
 from esper.tamiyo.controllers.heuristic import HeuristicConfig, HeuristicController
 from esper.tamiyo.controllers.random import RandomController
 from esper.tamiyo.controllers.scripted import ScriptedController
@@ -47,7 +47,7 @@ def make_controller(name: str) -> Controller:
     wrong = kind in BUILT_IN and bool(argument) != (kind == "scripted")
     if wrong or kind not in _makers():
         known = [f"{n}:FILE" if n == "scripted" else n for n in controller_names()]
-        raise ConfigError(f"no controller {name!r}; there are {', '.join(known)}")
+        raise ConfigError(f"no controller {shortened(name)!r}; there are {', '.join(known)}")
     return _makers()[kind](*([argument] if colon else []))
 
 

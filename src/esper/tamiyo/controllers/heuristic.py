@@ -7,6 +7,7 @@ seed helped is measured by taking it out, not by what the host learned meanwhile
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from esper.leyline import (
     BLEND,
@@ -25,7 +26,7 @@ from esper.tamiyo.situation import Situation, wait
 
 @dataclass(frozen=True)
 class HeuristicConfig:
-    """Epochs are environment steps; scores and penalties are as in `leyline.constants`.
+    """Epochs are environment steps, changes of the score are in units of its noise.
 
     blueprint_rotation   tried in turn; those that do not fit a slot are passed over
     """
@@ -71,6 +72,14 @@ class HeuristicController:
         self.last_cull = np.full(n_envs, -100)
         self.penalty: np.ndarray | None = None
         self.blueprint_seen: np.ndarray | None = None
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        memory = {name: value for name, value in vars(self).items() if name != "config"}
+        return {n: torch.from_numpy(v.copy()) for n, v in memory.items() if v is not None}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        for name, value in state.items():
+            setattr(self, name, value.numpy().copy())
 
     def act(self, situation: Situation) -> np.ndarray:
         self._remember_culls(situation)
@@ -147,16 +156,17 @@ class HeuristicController:
         contribution = table.contribution[envs, slot]
         total = table.total_improvement[envs, slot]
         drop = table.improvement_since_stage_start[envs, slot]
+        noise = table.noise[envs, slot]
 
         growing = np.isin(stage, (SeedStage.TRAINING, SeedStage.BLENDING))
         tried = table.epochs_in_stage[envs, slot] >= config.cull_after_epochs_without_improvement
-        hurts = growing & tried & (drop < -config.cull_if_score_drops_by)
+        hurts = growing & tried & (drop < -config.cull_if_score_drops_by * noise)
 
         holding = stage == SeedStage.HOLDING
         # A seed the network depends on although it made the network worse holds it to ransom.
-        ransom = (contribution > c.RANSOMWARE_CONTRIBUTION) & (total < c.RANSOMWARE_IMPROVEMENT)
+        ransom = (contribution > c.RANSOM_CONTRIBUTION * noise) & (total < 0.0)
         worth = np.where(np.isnan(contribution), total, contribution)
-        helps = worth > config.min_improvement_to_fossilize
+        helps = worth > config.min_improvement_to_fossilize * noise
         may = s.masks.slot[envs, :, slot]
         keep = holding & ~ransom & helps & may[:, LifecycleOp.FOSSILIZE]
         drop_it = (hurts | (holding & (ransom | ~helps))) & may[:, LifecycleOp.CULL]

@@ -10,6 +10,7 @@ keeps every seed as soon as that is legal, at steps with no line of their own. A
 the controller waits.
 """
 
+import os
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -24,6 +25,7 @@ from esper.leyline import (
     ConfigError,
     LifecycleOp,
     SlotConfig,
+    shortened,
 )
 from esper.tamiyo.situation import Situation, wait
 
@@ -48,7 +50,7 @@ class ScriptedController:
     def load(source: str) -> "ScriptedController":
         """From a file, or one of the scripts that come with Esper, by name."""
         path = Path(source)
-        if path.is_file():
+        if os.path.isfile(path):
             return ScriptedController(path.read_text(encoding="utf-8"), source)
         scripts = files("esper.tamiyo.controllers") / "scripts"
         known = sorted(
@@ -59,8 +61,13 @@ class ScriptedController:
         if source in known:
             return ScriptedController((scripts / f"{source}.txt").read_text("utf-8"), source)
         raise ConfigError(
-            f"no script {source!r}: give the path of a file or one of {', '.join(known)}"
+            f"no script {shortened(source)!r}: give the path of a file or one of {', '.join(known)}"
         )
+
+    def check_names(self, slots: SlotConfig, catalogue: BlueprintCatalogue) -> None:
+        """Raises ConfigError for a line that names a slot or a blueprint that there is not."""
+        for line in self.lines.values():
+            _to_indices(line, slots, catalogue, self.name)
 
     def reset(self, n_envs: int) -> None:
         pass

@@ -41,6 +41,15 @@ class GrowthLimits:
     max_macs: int | None = None
     max_seeds: int | None = None
 
+    @property
+    def affordable(self) -> np.ndarray:
+        """bool[S, B]: what fits, and would not break a cap as the only seed."""
+        within = self.fits.copy()
+        for most, cost in ((self.max_params, self.params), (self.max_macs, self.macs)):
+            if most is not None:
+                within &= cost <= most
+        return within
+
 
 def usable_blueprints(catalogue: BlueprintCatalogue, fits: np.ndarray) -> np.ndarray:
     """bool[S, B]: the blueprints that fit a slot, without the one that grows nothing."""

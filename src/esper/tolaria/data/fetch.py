@@ -92,7 +92,8 @@ def _workspace(folder: Path) -> Iterator[Path]:
     except OSError as error:
         raise ConfigError(f"{folder.parent} is not a folder to write data to ({error})") from None
     try:
-        yield Path(workspace)
+        # Clients run inside it, where a relative path would lead elsewhere.
+        yield Path(workspace).absolute()
     finally:
         shutil.rmtree(workspace)
 

@@ -8,7 +8,7 @@ from esper.growth import CNNHost, GrownModule, MLPHost, keyed
 from esper.leyline import ConfigError, InjectionSpec
 from esper.tolaria.batches import TensorSource
 from esper.tolaria.fused.rows import Kind
-from esper.tolaria.fused.stacked import MAX_PIXELS, objectives, run
+from esper.tolaria.fused.stacked import MAX_PIXELS, is_per_pixel, objectives, run
 from esper.tolaria.population import HostRecipe
 
 _RANDOM = (nn.modules.dropout._DropoutNd, nn.RReLU)
@@ -29,8 +29,17 @@ def why_not_fused(recipe: HostRecipe, template: GrownModule) -> str | None:
     )
 
 
+def refuse_unless_fusable(recipe: HostRecipe, template: GrownModule) -> None:
+    """Raises ConfigError, with the reason, if these hosts cannot be fused."""
+    reason = why_not_fused(recipe, template)
+    if reason is not None:
+        raise ConfigError(f"these hosts cannot be fused: {reason}; use population looped or auto")
+
+
 def _data(recipe: HostRecipe) -> str | None:
     data = recipe.data
+    if recipe.precision != "fp32":
+        return f"precision {recipe.precision}"
     if not isinstance(data, TensorSource):
         return f"data from {type(data).__name__}, not from tensors in memory"
     if data.augment is not None:
@@ -55,11 +64,11 @@ def _host(host: nn.Module, sites: list[InjectionSpec], recipe: HostRecipe) -> st
 
 def _images(host: CNNHost, recipe: HostRecipe) -> str | None:
     height, width = recipe.data.example().shape[-2:]
-    if height * width > MAX_PIXELS:
-        return f"images of {height}x{width} pixels, more than {MAX_PIXELS}"
     for block in host.blocks.children():
         convolution, *_ = layers = list(block.children())
         assert isinstance(convolution, nn.Conv2d)
+        if height * width > MAX_PIXELS and not is_per_pixel(convolution):
+            return f"images of {height}x{width} pixels, more than {MAX_PIXELS}"
         if convolution.kernel_size[0] % 2 == 0:
             return "a kernel of even size"
         if any(isinstance(layer, nn.MaxPool2d) for layer in layers):

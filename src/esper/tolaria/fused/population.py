@@ -11,17 +11,16 @@ from esper.growth import GrownModule, export
 from esper.leyline import (
     IS_ACTIVE,
     IS_FULL,
-    ConfigError,
     InvalidStateMachineError,
     SeedStage,
     draw_key,
 )
 from esper.tolaria.batches import TensorSource
-from esper.tolaria.fused.fits import why_not_fused
+from esper.tolaria.fused.fits import refuse_unless_fusable
 from esper.tolaria.fused.network import CoalitionNet, Group, Seed, TrainNet, Trunk
 from esper.tolaria.fused.readings import Meter
 from esper.tolaria.fused.rows import AdamW, Arena, Kind, Row
-from esper.tolaria.fused.stacked import objectives
+from esper.tolaria.fused.stacked import aligned, objectives
 from esper.tolaria.gradients import MEASURED
 from esper.tolaria.population import (
     Evaluation,
@@ -57,11 +56,7 @@ class FusedPopulation:
         self.keys = np.array(list(keys), dtype=np.int64)
         self.device = torch.device(device)
         self.template = new_network(recipe, int(self.keys[0]), self.device)
-        reason = why_not_fused(recipe, self.template)
-        if reason is not None:
-            raise ConfigError(
-                f"these hosts cannot be fused: {reason}; use population looped or auto"
-            )
+        refuse_unless_fusable(recipe, self.template)
         assert isinstance(recipe.data, TensorSource)
         self.data = recipe.data
         self.train_data = tuple(part.to(self.device) for part in self.data.train)
@@ -79,23 +74,24 @@ class FusedPopulation:
     # --- growing -------------------------------------------------------------------------------
 
     def germinate(self, env: int, slot: int, blueprint: int, blend: int, key: int) -> None:
-        """Raises as `GrownModule.germinate` does: the template plants the seed and gives it up."""
+        """Raises as `GrownModule.germinate` does."""
+        template = self.template
         if self.seeds[env][slot] is not None:
-            slot_id = self.template.sites[slot].slot_id
+            slot_id = template.sites[slot].slot_id
             raise InvalidStateMachineError(f"slot {slot_id} already holds a seed")
-        self.template.germinate(slot, blueprint, blend, key)
-        planted = self.template.slot(slot)
-        seed, valve, branch = planted.seed, planted.valve, planted.is_branch
-        self.template.remove(slot)
-        assert seed is not None
-        kind = self.kinds.setdefault((slot, blueprint), Kind(seed))
-        valve_kind = None
+        seed, valve = template.new_seed(slot, blueprint, blend, key)
+        if (slot, blueprint) not in self.kinds:
+            # The template plants one of each kind, and so finds those that do not work.
+            template.germinate(slot, blueprint, blend, key)
+            template.remove(slot)
+            self.kinds[slot, blueprint] = Kind(seed)
+        kind, valve_kind = self.kinds[slot, blueprint], None
         if valve is not None:
             valve_kind = self.valve_kinds.setdefault(slot, Kind(valve))
         self.seeds[env][slot] = Seed(
             kind,
             valve_kind,
-            branch,
+            template.catalogue[blueprint].kind == "branch",
             blueprint,
             blend,
             kind.newborn(seed),
@@ -159,17 +155,18 @@ class FusedPopulation:
         readings, sizes = [], []
         chunks = torch.stack(orders).to(self.device).split(self.data.batch, dim=1)
         for rows in chunks[: self.data.max_batches]:
-            target = targets[rows]
-            output = net.forward(inputs[rows])
+            target, size = targets[rows], rows.shape[1]
+            output = net.forward(inputs[rows[:, aligned(size)]])[:, :size]
             losses = self.losses(output, target)
             gradient = arena.gradient(losses.sum())
+            # What the loss asks for is read, not what clipping leaves of it.
+            meter.observe(gradient)
             if self.recipe.max_grad_norm is not None:
                 gradient = meter.clip(gradient, self.recipe.max_grad_norm)
-            meter.observe(gradient)
             arena.step(gradient, self.adam)
             with torch.no_grad():
                 readings.append(torch.stack([losses.detach(), self.scores(output, target)]))
-            sizes.append(rows.shape[1])
+            sizes.append(size)
         meter.fill(columns)
         self._hand_out(arena, envs, active)
         values = torch.stack(readings).double().cpu().numpy()
@@ -222,13 +219,15 @@ class FusedPopulation:
         opened: dict[int, Tensor] = {}
         samples = 0
         for inputs, target in self.data.val_batches():
-            output, alphas = net.forward(inputs.to(self.device))
+            size = len(target)
+            output, alphas = net.forward(inputs[aligned(size)].to(self.device))
+            output = output[:, :size]
             targets = target.to(self.device).expand(len(envs), *target.shape)
             found = [self.losses(output, targets), self.scores(output, targets)]
-            totals += torch.stack(found, dim=1) * len(target)
+            totals += torch.stack(found, dim=1) * size
             for slot, alpha in alphas.items():
-                opened[slot] = opened.get(slot, torch.zeros(())) + alpha.sum(dim=(1, 2))
-            samples += len(target)
+                opened[slot] = opened.get(slot, torch.zeros(())) + alpha[:, :size].sum(dim=(1, 2))
+            samples += size
         means = (totals / samples).cpu().numpy()
         return Evaluation(means[:, 0], means[:, 1], self._applied(net, opened, samples), samples)
 

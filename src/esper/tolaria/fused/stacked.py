@@ -18,7 +18,17 @@ from esper.tolaria.fused.rows import Params
 from esper.tolaria.objectives import Objective, accuracy, cross_entropy
 
 MAX_PIXELS = 64
+ALIGNED_BATCH = 16
 Form = Callable[[nn.Module, Params, Tensor], Tensor]
+
+
+def aligned(size: int) -> Tensor:
+    """Places 0 to size - 1 of a batch, and again from 0 on up to a multiple of ALIGNED_BATCH.
+
+    Batches of such sizes let the features of every host begin at the same alignment, on which a
+    BLAS may let its roundings depend: a host has the same bits alone and among others.
+    """
+    return torch.arange(-(-size // ALIGNED_BATCH) * ALIGNED_BATCH) % size
 
 
 def run(module: nn.Module, params: Params, x: Tensor) -> Tensor:
@@ -111,12 +121,30 @@ def _basis(
     return out.reshape(pixels, taps, -1).transpose(0, 1).reshape(taps, -1).to(device), shape
 
 
+def is_per_pixel(convolution: nn.Conv2d) -> bool:
+    """Does it look at one pixel at a time? Then its images may have any size."""
+    numbers = (convolution.kernel_size, convolution.stride, convolution.padding)
+    return numbers == ((1, 1), (1, 1), (0, 0)) and convolution.groups == 1
+
+
+def _per_pixel(module: nn.Conv2d, params: Params, x: Tensor, windows: bool) -> Tensor:
+    n, batch, channels, *shape = x.shape
+    if windows:
+        x = x.view(n, batch, channels, shape[0] // 2, 2, shape[1] // 2, 2)
+        x, shape = x.permute(0, 1, 2, 4, 6, 3, 5), [4, shape[0] * shape[1] // 4]
+    weight = params[module.weight].view(n, 1, module.out_channels, channels)
+    y = (weight @ x.reshape(n, batch, channels, -1)).view(n, batch, -1, *shape)
+    return y if module.bias is None else y + params[module.bias].view(n, 1, -1, 1, 1)
+
+
 def conv(module: nn.Module, params: Params, x: Tensor, *, windows: bool = False) -> Tensor:
     """A convolution as a matrix. `windows` puts pixels that a 2x2 pool compares behind each other:
     [n, B, C, 4, windows]."""
     assert isinstance(module, nn.Conv2d)
     n, batch, channels, height, width = x.shape
     pixels = height * width
+    if pixels > MAX_PIXELS and is_per_pixel(module):
+        return _per_pixel(module, params, x, windows)
     if pixels > MAX_PIXELS or module.padding_mode != "zeros" or isinstance(module.padding, str):
         return _mapped(module, params, x)
     numbers = (*module.kernel_size, *module.stride, *module.padding, *module.dilation)

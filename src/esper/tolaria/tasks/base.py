@@ -13,7 +13,7 @@ from esper.leyline import ConfigError
 from esper.tolaria.batches import VAL_BATCH, TensorSource
 from esper.tolaria.data.splits import DataSplits
 from esper.tolaria.objectives import Objective, accuracy, cross_entropy
-from esper.tolaria.population import HostRecipe
+from esper.tolaria.population import HostRecipe, Precision
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,7 @@ class Task:
     val_batch: int = VAL_BATCH
     batches_per_epoch: int | None = None
     max_grad_norm: float | None = None
+    precision: Precision = "fp32"
     augment: Callable[[Tensor, torch.Generator], Tensor] | None = None
     loss: Objective = cross_entropy
     score: Objective = accuracy
@@ -87,6 +88,7 @@ class Task:
             optimizer=self.optimizer,
             catalogue=catalogue or default_catalogue(),
             max_grad_norm=self.max_grad_norm,
+            precision=self.precision,
         )
 
 

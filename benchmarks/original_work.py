@@ -1,0 +1,113 @@
+"""The two workloads on which the original system was timed, on ours: whole training runs.
+
+    python benchmarks/original_work.py [--rounds 3] [--repeats 3]
+
+`cifar` is a host of 6,418 parameters on images of 3x32x32, batches of 128, 4 for training and 1 for
+validation at each step, 8 environments. `tiny` is one of 77 parameters, batches of 16, 1 and 1;
+since it costs next to nothing, it is also timed with 64 environments. Runs with one and with two
+workers take turns; a run is `esper train ppo` from Python, the policy and its updates included, and
+its first round is left out. On such a machine the original does 9.6 and 115 environment steps per
+CPU second. The last line is one JSON object: environment steps per CPU second and per wall second
+with 1 and 2 workers, medians, and their ratios to the original. Needs two idle cores.
+"""
+
+import argparse
+import json
+import tempfile
+import time
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from esper.api.training import train_ppo
+from esper.growth import CNNHost, keyed
+from esper.simic.training import Hooks, load_config
+from esper.tolaria import DataSplits, Task, find_task
+
+STEPS = 10
+
+
+@dataclass(frozen=True)
+class Work:
+    base_channels: int
+    kernel_size: int
+    batch: int
+    train_batches: int
+    envs: int
+    original: float
+    goal: float
+
+    def task(self) -> Task:
+        return replace(
+            find_task("cifar10"),
+            build=partial(CNNHost, base_channels=self.base_channels, kernel_size=self.kernel_size),
+            load=partial(noise, self.train_batches * self.batch, self.batch),
+            batch=self.batch,
+            val_batch=self.batch,
+            batches_per_epoch=None,
+            augment=None,
+        )
+
+
+WORKS = {
+    "cifar": Work(8, 3, batch=128, train_batches=4, envs=8, original=9.6, goal=3.0),
+    "tiny": Work(1, 1, batch=16, train_batches=1, envs=8, original=115.0, goal=10.0),
+    "tiny_64": Work(1, 1, batch=16, train_batches=1, envs=64, original=115.0, goal=10.0),
+}
+
+
+def noise(train: int, val: int, root: Path) -> DataSplits:
+    """Images and labels that mean nothing: only the work counts."""
+    with keyed(0):
+        x = [torch.randn(n, 3, 32, 32) for n in (train, val, 1)]
+        y = [torch.randint(0, 10, (n,)) for n in (train, val, 1)]
+    return DataSplits(x[0], y[0], x[1], y[1], x[2], y[2])
+
+
+def speeds(work: Work, rounds: int, workers: int) -> tuple[float, float, str]:
+    """Environment steps per CPU second of this process and per wall second, from the second round
+    on, and the population that was chosen."""
+    marks: list[tuple[float, float]] = []
+    hooks = Hooks(on_round=lambda *rows: marks.append((time.process_time(), time.perf_counter())))
+    flags = {"envs": work.envs, "steps": STEPS, "rounds": rounds + 1}
+    with tempfile.TemporaryDirectory() as folder:
+        run = Path(folder) / "run"
+        train_ppo(load_config(flags=flags), run, task=work.task(), workers=workers, hooks=hooks)
+        kind = "fused" if 'population = "fused"' in (run / "config.toml").read_text() else "looped"
+    steps = work.envs * STEPS * rounds
+    cpu, wall = (last - first for first, last in zip(marks[0], marks[-1], strict=True))
+    return steps / cpu, steps / wall, kind
+
+
+def measure(work: Work, rounds: int, repeats: int) -> dict[str, object]:
+    found = [(speeds(work, rounds, 1), speeds(work, rounds, 2)) for _ in range(repeats)]
+    per_cpu = median(one[0] for one, _ in found)
+    wall = [median(pair[i][1] for pair in found) for i in (0, 1)]
+    return {
+        "per_cpu_second": round(per_cpu, 1),
+        "per_wall_second": {"1": round(wall[0], 1), "2": round(wall[1], 1)},
+        "over_the_original_per_cpu_second": round(per_cpu / work.original, 2),
+        "over_the_original": round(wall[1] / work.original, 2),
+        "population": found[0][0][2],
+        "goal": work.goal,
+        "met": wall[1] / work.original >= work.goal,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=3)
+    arguments = parser.parse_args()
+    result = {}
+    for name, work in WORKS.items():
+        result[name] = measure(work, arguments.rounds, arguments.repeats)
+        print(f"{name:<8} {result[name]}", flush=True)
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,226 @@
+"""The arguments of the front door: what each must be, by name, in one table.
+
+An argument of the same name means the same everywhere. To check a new one, add a line to RULES; a
+function whose arguments are to be checked is decorated with `checked`.
+"""
+
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import wraps
+from inspect import signature
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Any, NamedTuple, ParamSpec, TypeVar
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.swa_utils import AveragedModel
+
+from esper.growth import BlueprintCatalogue, GrownModule
+from esper.leyline import ConfigError, shortened
+from esper.leyline.constants import MOST_COUNT, MOST_KEY
+from esper.simic.training import Hooks, TrainingConfig
+from esper.tolaria import Budget, Task
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Rule(NamedTuple):
+    """`wanted` ends the sentence "NAME must be ..."."""
+
+    wanted: str
+    fits: Callable[[Any], bool]
+
+
+def is_number(value: Any) -> bool:
+    """Also a scalar of NumPy; what is not finite is one."""
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def whole(least: int, most: int) -> Rule:
+    """A whole number in a range, `most` included."""
+    wanted = f"a whole number from {least} to {most}"
+    return Rule(
+        wanted,
+        lambda value: (
+            isinstance(value, Integral)
+            and not isinstance(value, bool)
+            and least <= int(value) <= most
+        ),
+    )
+
+
+def positive() -> Rule:
+    return Rule(
+        "a number above 0",
+        lambda value: is_number(value) and 0 < value <= sys.float_info.max,
+    )
+
+
+def instance(wanted: str, *kinds: type) -> Rule:
+    return Rule(wanted, lambda value: isinstance(value, kinds))
+
+
+def one_of(*values: str) -> Rule:
+    return Rule(
+        " or ".join(map(repr, values)), lambda value: isinstance(value, str) and value in values
+    )
+
+
+def _is_list_of(kinds: type | tuple[type, ...]) -> Callable[[Any], bool]:
+    return lambda value: (
+        isinstance(value, Sequence)
+        and not isinstance(value, str)
+        and all(isinstance(entry, kinds) for entry in value)
+    )
+
+
+def _is_controller(value: Any) -> bool:
+    return isinstance(value, str) or (
+        isinstance(getattr(value, "name", None), str)
+        and callable(getattr(value, "act", None))
+        and callable(getattr(value, "reset", None))
+    )
+
+
+def _is_measured(value: Any) -> bool:
+    return is_number(value) or (isinstance(value, Tensor) and value.numel() == 1)
+
+
+def _may_be_slots(value: Any) -> bool:
+    named = isinstance(value, Iterable) and not isinstance(value, Mapping | bytes | Tensor)
+    return named or callable(value)
+
+
+LOADER = Rule(
+    "an iterable of batches, such as a DataLoader",
+    lambda value: hasattr(value, "__iter__") or hasattr(value, "__getitem__"),
+)
+OBJECTIVE = Rule(
+    "a name or a callable of (output, target)", lambda v: isinstance(v, str) or callable(v)
+)
+CONTROLLER = Rule("the name of a controller, or one with name, reset and act", _is_controller)
+FOLDER = instance("the path of a folder", str, Path)
+FLAG = instance("True or False", bool)
+CALLABLE = Rule("callable", callable)
+MEASURED = Rule("one number", _is_measured)
+TASK = instance("a Task", Task)
+
+RULES: dict[str, Rule] = {
+    "averaged": instance("an AveragedModel of torch.optim.swa_utils", AveragedModel),
+    "batches_per_epoch": whole(1, MOST_COUNT),
+    "beta": positive(),
+    "blueprints": instance("a BlueprintCatalogue", BlueprintCatalogue),
+    "budget": instance("an esper.Budget", Budget),
+    "callbacks": Rule(
+        "a list of callbacks",
+        lambda value: isinstance(value, Sequence) and not isinstance(value, str),
+    ),
+    "causal": FLAG,
+    "config": instance("a TrainingConfig", TrainingConfig),
+    "controller": CONTROLLER,
+    "deterministic": FLAG,
+    "devices": Rule("a list of names of devices", _is_list_of(str)),
+    "directory": FOLDER,
+    "episodes": whole(2, MOST_COUNT),
+    "epochs": whole(1, MOST_COUNT),
+    "evaluate": Rule("a callable without arguments that gives the score", callable),
+    "example": Rule("one input of the model", lambda value: value is not None),
+    "expectile": Rule("a number from 0.5 to 1", lambda v: is_number(v) and 0.5 <= v <= 1.0),
+    "forward": Rule("a callable of (model, input)", callable),
+    "hooks": instance("a Hooks", Hooks),
+    "incubation": one_of("isolated", "joint"),
+    "insured": FLAG,
+    "key": whole(0, MOST_KEY),
+    "layout": instance("a dict of layouts by module name", Mapping),
+    "loss": OBJECTIVE,
+    "max_grad_norm": positive(),
+    "max_seeds": whole(1, MOST_COUNT),
+    "max_time": positive(),
+    "model": instance("a torch.nn.Module", nn.Module),
+    "network": instance("a GrownModule", GrownModule),
+    "optimizer": Rule(
+        "a torch optimiser, or a function that makes one from parameters",
+        lambda value: isinstance(value, Optimizer) or callable(value),
+    ),
+    "out": FOLDER,
+    "overwrite": FLAG,
+    "path": FOLDER,
+    "patience": whole(1, MOST_COUNT),
+    "precision": one_of("fp32", "bf16"),
+    "profile": whole(0, MOST_COUNT),
+    "progress": CALLABLE,
+    "resume": FLAG,
+    "rounds": whole(1, MOST_COUNT),
+    "run": FOLDER,
+    "runs": Rule("a list of folders", _is_list_of((str, Path))),
+    "scheduler": Rule("a function that makes a scheduler of an optimiser", callable),
+    "schedulers": Rule(
+        "learning-rate schedulers",
+        lambda value: (
+            isinstance(value, tuple) and all(callable(getattr(s, "step", None)) for s in value)
+        ),
+    ),
+    "score": OBJECTIVE,
+    "seed_lr": positive(),
+    "seed_weight_decay": Rule(
+        "a number of 0 or more",
+        lambda value: is_number(value) and 0 <= value <= sys.float_info.max,
+    ),
+    "slots": Rule("names of modules, a regular expression or a predicate", _may_be_slots),
+    "steps": whole(1, MOST_COUNT),
+    "task": instance("the name of a task", str),
+    "teacher": instance("the name of a controller, or the folder of a policy", str),
+    "train_loader": LOADER,
+    "val_loader": LOADER,
+    "validation_loss": MEASURED,
+    "validation_score": MEASURED,
+    "workers": Rule(
+        "a whole number of 1 or more, or 'auto'",
+        lambda value: value == "auto" or whole(1, MOST_COUNT).fits(value),
+    ),
+}
+
+
+def checked(**special: Rule) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Check the arguments of a function by RULES, or by a rule of its own; None may stand where it
+    is the default. Raises ConfigError that names the argument, before the function begins."""
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        known = signature(function)
+        rules = RULES | special
+
+        @wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            for name, value in known.bind(*args, **kwargs).arguments.items():
+                if name in rules and not (value is None and known.parameters[name].default is None):
+                    require(name, value, rules[name])
+            return function(*args, **kwargs)
+
+        return call
+
+    return decorate
+
+
+def require(name: str, value: Any, rule: Rule) -> None:
+    """Raises ConfigError, naming the argument, if the value breaks the rule."""
+    if not rule.fits(value):
+        raise ConfigError(f"{name} must be {rule.wanted}, got {shorten(value)}")
+
+
+def check_optimizer(optimizer: Any, parameters: Iterable[nn.Parameter]) -> None:
+    """Raises ConfigError if it does not train any of these parameters."""
+    require("optimizer", optimizer, instance("a torch optimiser", Optimizer))
+    known = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    if not known & {id(p) for p in parameters}:
+        raise ConfigError("this optimiser trains none of the model's parameters")
+
+
+def shorten(value: Any) -> str:
+    """A wrong value as a message shows it: never a page of numbers."""
+    kind = type(value).__name__
+    # Python refuses to spell out a number of more than some thousand digits.
+    if not isinstance(value, str | float) and not (isinstance(value, int) and abs(value) < 2**200):
+        return kind
+    return shortened(repr(value))

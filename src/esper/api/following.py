@@ -1,0 +1,90 @@
+"""Averages of weights (EMA, SWA) that follow a growing network."""
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel
+
+from esper.growth import GrownModule, SeedSlot
+from esper.leyline import ConfigError
+
+
+class Follower:
+    """Keeps an `AveragedModel` in the shape of the live network, its seeds averaged like the rest.
+
+    `network` is the averaged network with the slots of the live one.
+    """
+
+    def __init__(self, live: GrownModule, averaged: AveragedModel) -> None:
+        if not isinstance(averaged, AveragedModel):
+            raise ConfigError(
+                f"follow takes a torch.optim.swa_utils.AveragedModel, got {type(averaged).__name__}"
+            )
+        _check_copy(live, averaged.module)
+        self.live, self.averaged = live, averaged
+        self.averages: dict[int, AveragedModel] = {}
+        self.network: GrownModule
+        self.whole = isinstance(averaged.module, GrownModule)
+        if isinstance(averaged.module, GrownModule):
+            self.network = averaged.module
+        else:
+            self.network = GrownModule(
+                averaged.module, live.sites, live.output, live.catalogue, live.host_macs
+            )
+            self.update_host = averaged.update_parameters
+            # Loops go on calling it with the model, whose own parameters do not include seeds.
+            averaged.update_parameters = self.update_parameters  # type: ignore[method-assign]
+        self.sync()
+
+    def update_parameters(self, model: nn.Module) -> None:
+        self.update_host(self.live.host if isinstance(model, GrownModule) else model)
+        for index, average in self.averages.items():
+            average.update_parameters(self.live.slot(index))
+
+    def sync(self) -> None:
+        """Give the averaged network the seeds, stages and alphas of the live one; a new seed starts
+        its average from where it is."""
+        for index, slot in self.live.each_slot():
+            mine = self.network.slot(index)
+            if (mine.blueprint, mine.blend) != (slot.blueprint, slot.blend):
+                self.network.remove(index)
+                self.averages.pop(index, None)
+                if slot.seed is not None:
+                    self._plant(index, slot)
+            if slot.seed is not None:
+                self.network.set_blend(index, slot.stage, slot.alpha)
+
+    def _plant(self, index: int, slot: SeedSlot) -> None:
+        self.network.germinate(index, slot.blueprint, slot.blend, key=0)
+        self.network.set_blend(index, slot.stage, slot.alpha)
+        mine = self.network.slot(index)
+        mine.load_state_dict(slot.state_dict())
+        if not self.whole:
+            how = ("avg_fn", "multi_avg_fn", "use_buffers")
+            like: dict[str, Any] = {name: getattr(self.averaged, name) for name in how}
+            own = AveragedModel(slot, **like)
+            own.module = mine
+            self.averages[index] = own
+
+    @torch.no_grad()
+    def start_over(self) -> None:
+        """After a rollback: what was averaged may be what broke."""
+        self.sync()
+        self.network.load_state_dict(self.live.state_dict())
+        for average in (self.averaged, *self.averages.values()):
+            average.n_averaged.zero_()
+
+
+def _check_copy(live: GrownModule, module: nn.Module) -> None:
+    host = module.host if isinstance(module, GrownModule) else module
+    shapes = [[tuple(p.shape) for p in each.parameters()] for each in (live.host, host)]
+    if shapes[0] != shapes[1]:
+        raise ConfigError("this average is of another model: its parameters have other shapes")
+    hooks = (hook for part in host.modules() for hook in part._forward_hooks.values())
+    grown = any(isinstance(getattr(hook, "__self__", None), SeedSlot) for hook in hooks)
+    if grown and not isinstance(module, GrownModule):
+        raise ConfigError(
+            "this average was made of a model that had already grown; make it before, or make it "
+            "of body.model"
+        )

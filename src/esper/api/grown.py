@@ -1,0 +1,134 @@
+"""What `grow` gives back, and the way to disk and back."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from esper.growth import (
+    BlueprintCatalogue,
+    GrownModule,
+    OutputSpec,
+    check_fits,
+    check_not_growing,
+    default_catalogue,
+    export,
+    read_tree,
+    restore_snapshot,
+    snapshot_from_tree,
+    snapshot_tree,
+    take_snapshot,
+    write_tree,
+)
+from esper.leyline import ConfigError, EpisodeOutcome, InjectionSpec
+from esper.leyline.events import Event
+from esper.leyline.sealed import MANIFEST, DamagedCheckpointError
+from esper.observatory import growth_figure
+
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True, repr=False)
+class Grown:
+    """What `grow` gives back.
+
+    model    the live network: your model with the seeds it keeps, at its best validation score
+    history  one flat row per epoch
+    events   what happened, in order
+    outcome  the run in one record
+    """
+
+    model: GrownModule
+    history: list[dict[str, Any]]
+    events: list[Event]
+    outcome: EpisodeOutcome
+    example: Any
+
+    def export(self) -> nn.Module:
+        """A plain module for use without Esper, checked to give the live network's output."""
+        return export(self.model, self.example)
+
+    def save(self, folder: str | Path) -> Path:
+        """Save the live network, seeds, stages and alphas included, for `esper.load`.
+
+        Raises ConfigError if the folder holds something else, or cannot be written.
+        """
+        return save_network(self.model, Path(folder))
+
+    def plot(self, path: str | Path | None = None) -> Any:
+        """The picture of the growth, as a figure of matplotlib; written to `path` if given.
+
+        Raises ConfigError if matplotlib is not installed.
+        """
+        o = self.outcome
+        figure = growth_figure(self.history, f"{o.task}, {o.controller}, key {o.key}")
+        if path is not None:
+            figure.savefig(path)
+        return figure
+
+    def __repr__(self) -> str:
+        o = self.outcome
+        score = "not measured" if o.val_score is None else f"{o.val_score:.2f}"
+        lines = [
+            f"Grown {o.task}: validation score {score}, of epoch {o.best_step + 1} of "
+            f"{len(self.history)} ({o.ended})",
+            f"  {o.params:,} parameters, {o.params / max(o.host_params, 1):.2f} times the host's",
+            f"  seeds: {o.germinated} germinated, {o.culled} culled, {len(o.seeds)} kept; "
+            f"{o.rollbacks} rollbacks",
+            *(f"    {seed.blueprint} in {seed.module}{_worth(seed)}" for seed in o.seeds),
+        ]
+        if o.twin is not None:
+            twin = "no score" if o.twin.val_score is None else f"{o.twin.val_score:.2f}"
+            lines.append(f"  insured: the twin without growth has {twin}; kept: {o.twin.kept}")
+        return "\n".join(lines)
+
+
+def _worth(seed: Any) -> str:
+    worth = seed.counterfactual_contribution
+    return "" if worth is None else f", {worth:+.2f} points"
+
+
+def save_network(network: GrownModule, folder: Path) -> Path:
+    taken = folder.is_file() or (folder.is_dir() and any(folder.iterdir()))
+    if taken and not (folder / MANIFEST).is_file():
+        raise ConfigError(f"{folder} holds something else; choose another folder")
+    tree = {
+        "sites": [asdict(site) for site in network.sites],
+        "output": None if network.output is None else asdict(network.output),
+        "host_macs": network.host_macs,
+        "blueprints": list(network.catalogue.names),
+        "network": snapshot_tree(take_snapshot(network, None)),
+    }
+    try:
+        write_tree(folder, tree, FORMAT_VERSION)
+    except OSError as error:
+        raise ConfigError(f"cannot write to {folder}: {error.strerror or error}") from error
+    return folder
+
+
+def load(
+    folder: str | Path, model: nn.Module, blueprints: BlueprintCatalogue | None = None
+) -> GrownModule:
+    """The network that `grown.save` saved, in `model`, made as it was before it grew.
+
+    `blueprints` are those that the run was given, if any. Raises ConfigError, and changes nothing,
+    if the folder is damaged or of another model.
+    """
+    check_not_growing(model)
+    tree = read_tree(Path(folder), FORMAT_VERSION)
+    catalogue = blueprints or default_catalogue()
+    if list(catalogue.names) != tree.get("blueprints"):
+        raise ConfigError(
+            f"the network in {folder} was grown with other blueprints; give them as blueprints="
+        )
+    try:
+        sites = [InjectionSpec(**site) for site in tree["sites"]]
+        output = None if tree["output"] is None else OutputSpec(**tree["output"])
+        network = GrownModule(model, sites, output, catalogue, tree["host_macs"])
+        snapshot = snapshot_from_tree(tree["network"])
+    except (KeyError, TypeError) as error:
+        raise DamagedCheckpointError(f"{folder} holds no grown network: {error}") from error
+    check_fits(network, snapshot)
+    restore_snapshot(network, None, snapshot)
+    return network

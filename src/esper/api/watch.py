@@ -1,0 +1,197 @@
+"""What a user should hear while it can still be mended: warnings that name cause and cure.
+
+There is one channel: `EsperWarning` through Python's warnings, which show each sentence once, and
+the same sentence as an event of the run, where there is a record.
+"""
+
+import gc
+import math
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.swa_utils import AveragedModel
+
+from esper.growth import GrownModule, tensors_in
+from esper.leyline import ConfigError, EpisodeOutcome, EsperWarning, History
+from esper.leyline.events import Event, GovernorRollback, SeedGerminated, Warned
+from esper.simic.training import LearnedController
+from esper.tamiyo import Controller, HeuristicController, StaticController
+from esper.tolaria import DataSource, GrowthCycle
+
+# So many epochs in a row that were rolled back are a pattern; if they are all there ever was, it
+# is hopeless.
+SUSPICIOUS, HOPELESS = 2, 5
+# A group whose learning rate is this many times higher shows that the first group's is not usual.
+SLOW = 10.0
+BATCHES_LOOKED_AT = 1000
+
+
+class Watch:
+    """A recorder that looks at one growing network and warns; `history` gets each warning too.
+
+    `data` is where its batches come from; None in a loop of the user's own. Raises ConfigError when
+    every epoch was rolled back and going on is pointless.
+    """
+
+    def __init__(
+        self,
+        history: History,
+        env: GrowthCycle,
+        controller: Controller,
+        data: DataSource | None = None,
+    ) -> None:
+        self.history, self.env, self.controller, self.data = history, env, controller, data
+        self.rolled_back = 0
+        self.reason = ""
+        self.germinated = self.plateaued = False
+
+    def catch_up(self) -> None:
+        """Know what a run that is taken up again has told before."""
+        for row in self.history.rows:
+            self.plateaued |= row["plateau_epochs"] > 0
+            self.rolled_back = self.rolled_back + 1 if row["rolled_back"] else 0
+        for event in self.history.events:
+            self.germinated |= isinstance(event, SeedGerminated)
+            self.reason = event.reason if isinstance(event, GovernorRollback) else self.reason
+
+    def say(self, message: str) -> None:
+        warnings.warn(message, EsperWarning, stacklevel=2)
+        self.history.event(Warned(0, self.env.step_count, message))
+
+    def event(self, event: Event) -> None:
+        if isinstance(event, GovernorRollback):
+            self.reason = event.reason
+        if isinstance(event, SeedGerminated) and not self.germinated:
+            self.germinated = True
+            self._look_for_averages()
+
+    def metrics(self, row: Mapping[str, Any]) -> None:
+        self.plateaued |= row["plateau_epochs"] > 0
+        self.rolled_back = self.rolled_back + 1 if row["rolled_back"] else 0
+        if self.rolled_back == SUSPICIOUS:
+            self.say(
+                f"epochs {row['step'] - 1} and {row['step']} were both undone ({self.reason}); "
+                f"{self._cause()}"
+            )
+        if self.rolled_back == HOPELESS and row["step"] + 1 == HOPELESS:
+            raise ConfigError(
+                f"each of the first {HOPELESS} epochs had to be undone ({self.reason}), "
+                f"so nothing is learnt; {self._cause()}"
+            )
+
+    def outcome(self, outcome: EpisodeOutcome) -> None:
+        if outcome.germinated == 0 and not isinstance(self.controller, StaticController):
+            self.say(f"nothing germinated: {self._why_nothing_grew(outcome.steps)}")
+
+    def _look_for_averages(self) -> None:
+        if self.data is not None:
+            return  # The loop is ours, and makes none.
+        average = _average_of(self.env.population.template.host)
+        if average is not None:
+            self.say(
+                f"a copy of the model ({type(average).__name__}, an average?) was made before the "
+                "model grew and has none of its seeds; let body.follow(average) keep it up, or "
+                "make it again when growth has ended"
+            )
+
+    def _cause(self) -> str:
+        for name, batch in _not_finite(self.data) if self.data is not None else ():
+            return f"batch {batch} of {name} holds values that are not finite: mend the data"
+        return "look for NaN in the data, or try a lower learning rate"
+
+    def _why_nothing_grew(self, steps: int) -> str:
+        """After `steps` decisions, which is one less than epochs."""
+        who = self.controller
+        if not isinstance(who, HeuristicController):
+            return f"the controller {who.name} chose no seed in {steps + 1} epochs; try 'heuristic'"
+        first = who.config.min_epochs_before_germinate
+        if steps <= first:
+            return (
+                f"the heuristic plants nothing in the first {first + 1} epochs, and there were "
+                f"only {steps + 1}; train for longer"
+            )
+        if not self._rotation_fits(who.config.blueprint_rotation):
+            return (
+                "no blueprint that the heuristic tries fits the slots and the budget; give other "
+                "slots or a larger budget"
+            )
+        if not self.plateaued:
+            return (
+                f"the score rose by more than its noise in each of {steps + 1} epochs, so there "
+                "was no plateau; train for longer"
+            )
+        return (
+            "the score was still rising whenever a seed could have been planted; train for longer"
+        )
+
+    def _rotation_fits(self, rotation: Iterable[str]) -> bool:
+        garden = self.env.garden
+        names = garden.narrator.catalogue.names
+        tried = np.isin(np.array(names), list(rotation))
+        return bool((garden.limits.affordable & tried).any())
+
+
+def _not_finite(data: DataSource) -> Iterator[tuple[str, int]]:
+    """The batches, by loader and number from 1, that hold a value that is not finite."""
+    loaders = {"train_loader": data.train_batches(0), "val_loader": data.val_batches()}
+    for name, batches in loaders.items():
+        for number, batch in enumerate(islice(batches, BATCHES_LOOKED_AT), start=1):
+            if not all(bool(torch.isfinite(tensor).all()) for tensor in tensors_in(batch)):
+                yield name, number
+
+
+def _average_of(host: nn.Module) -> nn.Module | None:
+    """An average of the model that its user has made, if there is one.
+
+    Python knows who refers to what, not who is a copy of what: an average is known by its class, or
+    as a model of the same class and shapes that is not trained. One that has slots follows already.
+    """
+    gc.collect()  # What nobody can reach is no copy.
+    everything = gc.get_objects()
+    growing = {id(thing.host) for thing in everything if type(thing) is GrownModule}
+    shapes = [parameter.shape for parameter in host.parameters()]
+
+    def is_average(thing: Any) -> bool:
+        # The class that an object claims is not asked: some of torch's complain of the question.
+        if not issubclass(type(thing), nn.Module) or thing is host:
+            return False
+        averaged = isinstance(thing, AveragedModel)
+        model = thing.module if averaged else thing
+        return (
+            type(model) is type(host)
+            and id(model) not in growing
+            and (averaged or not any(parameter.requires_grad for parameter in model.parameters()))
+            and [parameter.shape for parameter in model.parameters()] == shapes
+        )
+
+    return next(filter(is_average, everything), None)
+
+
+def warn_of_slow_seeds(optimizer: Optimizer) -> None:
+    """Seeds get the settings of the optimiser's first group, which may be a backbone's."""
+    rates = [float(group.get("lr", math.nan)) for group in optimizer.param_groups]
+    if rates[0] * SLOW <= max(rates):
+        warnings.warn(
+            f"seeds take the learning rate of the optimiser's first group, {rates[0]:g}, and "
+            f"another group has {max(rates):g}; give manage(..., seed_lr=...), or put a group with "
+            "the rate meant for seeds first",
+            EsperWarning,
+            stacklevel=2,
+        )
+
+
+def warn_of_another_task(controller: Controller, task: str) -> None:
+    """A learned policy knows the task it was trained on, and promises nothing for others."""
+    if isinstance(controller, LearnedController) and controller.task != task:
+        warnings.warn(
+            f"the policy {controller.name} was trained on the task {controller.task!r}, not on "
+            f"{task}; what it has learnt may not hold here: compare it with 'heuristic'",
+            EsperWarning,
+            stacklevel=2,
+        )

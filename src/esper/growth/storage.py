@@ -1,0 +1,99 @@
+"""Trees of tensors and plain values, in a sealed folder: safetensors and JSON, nothing pickled."""
+
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from esper.leyline import ConfigError
+from esper.leyline.sealed import (
+    DamagedCheckpointError,
+    from_json,
+    read_sealed,
+    to_json,
+    write_sealed,
+)
+
+STATE, TENSORS = "state.json", "tensors.safetensors"
+# What dictionaries may be besides plain ones: a scheduler's milestones are counted.
+_DICTS = {"dict": dict, "counter": Counter}
+
+
+def write_tree(folder: Path, tree: Mapping[str, Any], version: int) -> None:
+    """Write a tree of dicts, lists, tuples, tensors, numbers, texts and None.
+
+    Raises ConfigError that names what cannot be written, OSError if the disk does not take it.
+    """
+    tensors: dict[str, Tensor] = {}
+    plain = _encode(tree, tensors, "")
+    write_sealed(folder, {STATE: to_json({"tree": plain}), TENSORS: save(tensors)}, version)
+
+
+def read_tree(folder: Path, version: int, within: Path | None = None) -> dict[str, Any]:
+    """What `write_tree` was given; raises ConfigError if it is damaged or of another version."""
+    contents = read_sealed(folder, (STATE, TENSORS), version, within)
+    try:
+        plain = from_json(folder / STATE, contents[STATE])["tree"]
+        tree = _decode(plain, load(contents[TENSORS]))
+    except (SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise DamagedCheckpointError(f"{folder} cannot be used: {error}") from error
+    if not isinstance(tree, dict):
+        raise DamagedCheckpointError(f"{folder} cannot be used: it holds no dictionary")
+    return tree
+
+
+def _encode(value: Any, tensors: dict[str, Tensor], place: str) -> Any:
+    if value is None or isinstance(value, (bool, str)) or type(value) is int:
+        return value
+    if type(value) is float:
+        return value if math.isfinite(value) else {"float": str(value)}
+    if isinstance(value, Tensor):
+        return {"tensor": _add(value.detach().cpu().contiguous(), tensors)}
+    if isinstance(value, (list, tuple)):
+        kind = "tuple" if isinstance(value, tuple) else "list"
+        return {kind: [_encode(v, tensors, f"{place}.{i}") for i, v in enumerate(value)]}
+    if isinstance(value, dict):
+        kind = "counter" if isinstance(value, Counter) else "dict"
+        pairs = value.items()
+        return {kind: [[_key(k, place), _encode(v, tensors, f"{place}.{k}")] for k, v in pairs]}
+    raise ConfigError(
+        f"{place.lstrip('.')} is a {type(value).__name__}, which cannot be saved; only tensors, "
+        "numbers, texts, and lists, tuples and dictionaries of them can"
+    )
+
+
+def _key(key: Any, place: str) -> str | int:
+    if isinstance(key, str) or type(key) is int:
+        return key
+    raise ConfigError(f"{place.lstrip('.')} has the key {key!r}, which is no text and no integer")
+
+
+def _add(tensor: Tensor, tensors: dict[str, Tensor]) -> str:
+    """Its name among the tensors; equal ones, as in copies of one network, are kept once."""
+    content = tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
+    digest = hashlib.sha256(content).hexdigest()
+    name = f"{digest[:32]}-{str(tensor.dtype).removeprefix('torch.')}-{list(tensor.shape)}"
+    tensors.setdefault(name, tensor)
+    return name
+
+
+def _decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    if not isinstance(value, dict):
+        return value
+    ((kind, content),) = value.items()
+    if kind == "float":
+        return float(content)
+    if kind == "tensor":
+        # A copy, because one stored tensor may stand for several.
+        return tensors[content].clone()
+    if kind in ("list", "tuple"):
+        entries = [_decode(entry, tensors) for entry in content]
+        return tuple(entries) if kind == "tuple" else entries
+    return _DICTS[kind]({key: _decode(entry, tensors) for key, entry in content})

@@ -1,0 +1,133 @@
+"""Folders that appear whole or not at all, and are read only if they are intact.
+
+    manifest.json   format version, and the SHA-256 of the others
+    ...
+
+Nothing read from them is a path. A checksum finds damage; it is no signature, so who can write a
+file can also give it the checksum that fits.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from esper.leyline.errors import ConfigError
+
+MANIFEST = "manifest.json"
+_UNFINISHED = "unfinished-"
+
+
+class DamagedCheckpointError(ConfigError):
+    """A sealed folder that is incomplete, was altered, or is not one."""
+
+
+def write_sealed(final: Path, contents: Mapping[str, bytes], version: int) -> None:
+    """Write files as the folder `final`, in the place of one that is there. Raises OSError, and
+    leaves what was there before, if the disk does not take them."""
+    unfinished = final.with_name(f"{_UNFINISHED}{final.name}")
+    sums = {name: hashlib.sha256(data).hexdigest() for name, data in contents.items()}
+    manifest = to_json({"format": version, "sha256": sums})
+    try:
+        final.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir()
+        for name, data in {**contents, MANIFEST: manifest}.items():
+            _write(unfinished / name, data)
+        _sync_folder(unfinished)
+        if final.exists():
+            discard(final)
+        os.rename(unfinished, final)
+        _sync_folder(final.parent)
+    except OSError:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise
+
+
+def read_sealed(
+    path: Path, names: Sequence[str], version: int, within: Path | None = None
+) -> dict[str, bytes]:
+    """The files of a folder that lies in `within`; raises ConfigError in a sentence if they are
+    damaged, foreign or of another format."""
+    contents = {name: _read(path, name, within or path) for name in (MANIFEST, *names)}
+    manifest = from_json(path / MANIFEST, contents.pop(MANIFEST))
+    found = manifest.get("format")
+    if not isinstance(found, int) or found < 1:
+        raise DamagedCheckpointError(f"{path} is not a checkpoint: its format is {found!r}")
+    if found != version:
+        age = "a newer" if found > version else "an older"
+        raise ConfigError(
+            f"{path} has format {found}, this program reads {version}; use {age} version of esper"
+        )
+    sums = manifest.get("sha256")
+    for name, data in contents.items():
+        if not isinstance(sums, dict) or sums.get(name) != hashlib.sha256(data).hexdigest():
+            raise DamagedCheckpointError(f"{path / name} is damaged: its checksum does not fit")
+    return contents
+
+
+def sealed_series(folder: Path, word: str) -> list[Path]:
+    """The finished folders `word`-000012 in a folder, newest first."""
+    if not folder.is_dir():
+        return []
+    name = re.compile(rf"{word}-(\d{{6,}})")
+    found = [(int(m[1]), path) for path in folder.iterdir() if (m := name.fullmatch(path.name))]
+    return [path for _, path in sorted(found, reverse=True)]
+
+
+def clear_unfinished(folder: Path) -> None:
+    """Remove what writers that were killed have left in a folder of sealed ones."""
+    for path in folder.glob(f"{_UNFINISHED}*"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def discard(path: Path) -> None:
+    """First take its name away, so that nobody ever sees half of it."""
+    doomed = path.with_name(f"{_UNFINISHED}{path.name}-old")
+    shutil.rmtree(doomed, ignore_errors=True)
+    os.rename(path, doomed)
+    shutil.rmtree(doomed, ignore_errors=True)
+
+
+def to_json(value: Mapping[str, Any]) -> bytes:
+    return json.dumps(value, indent=1, allow_nan=False).encode()
+
+
+def from_json(file: Path, data: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise DamagedCheckpointError(f"{file} is damaged: {error}") from error
+    if not isinstance(value, dict):
+        raise DamagedCheckpointError(f"{file} is damaged: it is not an object")
+    return value
+
+
+def _read(path: Path, name: str, within: Path) -> bytes:
+    file = path / name
+    if not file.resolve().is_relative_to(within.resolve()):
+        raise DamagedCheckpointError(f"{file} leads out of {within}")
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise DamagedCheckpointError(f"{file} cannot be read: {error.strerror}") from error
+
+
+def _write(path: Path, data: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make names in the folder as lasting as the files they name."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

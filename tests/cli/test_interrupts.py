@@ -1,0 +1,95 @@
+"""Ctrl-C at any moment: no traceback, and nothing lost; two commands into one folder."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from command_support import esper_here, start_esper
+from esper.leyline import ConfigError
+from esper.observatory import RunDirectory, query, read_rows
+from view_support import outcome, write_run
+
+LONG_QUERY = "select sum(a.range * b.range) from range(99999999) a, range(99999999) b"
+
+
+# Ctrl-C comes at the moment when a module is first looked for.
+INTERRUPTED = """
+import os, signal, sys
+module = sys.argv.pop(1)
+class Finder:
+    def find_spec(self, name, *rest):
+        if name == module:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Finder())
+from esper.__main__ import main
+main()
+"""
+
+
+@pytest.mark.parametrize("module", ["esper.cli", "typer", "rich.console", "numpy", "torch"])
+def test_the_first_moments(module: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", INTERRUPTED, module, "grow", "--steps", "1"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 130, done.stderr
+    assert done.stderr == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ctrl_c_ends_a_query(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", [outcome()])
+    process = start_esper("query", "run", LONG_QUERY, cwd=tmp_path)
+    time.sleep(4.0)
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in said
+
+
+def test_a_query_ends_when_its_time_is_over(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [outcome()])
+    with pytest.raises(ConfigError, match=r"took longer than 0\.1 seconds"):
+        query(run, LONG_QUERY, timeout=0.1)
+
+
+def test_a_query_shows_as_many_rows_as_it_may(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run(tmp_path / "run", [outcome()])
+    words = ("query", "run", "select range from range(1000000000)", "--limit")
+    assert esper_here(monkeypatch, *words, "3", cwd=tmp_path) == 0
+    said = capsys.readouterr().out
+    assert said.split()[:4] == ["range", "0", "1", "2"]
+    assert "more rows than these 3; --limit shows more" in said
+    few = ("query", "run", "select range from range(3)", "--limit", "3")
+    assert esper_here(monkeypatch, *few, cwd=tmp_path) == 0
+    assert "--limit" not in capsys.readouterr().out
+
+
+def test_a_run_that_began_after_the_command_is_not_overwritten(tmp_path: Path) -> None:
+    """As when a second command waited so long for its data that the first one is done."""
+    before, later = time.time() - 10.0, time.time() + 10.0
+    RunDirectory.create(tmp_path / "run", {"key": 1}).close()
+    with pytest.raises(ConfigError, match=r"another run has begun in .* since this command did"):
+        RunDirectory.create(tmp_path / "run", {"key": 2}, overwrite=True, since=before)
+    assert "key = 1" in (tmp_path / "run" / "config.toml").read_text()
+    RunDirectory.create(tmp_path / "run", {"key": 2}, overwrite=True, since=later).close()
+    assert "key = 2" in (tmp_path / "run" / "config.toml").read_text()
+
+
+def test_of_two_that_overwrite_one_folder_one_is_refused(tmp_path: Path) -> None:
+    words = ("grow", "--steps", "1", "--no-compare", "--out", "run", "--overwrite", "--key")
+    processes = [start_esper(*words, str(key), cwd=tmp_path) for key in (1, 2)]
+    said = [process.communicate(timeout=240)[0] for process in processes]
+    codes = [process.returncode for process in processes]
+    assert sorted(codes) == [0, 2], said
+    refused = said[codes.index(2)]
+    assert "in use by another run" in refused or "another run has begun" in refused
+    (row,) = read_rows(tmp_path / "run" / "outcomes.jsonl")
+    assert row["key"] == codes.index(0) + 1
+    assert len(os.listdir(tmp_path)) == 1
