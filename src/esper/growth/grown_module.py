@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from esper.growth.blueprints import BlueprintCatalogue, OutputSpec, default_catalogue
-from esper.growth.hooks import hooks_of_esper
+from esper.growth.hooks import GROWING, hooks_of_esper
 from esper.growth.lifecycle import GATED
 from esper.growth.seed_slot import BlendValve, SeedSlot, make_valve
 from esper.growth.sites import Layouts, SlotChoice, choose_slots, evaluating, probe
@@ -50,7 +50,7 @@ def keyed(key: int) -> Iterator[None]:
 
 def check_not_growing(host: nn.Module) -> None:
     for name, module in host.named_modules():
-        if isinstance(module, GrownModule) or hooks_of_esper(module):
+        if isinstance(module, GrownModule) or module in GROWING or hooks_of_esper(module):
             raise ConfigError(
                 f"{type(host).__name__} is growing already (see {name or 'the model itself'}); "
                 "end that first, with finish() of its body, or grow the module that export() gives"
