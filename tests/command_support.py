@@ -1,6 +1,7 @@
 """The command as tests run it: in a process of its own, or in this one when that is enough."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -30,6 +31,8 @@ def start_esper(*words: str, cwd: Path | None = None) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        # Tests that a shell runs in the background would pass on that they ignore it.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 

@@ -20,6 +20,7 @@ LONG_QUERY = "select sum(a.range * b.range) from range(99999999) a, range(999999
 # Ctrl-C comes at the moment when a module is first looked for.
 INTERRUPTED = """
 import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
 module = sys.argv.pop(1)
 class Finder:
     def find_spec(self, name, *rest):
