@@ -1,5 +1,6 @@
 """What Esper leaves on a user's model and optimiser, and for how long."""
 
+import copy
 import io
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 
 from esper.growth import SeedSlot
+from esper.leyline import ConfigError
 from loop_support import Loop
 
 
@@ -161,3 +163,12 @@ def test_the_optimiser_keeps_its_groups_and_trains_on() -> None:
     assert all(not torch.equal(p, old) for p, old in zip(kept, before, strict=True))
     assert {id(p) for p in loop.body.model.parameters()} == {id(p) for p in kept}
     assert isinstance(loop.body.model, nn.Module)
+
+
+def test_a_model_has_one_body_at_a_time() -> None:
+    loop = Loop()
+    with pytest.raises(ConfigError, match="MLP is growing already"):
+        Loop(model=loop.model)
+    loop.body.close()
+    Loop(model=loop.model)
+    Loop(model=copy.deepcopy(loop.model))

@@ -59,6 +59,15 @@ def test_a_finished_run_that_is_taken_up_ends_the_same(tmp_path: Path) -> None:
     assert before == {name: (tmp_path / "run" / name).read_bytes() for name in RECORD}
 
 
+def test_a_run_that_is_out_of_time_can_be_given_more(tmp_path: Path) -> None:
+    first = own_run(tmp_path / "run", max_time=1e-9)
+    assert (first.outcome.ended, len(first.history)) == ("max_time", 1)
+    again = own_run(tmp_path / "run", max_time=1e-9)
+    assert (again.outcome.ended, len(again.history)) == ("max_time", 1)
+    whole = own_run(tmp_path / "run")
+    assert whole.outcome == own_run(tmp_path / "whole").outcome
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

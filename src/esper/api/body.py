@@ -25,6 +25,7 @@ from esper.api.epochs import decisions
 from esper.api.following import Follower
 from esper.api.watch import Watch, warn_of_another_task, warn_of_slow_seeds
 from esper.growth import (
+    GROWING,
     BlueprintCatalogue,
     GrownModule,
     Layouts,
@@ -78,6 +79,7 @@ class Body:
         self.followers: list[Follower] = []
         self._on_optimizer: list[RemovableHandle] = []
         self._on_gradients: list[RemovableHandle] = []
+        GROWING.add(host.network.host)
         controller.reset(1)
 
     def __enter__(self) -> "Body":
@@ -208,6 +210,7 @@ class Body:
         for handle in (*self._on_optimizer, *self._on_gradients):
             handle.remove()
         self._on_optimizer, self._on_gradients = [], []
+        GROWING.discard(self.host.network.host)
 
     def export(self) -> nn.Module:
         """A plain module for use without Esper, checked to give the live network's output.

@@ -49,8 +49,16 @@ class StopRule:
         waited = 0 if best is None else env.step_count - best.step
         if self.patience is not None and waited >= self.patience:
             self.reason = "patience"
-        if self.max_time is not None and self.seconds() >= self.max_time:
+        if self._out_of_time():
             self.reason = "max_time"
+
+    def take_up(self, seconds: float, reason: str | None) -> None:
+        """Count on from a run that was saved; one that was out of time may be given more."""
+        self.seconds_before = seconds
+        self.reason = None if reason == "max_time" and not self._out_of_time() else reason
+
+    def _out_of_time(self) -> bool:
+        return self.max_time is not None and self.seconds() >= self.max_time
 
 
 @dataclass
@@ -113,7 +121,7 @@ class GrowthRun:
         for group, settings in zip(self.optimizer.param_groups, state["groups"], strict=True):
             group.update(settings)
         restore_randomness(self.loaders, state["randomness"])
-        self.stop.seconds_before, self.stop.reason = state["seconds"], state["reason"]
+        self.stop.take_up(state["seconds"], state["reason"])
 
 
 def open_record(folder: Path, run: GrowthRun, *, resume: bool) -> RunDirectory:

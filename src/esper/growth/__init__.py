@@ -17,6 +17,7 @@ from esper.growth.blueprints import (
 from esper.growth.blueprints.modules import ChannelAttention, Renormalize
 from esper.growth.export import export, largest_difference
 from esper.growth.grown_module import GrownModule, check_not_growing, keyed
+from esper.growth.hooks import GROWING
 from esper.growth.hosts import CNNHost, MLPHost, TransformerHost
 from esper.growth.lifecycle import (
     GATED,
@@ -69,6 +70,7 @@ from esper.growth.storage import read_tree, write_tree
 
 __all__ = [
     "GATED",
+    "GROWING",
     "NOOP",
     "BlueprintCatalogue",
     "BlueprintSpec",

@@ -5,6 +5,7 @@ the seed does, so an ungrown network costs nothing and gives the host's output b
 the host itself or the GrownModule around it is the same.
 """
 
+import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from esper.growth.blueprints import BlueprintCatalogue, OutputSpec, default_catalogue
-from esper.growth.hooks import hooks_of_esper
+from esper.growth.hooks import GROWING, hooks_of_esper
 from esper.growth.lifecycle import GATED
 from esper.growth.seed_slot import BlendValve, SeedSlot, make_valve
 from esper.growth.sites import Layouts, SlotChoice, choose_slots, evaluating, probe
@@ -49,11 +50,17 @@ def keyed(key: int) -> Iterator[None]:
 
 def check_not_growing(host: nn.Module) -> None:
     for name, module in host.named_modules():
-        if isinstance(module, GrownModule) or hooks_of_esper(module):
+        if isinstance(module, GrownModule) or module in GROWING or hooks_of_esper(module):
             raise ConfigError(
                 f"{type(host).__name__} is growing already (see {name or 'the model itself'}); "
                 "end that first, with finish() of its body, or grow the module that export() gives"
             )
+
+
+def _forget_compiled() -> None:
+    """A compiled model does not look for hooks that have come or gone since."""
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.reset()
 
 
 def _warn_of_partial_state(host: nn.Module, prefix: str, keep_vars: bool) -> None:
@@ -169,6 +176,7 @@ class GrownModule(nn.Module):
             self._handles[index].append(self.host.register_forward_pre_hook(slot.on_host_input))
             self._hook_branches()
         self._handles[index].append(self.host.register_state_dict_pre_hook(_warn_of_partial_state))
+        _forget_compiled()
 
     def new_seed(
         self, index: int, blueprint: int, blend: int, key: int
@@ -221,6 +229,7 @@ class GrownModule(nn.Module):
             handle.remove()
         self.slot(index).clear()
         self._hook_branches()
+        _forget_compiled()
 
     def set_blend(self, index: int, stage: SeedStage, alpha: float) -> None:
         """Tell the seed its stage and how far it is blended in."""

@@ -3,8 +3,12 @@
 import copy
 import functools
 from typing import Any
+from weakref import WeakSet
 
 from torch import Tensor, nn
+
+# Models that somebody grows, also while they have no seed and so no hook. Copies are not in it.
+GROWING: WeakSet[nn.Module] = WeakSet()
 
 
 def is_of_esper(hook: Any) -> bool:

@@ -7,6 +7,7 @@ any layer.
 """
 
 import threading
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -102,10 +103,19 @@ class _Features:
 
     def __init__(self, h: Tensor) -> None:
         self.h, self.copy = h, h.clone()
+        kind = h.device.type
+        self.autocast = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
         self.version = None if self._uncounted() else h._version
 
     def _uncounted(self) -> bool:
         return torch.compiler.is_compiling() or self.h.is_inference()
+
+    def casting(self) -> AbstractContextManager[None]:
+        """Autocast as it was at the slot: a host may have it inside its own `forward` only."""
+        kind, (enabled, dtype) = self.h.device.type, self.autocast
+        if torch.is_autocast_enabled(kind) == enabled:
+            return nullcontext()
+        return torch.autocast(kind, dtype, enabled)
 
     def as_read(self) -> Tensor:
         if self._uncounted() or self.h._version != self.version:
@@ -225,9 +235,9 @@ class SeedSlot(nn.Module):
                 f"the network's output ({type(output).__name__}) has no place for the branch "
                 f"from {self.site.module!r}, unlike on the example"
             )
-        return put(
-            output, place, self._blend(take(output, place), self._change(features.as_read()))
-        )
+        with features.casting():
+            change = self._change(features.as_read())
+        return put(output, place, self._blend(take(output, place), change))
 
     def _blend(self, target: Tensor, change: Tensor) -> Tensor:
         if self.stage == SeedStage.TRAINING:
