@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from esper.leyline import events
-from esper.observatory import RunDirectory, find_runs, story
+from esper.observatory import RunDirectory, find_runs, story, write_report
 from esper.observatory.beside import side_by_side
 from esper.observatory.described import describe, episode, shown_line
 from esper.observatory.looks import STAGE_COLOURS, plain, presentable
@@ -205,6 +205,19 @@ def test_what_stands_where_a_number_should_is_harmless(tmp_path: Path):
     (run / "outcomes.jsonl").write_text('{"seeds": 3, "env": null, "round": "a"}\n')
     (run / "summary.json").write_text('[1, {"arm": 3, "seeds": {}}]')
     assert json.dumps(describe(run))
+    grown = write_growth(tmp_path / "grown")
+    worth = {"arm": "grown", "test_score": "high", "params": [], "seeds": [{"params": {}}, 3]}
+    (grown / "summary.json").write_text(json.dumps([worth]))
+    for markdown in (False, True):
+        assert write_report(grown, markdown=markdown).exists()
+    folder = write_evaluation_folder(tmp_path / "evaluated")
+    whole = json.loads((folder / "evaluation.json").read_text())
+    for part in ("arms", "comparisons", "trials", "keys", "task", "score"):
+        for harmed in ({k: v for k, v in whole.items() if k != part}, whole | {part: [{}]}):
+            (folder / "evaluation.json").write_text(json.dumps(harmed))
+            assert part == "keys" or look_at(folder).state == "broken", part
+            assert json.dumps(describe(folder))
+            assert write_report(folder, markdown=True).exists()
 
 
 def test_stages_stay_apart_for_colour_blind_eyes():

@@ -11,7 +11,7 @@ class Quantity(NamedTuple):
     bad: str
 
 
-# By the column of the round's row. The first five are drawn large.
+# By the column of the round's row.
 POLICY = {
     "return": Quantity(
         "return", "mean sum of rewards of an episode", "falling, or flat from the start"

@@ -12,6 +12,7 @@ from typing import Any
 
 from esper.leyline import ConfigError
 from esper.observatory.described import describe
+from esper.observatory.reading import number
 from esper.observatory.run_directory import PAGE
 from esper.observatory.terminal import shown
 
@@ -101,9 +102,9 @@ def _run_parts(told: Mapping[str, Any]) -> list[str]:
         rows = [
             (
                 arm.get("arm"),
-                shown(arm.get("test_score"), ".1f"),
-                shown(arm.get("params"), ",.0f"),
-                shown(arm.get("macs"), ",.0f"),
+                shown(number(arm, "test_score"), ".1f"),
+                shown(number(arm, "params"), ",.0f"),
+                shown(number(arm, "macs"), ",.0f"),
             )
             for arm in told["arms"]
         ]
@@ -113,9 +114,9 @@ def _run_parts(told: Mapping[str, Any]) -> list[str]:
         rows = [
             (
                 f"{seed.get('blueprint')} in {seed.get('module')}",
-                shown(seed.get("params"), ",.0f"),
-                shown(seed.get("contribution"), "+.2f"),
-                shown(seed.get("shapley"), "+.2f"),
+                shown(number(seed, "params"), ",.0f"),
+                shown(number(seed, "contribution"), "+.2f"),
+                shown(number(seed, "shapley"), "+.2f"),
             )
             for seed in told["seeds"]
         ]
@@ -159,7 +160,7 @@ def _evaluation_parts(report: Mapping[str, Any] | None) -> list[str]:
             f"{row['arm']} - {row['versus']}",
             f"{row['mean']:+.2f}",
             "-" if row["low"] is None else f"{row['low']:+.2f} … {row['high']:+.2f}",
-            shown(row["p_holm"], ".3f"),
+            shown(number(row, "p_holm"), ".3f"),
         )
         for row in report["comparisons"]
     ]

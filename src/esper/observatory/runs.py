@@ -39,7 +39,6 @@ from esper.observatory.run_directory import (
 
 DEEPEST, MOST_FOLDERS = 4, 20_000
 WATCHED = (CONFIG, EVENTS, METRICS, OUTCOMES, TIMINGS, SUMMARY, REPORT)
-ORDER = ("running", "finished", "stopped", "broken")
 
 
 @dataclass(frozen=True)
@@ -305,29 +304,36 @@ def read_evaluation(folder: Path) -> dict[str, Any]:
     """The report of an evaluation. Raises FileNotFoundError, or UnreadableError if parts lack."""
     report = read_json(folder / REPORT)
     try:
-        whole_ = all(
-            isinstance(arm["arm"], str)
-            and "control_of" in arm
-            and all(number(arm, name) is not None for name in ARM_NUMBERS)
-            for arm in report["arms"]
-        )
-        whole_ &= all(
-            isinstance(row["arm"], str)
-            and isinstance(row["versus"], str)
-            and number(row, "mean") is not None
-            and (number(row, "low") is None) == (number(row, "high") is None)
-            for row in report["comparisons"]
-        )
-        whole_ &= all(
-            isinstance(trial["arm"], str) and number(trial, "test_score") is not None
-            for trial in report["trials"]
-        )
-        whole_ &= isinstance(report["keys"], list)
+        complete = _is_report(report)
     except (TypeError, KeyError, AttributeError):
-        whole_ = False
-    if not whole_:
+        complete = False
+    if not complete:
         raise UnreadableError(f"{REPORT} is not the report of an evaluation")
     return dict(report)
+
+
+def _is_report(report: Any) -> bool:
+    """Has it all that tables and plots are made of? May raise if it is something else."""
+    arms = all(
+        isinstance(arm["arm"], str)
+        and "control_of" in arm
+        and all(number(arm, name) is not None for name in ARM_NUMBERS)
+        for arm in report["arms"]
+    )
+    comparisons = all(
+        isinstance(row["arm"], str)
+        and isinstance(row["versus"], str)
+        and number(row, "mean") is not None
+        and "p_holm" in row
+        and (number(row, "low") is None) == (number(row, "high") is None)
+        for row in report["comparisons"]
+    )
+    trials = all(
+        isinstance(trial["arm"], str) and number(trial, "test_score") is not None
+        for trial in report["trials"]
+    )
+    named = isinstance(report["task"], str) and isinstance(report["score"], str)
+    return arms and comparisons and trials and named and isinstance(report["keys"], list)
 
 
 def stamp(folder: Path) -> str:

@@ -85,13 +85,13 @@ def show_run(console: Console, folder: Path) -> None:
 def _show_evaluation(console: Console, folder: Path) -> None:
     try:
         report = presentable(read_evaluation(folder))
-    except (FileNotFoundError, UnreadableError) as error:
-        raise ConfigError(f"{folder}: {error}") from error
-    console.print(arms_table(report))
-    for table in (comparisons_table(report), seeds_worth_table(report)):
+        tables = [arms_table(report), comparisons_table(report), seeds_worth_table(report)]
+    except (FileNotFoundError, UnreadableError, KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"{folder}: its report cannot be read: {error}") from error
+    for table in tables:
         if table is not None:
-            console.print()
             console.print(table)
+            console.print()
 
 
 def _show_growth(console: Console, folder: Path) -> None:
