@@ -32,7 +32,7 @@ RUNS = {
 }
 # file: (address, width, height or None for the whole page, dark)
 PAGES: dict[str, tuple[str, int, int | None, bool]] = {
-    "view-run.png": (f"run={GROWN}&epoch=25", 1080, 760, False),
+    "view-run.png": (f"run={GROWN}&epoch=25", 1080, 820, False),
     "view-phone.png": (f"run={GROWN}&epoch=13", 390, 1240, True),
     "view-training.png": (f"run={TRAINED}&epoch=9", 1080, 1500, False),
     "view-evaluation.png": (f"run={EVALUATED}", 1080, 1130, True),

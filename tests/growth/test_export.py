@@ -292,6 +292,8 @@ def test_a_pass_that_does_not_come_by_the_slot_adds_nothing() -> None:
     network = GrownModule.wrap(EarlyExit(), ["second"], x)
     plant(network, 0, "branch", SeedStage.HOLDING, 1.0, shake=0.5)
     plain = export(network, x)
+    with pytest.raises(ExportError, match="does not come by every slot"):
+        export(network, x / 100)
     bare = EarlyExit()
     bare.load_state_dict(network.host.state_dict())
     for model in (network, plain, copy.deepcopy(plain)):
@@ -303,6 +305,18 @@ def test_a_pass_that_does_not_come_by_the_slot_adds_nothing() -> None:
         assert torch.equal(model(x / 100), bare(x / 100))
 
 
+def test_a_branch_reads_what_the_slot_gave_also_if_the_host_changes_it_in_place() -> None:
+    x = torch.randn(5, 4)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(inplace=True), nn.Linear(8, 3))
+    network = GrownModule.wrap(model, ["0"], x)
+    plant(network, 0, "branch", SeedStage.HOLDING, 1.0, shake=0.5)
+    seed = network.slot(0).seed
+    assert seed is not None
+    expected = model[2](torch.relu(model[0](x))) + seed(model[0](x))
+    assert torch.allclose(network(x), expected, atol=1e-6)
+    assert torch.allclose(export(network, x)(x), expected, atol=1e-6)
+
+
 def test_a_slot_used_outside_a_pass_leaves_nothing() -> None:
     x = torch.randn(5, 4) + 2.0
     network = GrownModule.wrap(EarlyExit(), ["second"], x)
@@ -312,6 +326,8 @@ def test_a_slot_used_outside_a_pass_leaves_nothing() -> None:
         expected = model(x / 100)
         model.get_submodule("second")(torch.randn(5, 6))
         assert torch.equal(model(x / 100), expected)
+    network.host.get_submodule("second")(torch.randn(5, 6))
+    assert network.slot(0)._call.features is None
     assert not [name for name in vars(threading.current_thread()) if name.startswith("grown")]
 
 

@@ -51,6 +51,17 @@ class Patches(nn.Module):
         return self.conv(x).flatten(2).transpose(1, 2)
 
 
+class Grid(nn.Module):
+    """Places of an image in a row, channels last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(x).permute(0, 2, 3, 1).flatten(1, 2)
+
+
 IMAGE, VOLUME = torch.randn(B, 3, 4, 4), torch.randn(B, 3, 4, 4, 4)
 SQUARE = torch.randn(B, B, 8)  # as many positions as examples: sizes tell nothing
 SERIES = torch.randn(B, 8, 5)
@@ -97,6 +108,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Tensor, str]] = {
     ),
     "own block": (lambda: Through(Norm(nn.Conv1d(8, 8, 3, padding=1)), mean=(2,)), SERIES, "BCL"),
     "patches": (lambda: Through(Patches()), IMAGE, "BTC"),
+    "grid": (lambda: Through(Grid()), IMAGE, "BTC"),
     "vectors": (lambda: Through(nn.Linear(8, 4), mean=()), torch.randn(B, 8), "BC"),
     "own vectors": (lambda: Through(nn.Sigmoid(), mean=()), torch.randn(B, 8), "BC"),
 }

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from esper.observatory import RunDirectory, find_runs
-from esper.observatory.described import describe, episode, shown_line, side_by_side
+from esper.leyline import events
+from esper.observatory import RunDirectory, find_runs, story
+from esper.observatory.beside import side_by_side
+from esper.observatory.described import describe, episode, shown_line
 from esper.observatory.looks import STAGE_COLOURS, plain, presentable
 from esper.observatory.runs import look_at, stamp
 from view_support import outcome, row, write_evaluation_folder, write_growth, write_training
@@ -70,8 +72,30 @@ def test_a_training_run_shows_the_score_of_its_last_round(tmp_path: Path):
     run = write_training(tmp_path / "run", rounds=2, planned=3)
     with (run / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"round": 2} | row(1)) + "\n")
+        file.write(json.dumps({"round": 2, "kind": "layer"}) + "\n")
     line = look_at(run)
-    assert (line.val_score, line.params, line.done) == (81.0, 500.0, 2)
+    assert (line.val_score, line.params, line.done, line.left) == (81.0, 500.0, 2, None)
+    (run / "timings.jsonl").write_text('{"round": 0, "seconds": 9.0}\n{"round": 1, "seconds": 7}\n')
+    with RunDirectory(run):
+        assert look_at(run).left == 7.0
+
+
+def test_recorded_and_imitated_runs_have_states_too(tmp_path: Path):
+    settings = {"command": "record", "controller": "random", "task": "digits", "episodes": 4}
+    with RunDirectory.create(tmp_path / "recorded", settings):
+        pass
+    assert look_at(tmp_path / "recorded").state == "stopped"
+    (tmp_path / "recorded" / "episodes.safetensors").write_bytes(b"")
+    assert look_at(tmp_path / "recorded").state == "finished"
+    told = describe(tmp_path / "recorded")
+    assert told["line"]["kind"] == "lessons"
+    assert told["reproduce"] == (
+        "esper train record --controller random --task digits --episodes 4 --out runs/again"
+    )
+    with RunDirectory.create(tmp_path / "cloned", {**settings, "command": "imitate"}):
+        (tmp_path / "cloned" / "checkpoints").mkdir()
+    assert look_at(tmp_path / "cloned").state == "finished"
+    assert describe(tmp_path / "cloned")["reproduce"] is None
 
 
 def test_links_are_not_followed(tmp_path: Path):
@@ -113,6 +137,17 @@ def test_an_episode_has_a_frame_per_epoch_and_its_events_in_words(tmp_path: Path
         "conv_light in layer1 germinated, 10 parameters",
         "conv_light in layer1 kept for good, worth +2.5 points",
     ]
+
+
+def test_every_event_has_words():
+    kinds, found = [events.Event], []
+    while kinds:
+        kind = kinds.pop()
+        kinds += kind.__subclasses__()
+        found += [kind.__name__] if not kind.__subclasses__() else []
+    assert "SeedCulled" in found
+    for name in found:
+        assert name in story.UNTOLD or story.in_words({"event": name}) != name, name
 
 
 def test_a_training_run_is_described_by_rounds_environments_and_choices(tmp_path: Path):

@@ -118,7 +118,10 @@ class _Graft:
                 call_model(self.host, self.example)
         finally:
             handle.remove()
-        assert seen[0] is not None
+        if not seen or seen[0] is None:
+            raise ExportError(
+                "the example does not come by every slot any more; export with one that does"
+            )
         return seen[0]
 
     def _hold(self, holder: nn.Module) -> None:

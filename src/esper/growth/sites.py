@@ -180,20 +180,8 @@ def probe(model: nn.Module, example: Any, layout: Layouts | None = None) -> Prob
         # A copy of a GraphModule loses its hooks.
         if found is None or isinstance(module, fx.GraphModule):
             continue
-        shape = list(watch.seen[module][0][0].shape)
-        del shape[found.index("B") if found != _UNCLEAR else 0]
-        listing.append(
-            SlotInfo(
-                name=name,
-                module=type(module).__name__,
-                shape=tuple(shape),
-                layout=found,
-                topology=TOPOLOGY_OF_LAYOUT.get(found, _UNCLEAR),
-                params=sum(p.numel() for p in module.parameters()),
-                macs=sum(flops.get(f"{type(model).__name__}.{name}", {}).values()) // 2 // batch,
-                calls=len(watch.seen[module]),
-            )
-        )
+        macs = sum(flops.get(f"{type(model).__name__}.{name}", {}).values()) // 2 // batch
+        listing.append(_slot_info(name, module, found, watch.seen[module], macs))
     order = {module: i for i, module in enumerate(watch.seen)}
     listing.sort(key=lambda slot: order[model.get_submodule(slot.name)])
     return Probe(
@@ -201,6 +189,23 @@ def probe(model: nn.Module, example: Any, layout: Layouts | None = None) -> Prob
         None if isinstance(model, fx.GraphModule) else _output_spec(output, batch, tracker),
         counter.get_total_flops() // 2 // batch,
         watch.causal or attention.seen or getattr(model, "causal", None) is True,
+    )
+
+
+def _slot_info(
+    name: str, module: nn.Module, layout: str, outputs: list[tuple[Tensor, Dims]], macs: int
+) -> SlotInfo:
+    shape = list(outputs[0][0].shape)
+    del shape[layout.index("B") if layout != _UNCLEAR else 0]
+    return SlotInfo(
+        name=name,
+        module=type(module).__name__,
+        shape=tuple(shape),
+        layout=layout,
+        topology=TOPOLOGY_OF_LAYOUT.get(layout, _UNCLEAR),
+        params=sum(p.numel() for p in module.parameters()),
+        macs=macs,
+        calls=len(outputs),
     )
 
 

@@ -4,7 +4,6 @@ Plain lists and dictionaries, all text made harmless, never more than some thous
 long the run is.
 """
 
-import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -13,12 +12,12 @@ from typing import Any
 
 from esper.leyline import ConfigError
 from esper.observatory import story
-from esper.observatory.looks import STAGE_COLOURS, STAGE_LETTERS, plain, presentable
+from esper.observatory.again import copied, evaluate_again, run_again
+from esper.observatory.looks import STAGE_COLOURS, STAGE_LETTERS, presentable
 from esper.observatory.quantities import HOST, POLICY
 from esper.observatory.reading import ROUND_ROW, Lines, Row, UnreadableError, number, whole
 from esper.observatory.run_directory import (
     ARMS,
-    CONFIG,
     EVENTS,
     METRICS,
     OUTCOMES,
@@ -40,7 +39,6 @@ MOST_POINTS = 1200  # of a curve: about as many as there are pixels
 MOST_ROUNDS = 400
 MOST_EVENTS = 300
 MOST_ROWS = 20_000  # of one round that are read one by one
-LONGEST_COMMAND = 4000
 FRAME = ("val_score", "train_score", "params", "macs", "train_macs")
 LATE_ROUNDS = 8  # from which it is told what a policy does
 
@@ -59,15 +57,9 @@ def describe(
     return {
         "line": shown_line(line),
         **presentable(told),
-        "reproduce": _copied(told.get("reproduce")),
+        "reproduce": copied(told.get("reproduce")),
         "looks": {"colours": STAGE_COLOURS, "letters": STAGE_LETTERS},
     }
-
-
-def _copied(command: str | None) -> str | None:
-    """A command is there to be copied, so it is whole, or it is not there."""
-    shown = None if command is None else plain(command, LONGEST_COMMAND)
-    return None if shown is None or shown.endswith("…") else shown
 
 
 def shown_line(line: RunLine) -> dict[str, Any]:
@@ -82,15 +74,15 @@ def _evaluation(folder: Path) -> dict[str, Any]:
         report = read_evaluation(folder)
     except (FileNotFoundError, UnreadableError) as error:
         return {"evaluation": None, "faults": [str(error)]}
-    return {"evaluation": report, "reproduce": _evaluate_again(report), "faults": []}
+    return {"evaluation": report, "reproduce": evaluate_again(report), "faults": []}
 
 
 def _run(folder: Path, round_: int | None, env: int) -> dict[str, Any]:
     seen = glance(folder)
     kind = kind_of(seen.config)
     training = kind == "training"
-    with _lines(folder / METRICS) as lines:
-        rounds = _rounds(lines) if training else None
+    with lines_of(folder / METRICS) as lines:
+        rounds = rounds_of(lines) if training else None
         last_round = _number_of_last_round(lines)
         policy = _policy(lines, last_round) if training else None
         if round_ is None or last_round is None:
@@ -106,7 +98,7 @@ def _run(folder: Path, round_: int | None, env: int) -> dict[str, Any]:
             for name, value in sorted(_flat(seen.config).items())
             if name not in ("out", "overwrite")
         ],
-        "reproduce": _run_again(folder, kind, seen.config),
+        "reproduce": run_again(folder, kind, seen.config),
         "arms": seen.summary,
         "seeds": [] if training else kept_seeds(seen),
         "outcome": {name: value for name, value in seen.outcome.items() if name != "seeds"},
@@ -123,7 +115,7 @@ def _run(folder: Path, round_: int | None, env: int) -> dict[str, Any]:
     }
 
 
-def _lines(path: Path) -> Lines:
+def lines_of(path: Path) -> Lines:
     """Without rows if the file is not there or cannot be read; `glance` says why."""
     try:
         return Lines(path)
@@ -139,7 +131,7 @@ def _number_of_last_round(lines: Lines) -> int | None:
     return None if last is None else whole(last, "round")
 
 
-def _rounds(lines: Lines) -> dict[str, list[Any]]:
+def rounds_of(lines: Lines) -> dict[str, list[Any]]:
     """Columns over rounds, at most MOST_ROUNDS of them."""
     last = _number_of_last_round(lines)
     found = []
@@ -167,7 +159,7 @@ def _environments(folder: Path, lines: Lines, round_: int | None) -> list[dict[s
         if row.get("kind") == "step" and env is not None:
             newest[env] = row
     returns: dict[int, float | None] = {}
-    with _lines(folder / OUTCOMES) as outcomes:
+    with lines_of(folder / OUTCOMES) as outcomes:
         for row in _of_round(outcomes, round_):
             env = whole(row, "env")
             if env is not None:
@@ -228,7 +220,7 @@ def _ranked(chosen: Counter[tuple[str, str]], head: str) -> list[tuple[str, int]
 
 
 def _last_timing(folder: Path) -> Row | None:
-    with _lines(folder / TIMINGS) as lines:
+    with lines_of(folder / TIMINGS) as lines:
         return lines.last()
 
 
@@ -240,7 +232,7 @@ def episode(folder: Path, round_: int | None, env: int) -> dict[str, Any]:
 
     `round_` None is for runs without rounds. Raises nothing; without rows there are no frames.
     """
-    with _lines(folder / METRICS) as lines:
+    with lines_of(folder / METRICS) as lines:
         rows = [
             row
             for row in _of_round(lines, round_)
@@ -279,7 +271,7 @@ def _frame(row: Row, modules: Sequence[str]) -> dict[str, Any]:
 
 def _events(folder: Path, round_: int | None, env: int) -> list[dict[str, Any]]:
     """The latest events of one environment and of the policy, in words."""
-    with _lines(folder / EVENTS) as lines:
+    with lines_of(folder / EVENTS) as lines:
         told = [
             event
             for event in _of_round(lines, round_)
@@ -303,7 +295,7 @@ def _compared(folder: Path) -> list[dict[str, Any]]:
     curves = []
     for arm in sorted(arms.iterdir()):
         if not arm.is_symlink() and is_run(arm):
-            with _lines(arm / METRICS) as lines:
+            with lines_of(arm / METRICS) as lines:
                 rows = lines.sample(MOST_POINTS)
             label = glance(arm).config.get("arm", arm.name)
             curves.append(
@@ -316,7 +308,7 @@ def _compared(folder: Path) -> list[dict[str, Any]]:
     return curves
 
 
-# --- settings, bill, again -----------------------------------------------------------------------
+# --- settings, bill -----------------------------------------------------------------------------
 
 
 def _bill(seen: Glance, rounds: Mapping[str, Sequence[Any]] | None) -> list[tuple[str, Any]]:
@@ -346,89 +338,3 @@ def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[prefix + name] = value
     return flat
-
-
-def _run_again(folder: Path, kind: str, config: Mapping[str, Any]) -> str | None:
-    """A command that makes the same run again in another folder; None if that is not known."""
-    if kind == "training":
-        settings = shlex.quote(str(folder / CONFIG))
-        return f"esper train ppo --config {settings} --out runs/again"
-    given = {n: v for n, v in config.items() if n not in ("out", "overwrite", "arm", "command")}
-    if kind == "growth" and given:
-        return " ".join(["esper grow", *_flags(given), "--out runs/again"])
-    if config.get("command") == "record":
-        return " ".join(["esper train record", *_flags(given), "--out runs/again"])
-    return None
-
-
-def _evaluate_again(report: Mapping[str, Any]) -> str:
-    given = {
-        "task": report.get("task"),
-        "arms": ",".join(arm["arm"] for arm in report["arms"] if not arm["control_of"]),
-        "keys": whole(report, "keys_wanted"),
-        "steps": whole(report, "steps"),
-        "tune": len(report.get("learning_rates") or ()) > 1,
-        "controls": any(arm["control_of"] for arm in report["arms"]),
-        "control_for": report.get("reference"),
-    }
-    return " ".join(["esper evaluate", *_flags(given), "--out runs/again"])
-
-
-def _flags(given: Mapping[str, Any]) -> list[str]:
-    words = []
-    for name, value in given.items():
-        flag = name.replace("_", "-")
-        if value is True or value is False:
-            words += [f"--{flag}"] if value else [f"--no-{flag}"]
-        elif value is not None:
-            words.append(f"--{flag} {shlex.quote(str(value))}")
-    return words
-
-
-# --- several runs --------------------------------------------------------------------------------
-
-
-def side_by_side(folders: Sequence[Path], names: Sequence[str]) -> dict[str, Any]:
-    """Curves of several runs, and differences on the keys that pairs of them share."""
-    curves, scores = [], []
-    for folder, name in zip(folders, names, strict=True):
-        seen = glance(folder)
-        with _lines(folder / METRICS) as lines:
-            if kind_of(seen.config) == "training":
-                rounds = _rounds(lines)
-                x, y, over = rounds["round"], rounds["val_score"], "round"
-            else:
-                rows = [row for row in lines.sample(MOST_POINTS) if row.get("kind") == "step"]
-                x = [whole(row, "step") for row in rows]
-                y, over = [number(row, "val_score") for row in rows], "epoch"
-        curves.append({"name": name, "over": over, "x": x, "y": y})
-        scores.append(_by_key(folder))
-    pairs = [
-        _paired(names[a], names[b], scores[a], scores[b])
-        for a in range(len(folders))
-        for b in range(a + 1, len(folders))
-    ]
-    return presentable({"curves": curves, "pairs": [pair for pair in pairs if pair["n"]]})
-
-
-def _by_key(folder: Path) -> dict[tuple[str, Any], float]:
-    """Validation score by (task, key); the latest, if a key was played twice."""
-    scores: dict[tuple[str, Any], float] = {}
-    with _lines(folder / OUTCOMES) as lines:
-        for row in lines.sample(MOST_ROWS):
-            score = number(row, "val_score")
-            if score is not None and isinstance(row.get("key"), int):
-                scores[str(row.get("task")), row["key"]] = score
-    return scores
-
-
-def _paired(
-    a: str, b: str, first: Mapping[Any, float], second: Mapping[Any, float]
-) -> dict[str, Any]:
-    differences = [first[key] - second[key] for key in first.keys() & second.keys()]
-    n = len(differences)
-    mean = sum(differences) / n if n else None
-    error = None
-    if mean is not None and n > 1:
-        error = (sum((d - mean) ** 2 for d in differences) / (n - 1) / n) ** 0.5
-    return {"a": a, "b": b, "n": n, "mean": mean, "error": error}

@@ -15,7 +15,8 @@ from esper.observatory.described import describe
 from esper.observatory.run_directory import PAGE
 from esper.observatory.terminal import shown
 
-SCRIPTS = ("vendor/htm-preact.umd.js", "vendor/uPlot.iife.min.js", "views.js", "report.js")
+LIBRARIES = ("vendor/htm-preact.umd.js", "vendor/uPlot.iife.min.js")
+SCRIPTS = (*LIBRARIES, "views.js", "evaluation.js", "report.js")
 STYLES = ("vendor/uPlot.min.css", "style.css")
 MARKDOWN = "report.md"
 

@@ -174,11 +174,12 @@ def _run_line(name: str, folder: Path, seen: Glance) -> RunLine:
     config, last = seen.config, seen.metrics
     kind = kind_of(config)
     started, updated = _changed(folder / CONFIG), _latest(folder)
-    unit, done, total = _progress(kind, config, last)
+    unit, done, total = _progress(kind, seen)
     state, why = _state(folder, kind, seen, done, total)
     left = None
-    if state == "running" and started and updated and done and total and done <= total:
-        left = (total - done) * (updated - started) / done
+    if state == "running" and done and total and done <= total:
+        pace = _pace(folder, kind, started, updated, done)
+        left = None if pace is None else (total - done) * pace
     task, controller = config.get("task"), _controller(config)
     # Of the network that was kept, of the mean of a round, or of what is being trained.
     shown = {"growth": seen.outcome or last, "training": seen.round}.get(kind, last)
@@ -216,15 +217,25 @@ def _controller(config: Mapping[str, Any]) -> str | None:
     return None if named is None else str(named)
 
 
-def _progress(
-    kind: str, config: Mapping[str, Any], last: Row
-) -> tuple[str, int | None, int | None]:
-    round_ = whole(last, "round")
+def _progress(kind: str, seen: Glance) -> tuple[str, int | None, int | None]:
+    """(what is counted, how many are done, of how many)."""
     if kind == "training":
-        done = None if round_ is None else round_ + (last.get("kind") == "round")
-        return "rounds", done or 0, whole(config, "rounds")
-    step = whole(last, "step")
-    return "epochs", step, whole(config, "steps")
+        ended = whole(seen.round, "round")
+        return "rounds", 0 if ended is None else ended + 1, whole(seen.config, "rounds")
+    return "epochs", whole(seen.metrics, "step"), whole(seen.config, "steps")
+
+
+def _pace(
+    folder: Path, kind: str, started: float | None, updated: float | None, done: int
+) -> float | None:
+    """Seconds for one more. A training run, which may have been resumed, keeps its own times."""
+    if kind != "training":
+        return (updated - started) / done if started and updated else None
+    try:
+        with Lines(folder / TIMINGS) as lines:
+            return number(lines.last() or {}, "seconds")
+    except (FileNotFoundError, UnreadableError):
+        return None
 
 
 def _state(

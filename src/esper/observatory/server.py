@@ -18,7 +18,8 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response, Stream
 from starlette.routing import Route
 
 from esper.leyline import ConfigError
-from esper.observatory.described import describe, shown_line, side_by_side
+from esper.observatory.beside import side_by_side
+from esper.observatory.described import describe, shown_line
 from esper.observatory.guard import COOKIE, Guard, Receive, Scope, Send, is_token
 from esper.observatory.report import web_file
 from esper.observatory.runs import find_runs, is_run, look_at, stamp
@@ -30,6 +31,7 @@ MOST_STREAMS, MOST_ANSWERS, MOST_COMPARED = 128, 32, 8
 STATIC = {
     "app.js": "text/javascript",
     "views.js": "text/javascript",
+    "evaluation.js": "text/javascript",
     "style.css": "text/css",
     "vendor/htm-preact.umd.js": "text/javascript",
     "vendor/uPlot.iife.min.js": "text/javascript",

@@ -61,6 +61,8 @@ def in_words(event: Mapping[str, Any]) -> str:
             return f"network restored to epoch {event.get('restored_step')}: {event.get('reason')}"
         case "AnomalyDetected":
             return f"{_low(event, 'anomaly').replace('_', ' ')}: {event.get('detail')}"
+        case "Warned":
+            return f"warning: {event.get('message')}"
         case "HostStabilized":
             return "the host has settled; growth may begin"
         case "RewardHackingSuspected":
