@@ -18,8 +18,8 @@ from esper.simic.training.loop import Hooks
 from esper.simic.training.round_log import PHASES
 from esper.tamiyo import ScriptedController
 from esper.tolaria.environment import GrowthEnv
+from esper.tolaria.fused import FusedPopulation
 from esper.tolaria.governor import Governor
-from esper.tolaria.population import LoopedPopulation
 from esper.tolaria.trial import play
 from training_support import rows, tiny_config, tiny_run, tiny_task
 
@@ -78,7 +78,7 @@ def test_a_script_of_the_recorded_actions_gives_the_same_scores(run, env):
     outcome = next(o for o in rows(run / "outcomes.jsonl") if (o["round"], o["env"]) == (2, env))
     task, history = tiny_task(), History()
     again = GrowthEnv(
-        LoopedPopulation(task.recipe(task.load(None), default_catalogue()), [outcome["key"]]),
+        FusedPopulation(task.recipe(task.load(None), default_catalogue()), [outcome["key"]]),
         LifecycleRules(max_steps=task.steps),
         recorder=history,
     )
