@@ -121,9 +121,9 @@ class PlainPopulation(LoopedPopulation):
                 output = call_model(network.host, inputs)
                 loss = recipe.loss(output, target)
                 loss.backward()
+                meter.observe()
                 if recipe.max_grad_norm is not None:
                     clip(network, recipe.max_grad_norm)
-                meter.observe()
                 optimizer.step()
                 with torch.no_grad():
                     readings += [loss.detach(), recipe.score(output, target)]
@@ -175,5 +175,5 @@ def take_snapshot(network: GrownModule, optimizer: Optimizer) -> HostSnapshot:
             for index, slot in network.each_slot()
             if slot.seed is not None
         },
-        optimizer_state=map_tensors(_copy, optimizer.state_dict()["state"]),
+        optimizer_states=[map_tensors(_copy, optimizer.state_dict()["state"])],
     )
