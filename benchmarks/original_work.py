@@ -4,28 +4,29 @@
 
 `cifar` is a host of 6,418 parameters on images of 3x32x32, batches of 128, 4 for training and 1 for
 validation at each step, 8 environments. `tiny` is one of 77 parameters, batches of 16, 1 and 1;
-since it costs next to nothing, it is also timed with 64 environments. Runs with one and with two
-workers take turns; a run is `esper train ppo` from Python, the policy and its updates included, and
-its first round is left out. On such a machine the original does 9.6 and 115 environment steps per
-CPU second. The last line is one JSON object: environment steps per CPU second and per wall second
-with 1 and 2 workers, medians, and their ratios to the original. Needs two idle cores.
+since it costs next to nothing, it is also timed with 64 environments. The environments of training
+runs play rounds with random actions, whole steps with counterfactuals, observations and rewards,
+with one and with two workers in turn; the first round is left out. On such a machine the original
+does 9.6 and 115 environment steps per CPU second. The last line is one JSON object: environment
+steps per CPU second and per wall second with 1 and 2 workers, medians, and their ratios to the
+original. Needs two idle cores.
 """
 
 import argparse
 import json
-import tempfile
 import time
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
 
+import numpy as np
 import torch
 
-from esper.api.training import train_ppo
 from esper.growth import CNNHost, keyed
-from esper.simic.training import Hooks, load_config
-from esper.tolaria import DataSplits, Task, find_task
+from esper.leyline import ActionMasks, generator
+from esper.simic.training import RoundLog, growth_environments, load_config
+from esper.tolaria import DataSplits, Task, choose_population, find_task, share
 
 STEPS = 10
 
@@ -67,18 +68,36 @@ def noise(train: int, val: int, root: Path) -> DataSplits:
     return DataSplits(x[0], y[0], x[1], y[1], x[2], y[2])
 
 
+def draw(masks: ActionMasks, random: np.random.Generator) -> np.ndarray:
+    """A legal action for each environment, at random."""
+    actions = []
+    for env in range(len(masks.op)):
+        op = random.choice(np.flatnonzero(masks.op[env]))
+        slots = np.flatnonzero(masks.slot[env, op])
+        slot = random.choice(slots) if len(slots) else 0
+        blueprints = np.flatnonzero(masks.blueprint[env, slot])
+        blueprint = random.choice(blueprints) if len(blueprints) else 0
+        actions.append([slot, blueprint, random.choice(np.flatnonzero(masks.blend[env])), op])
+    return np.array(actions)
+
+
 def speeds(work: Work, rounds: int, workers: int) -> tuple[float, float, str]:
     """Environment steps per CPU second of this process and per wall second, from the second round
-    on, and the population that was chosen."""
-    marks: list[tuple[float, float]] = []
-    hooks = Hooks(on_round=lambda *rows: marks.append((time.process_time(), time.perf_counter())))
-    flags = {"envs": work.envs, "steps": STEPS, "rounds": rounds + 1}
-    with tempfile.TemporaryDirectory() as folder:
-        run = Path(folder) / "run"
-        train_ppo(load_config(flags=flags), run, task=work.task(), workers=workers, hooks=hooks)
-        kind = "fused" if 'population = "fused"' in (run / "config.toml").read_text() else "looped"
+    on, and the population that trains the hosts."""
+    task = work.task()
+    data = share(task.load(Path("unused")))
+    config = load_config(flags={"envs": work.envs, "steps": STEPS})
+    kind = choose_population(task.recipe(data), work.envs)
+    random = generator(0, "actions")
+    with growth_environments(config, task, data, RoundLog(), ("cpu",) * workers) as env:
+        for round_ in range(1 + rounds):
+            if round_ == 1:
+                began = time.process_time(), time.perf_counter()
+            _, masks = env.reset(round_)
+            for _ in range(STEPS):
+                _, masks, *_ = env.step(draw(masks, random))
+        cpu, wall = time.process_time() - began[0], time.perf_counter() - began[1]
     steps = work.envs * STEPS * rounds
-    cpu, wall = (last - first for first, last in zip(marks[0], marks[-1], strict=True))
     return steps / cpu, steps / wall, kind
 
 
@@ -102,6 +121,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--repeats", type=int, default=3)
     arguments = parser.parse_args()
+    torch.set_num_threads(1)
     result = {}
     for name, work in WORKS.items():
         result[name] = measure(work, arguments.rounds, arguments.repeats)

@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from esper.leyline import TrainingSignals
+from esper.leyline import TrainingSignals, generator
 from esper.tamiyo import SignalTracker, score_noise
+from esper.tamiyo.tracker import _quartile
 
 
 def feed(
@@ -125,3 +126,11 @@ def test_the_best_loss_and_the_best_score_are_those_of_the_whole_training() -> N
     losses, scores = [1.0, 0.2, *[0.9] * 20], [50.0, 80.0, *[60.0] * 20]
     signals = feed(SignalTracker(1), losses, scores)
     assert (signals.best_val_loss[0], signals.best_val_score[0]) == (0.2, 80.0)
+
+
+@pytest.mark.parametrize("share", [0.25, 0.75])
+def test_quartiles_are_those_of_numpy(share: float) -> None:
+    scores = generator(3, "scores").normal(size=(40, 9))
+    scores[generator(3, "gaps").random(scores.shape) < 0.4] = np.nan
+    scores[:, 0] = 1.0
+    np.testing.assert_allclose(_quartile(scores, share), np.nanquantile(scores, share, axis=1))

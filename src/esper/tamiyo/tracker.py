@@ -22,10 +22,20 @@ def score_noise(scores: np.ndarray, chance: np.ndarray) -> np.ndarray:
     noise = np.full(len(scores), np.nan)
     known = np.flatnonzero(~np.isnan(bends).all(axis=1))
     if len(known):
-        spread = np.subtract(*np.nanpercentile(scores[known], [75, 25], axis=1))
+        spread = _quartile(scores[known], 0.75) - _quartile(scores[known], 0.25)
         noise[known] = np.nanmedian(bends[known], axis=1) / SECOND_DIFFERENCE
         noise[known] = np.maximum(noise[known], c.NOISE_OF_SPREAD * spread)
     return np.fmax(noise, chance)
+
+
+def _quartile(scores: np.ndarray, share: float) -> np.ndarray:
+    """[E]: as `np.nanquantile` along rows, which takes them one by one and 50 times as long."""
+    place = share * ((~np.isnan(scores)).sum(axis=1, keepdims=True) - 1)
+    below = np.floor(place).astype(np.int64)
+    ordered = np.sort(scores, axis=1)  # NaN last
+    low = np.take_along_axis(ordered, below, axis=1)
+    high = np.take_along_axis(ordered, np.ceil(place).astype(np.int64), axis=1)
+    return np.asarray((low + (high - low) * (place - below))[:, 0])
 
 
 class SignalTracker:
