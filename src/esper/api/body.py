@@ -23,6 +23,7 @@ from esper.api.checks import check_optimizer, checked
 from esper.api.controllers import check_script, find_controller
 from esper.api.epochs import decisions
 from esper.api.following import Follower
+from esper.api.loop_state import load_loop_state, loop_state
 from esper.api.watch import Watch, warn_of_another_task, warn_of_slow_seeds
 from esper.growth import (
     GROWING,
@@ -32,7 +33,6 @@ from esper.growth import (
     LifecycleRules,
     SlotChoice,
     add_slot_groups,
-    group_settings,
     with_inner,
 )
 from esper.leyline import (
@@ -49,8 +49,6 @@ from esper.tolaria import (
     GradientMeter,
     GrowthCycle,
     TrainReadings,
-    cycle_state,
-    load_cycle_state,
     settle,
 )
 
@@ -225,11 +223,8 @@ class Body:
         the optimiser's state and settings, the controller's memory, history. Tensors and plain
         values, so `torch.load(..., weights_only=True)` reads it. Call it after a `step`."""
         self._check_stepped()
-        remembers = getattr(self.controller, "state_dict", None)
         return {
-            "cycle": cycle_state(self.env),
-            "controller": None if remembers is None else remembers(),
-            "groups": group_settings(self.host.managed()),
+            **loop_state(self.env, self.controller, self.host.managed()),
             "history": list(self.recorder.rows),
             "events": [event.row() for event in self.recorder.events],
         }
@@ -245,11 +240,7 @@ class Body:
                 f"the state is of an optimiser with {len(state['groups'])} parameter groups, "
                 f"this one has {len(optimizer.param_groups)}"
             )
-        load_cycle_state(self.env, state["cycle"])
-        for group, settings in zip(optimizer.param_groups, state["groups"], strict=True):
-            group.update(settings)
-        if state["controller"] is not None:
-            self.controller.load_state_dict(state["controller"])  # type: ignore[attr-defined]
+        load_loop_state(self.env, self.controller, optimizer, state)
         self.recorder.rows[:] = state["history"]
         self.recorder.events[:] = map(event_from_row, state["events"])
         self.watch.catch_up()

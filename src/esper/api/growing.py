@@ -301,16 +301,7 @@ def _write_results(folder: Path, grown: Grown, others: dict[str, Path]) -> None:
     """The network, a summary and a picture, beside the record."""
     o = grown.outcome
     save_network(grown.model, folder / GROWN)
-    row: dict[str, Any] = {
-        "arm": "grown",
-        "test_score": None,
-        "val_score": o.val_score,
-        "params": o.params,
-        "macs": o.macs,
-        "train_macs": o.train_macs,
-        "attribution_macs": o.attribution_macs,
-        "seeds": [seed.worth() for seed in o.seeds],
-    }
+    row = o.summary("grown")
     if o.twin is not None:
         row["twin"] = vars(o.twin)
     write_summary(folder, [row])

@@ -13,14 +13,15 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from esper.api.loop_state import load_loop_state, loop_state
 from esper.api.randomness import randomness, restore_randomness
-from esper.growth import group_settings, read_tree, write_tree
+from esper.growth import read_tree, write_tree
 from esper.leyline import ConfigError, History
 from esper.leyline.events import event_from_row
 from esper.leyline.sealed import clear_unfinished, discard, sealed_series
 from esper.observatory import CHECKPOINTS, EVENTS, METRICS, RunDirectory, read_rows
 from esper.tamiyo import Controller
-from esper.tolaria import GrowthEnv, cycle_state, load_cycle_state, play
+from esper.tolaria import GrowthEnv, play
 
 log = logging.getLogger("esper")
 
@@ -99,12 +100,9 @@ class GrowthRun:
             self.scheduler.step()
 
     def state(self) -> dict[str, Any]:
-        remembers = getattr(self.controller, "state_dict", None)
         return {
             "settings": self.settings,
-            "cycle": cycle_state(self.env),
-            "controller": None if remembers is None else remembers(),
-            "groups": group_settings(self.optimizer),
+            **loop_state(self.env, self.controller, self.optimizer),
             "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
             "randomness": randomness(self.loaders),
             "seconds": self.stop.seconds(),
@@ -112,14 +110,10 @@ class GrowthRun:
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        load_cycle_state(self.env, state["cycle"])
         self.controller.reset(1)
-        if state["controller"] is not None:
-            self.controller.load_state_dict(state["controller"])  # type: ignore[attr-defined]
+        load_loop_state(self.env, self.controller, self.optimizer, state)
         if self.scheduler is not None:
             self.scheduler.load_state_dict(state["scheduler"])
-        for group, settings in zip(self.optimizer.param_groups, state["groups"], strict=True):
-            group.update(settings)
         restore_randomness(self.loaders, state["randomness"])
         self.stop.take_up(state["seconds"], state["reason"])
 

@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 from esper.cli.options import option
 from esper.leyline.constants import MOST_COUNT, MOST_KEY
@@ -162,7 +162,9 @@ def _conclude(
     out, score = settings.folder, task.score.__name__
     labels = [label for label in ("host alone", "grown", "from scratch") if label in arms]
     rows = [
-        _summary(label, arms[label], task.score_on(arms[label].model, data.test_x, data.test_y))
+        arms[label].outcome.summary(
+            label, task.score_on(arms[label].model, data.test_x, data.test_y)
+        )
         for label in labels
     ]
     write_summary(out, rows)
@@ -180,21 +182,6 @@ def _conclude(
     saved = _save_model(arms["grown"].model, data.val_x[:2], out / MODEL)
     say(console, f"model    {saved}", whole=True)
     say(console, f"record   {out}", whole=True)
-
-
-def _summary(label: str, trained: "Trained", test_score: float) -> dict[str, Any]:
-    """A row of summary.json."""
-    outcome = trained.outcome
-    return {
-        "arm": label,
-        "test_score": test_score,
-        "val_score": outcome.val_score,
-        "params": outcome.params,
-        "macs": outcome.macs,
-        "train_macs": outcome.train_macs,
-        "attribution_macs": outcome.attribution_macs,
-        "seeds": [seed.worth() for seed in outcome.seeds],
-    }
 
 
 def _save_model(model: "nn.Module", example: "Tensor", path: Path) -> Path:

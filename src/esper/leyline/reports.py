@@ -88,3 +88,16 @@ class EpisodeOutcome:
     total_reward: float | None = None
     reward_mode: str | None = None
     twin: TwinReport | None = None
+
+    def summary(self, arm: str, test_score: float | None = None) -> dict[str, Any]:
+        """A row of summary.json."""
+        return {
+            "arm": arm,
+            "test_score": test_score,
+            "val_score": self.val_score,
+            "params": self.params,
+            "macs": self.macs,
+            "train_macs": self.train_macs,
+            "attribution_macs": self.attribution_macs,
+            "seeds": [seed.worth() for seed in self.seeds],
+        }
