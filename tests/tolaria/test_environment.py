@@ -224,6 +224,13 @@ def test_a_budget_is_never_exceeded(kind: str) -> None:
         digits_env([1], budget=Budget(params=1.0, macs=1.0))
 
 
+def test_a_budget_may_be_a_number_of_parameters() -> None:
+    assert Budget(params=1200, macs=2.0).room(496, 1000) == (704, 1000)
+    assert Budget(params=100.0).room(496, 1000) == (99 * 496, None)
+    with pytest.raises(ConfigError, match="400 parameters is below the host itself, with 496"):
+        digits_env([1], budget=Budget(params=400))
+
+
 @pytest.mark.parametrize("bad", [{"params": 0.9}, {"macs": -1.0}, {"params": float("nan")}])
 def test_a_budget_below_the_host_is_refused(bad: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match="below the host itself"):
