@@ -38,6 +38,7 @@ from esper.growth.lifecycle import (
 from esper.growth.optimizer import (
     add_slot_groups,
     group_settings,
+    scaled_rates,
     slot_group,
     sync_slot_group,
     with_inner,
@@ -117,6 +118,7 @@ __all__ = [
     "one_slot",
     "read_tree",
     "restore_snapshot",
+    "scaled_rates",
     "scheduled_alpha",
     "seed_costs",
     "slot_group",

@@ -61,7 +61,7 @@ class Bench:
         self.widths = {width: of_width(self.task, width) for width in self.task.widths}
 
     def growing_plan(self, controller: Controller, rate: float) -> Plan:
-        rules = TrialRules(self.steps, population=self.population)
+        rules = TrialRules(self.steps, population=self.population, schedule=self.task.schedule)
         return Plan(with_rate(self.task, rate), controller, rules)
 
     def runs(self, phase: str, plans: Sequence[Plan]) -> list[Trained]:

@@ -19,12 +19,14 @@ from esper.leyline.events import ShapleyComputed
 from esper.tamiyo import Controller
 from esper.tolaria.attribution import attribute_seeds
 from esper.tolaria.choice import PopulationKind
-from esper.tolaria.environment import GrowthCycle, GrowthEnv
+from esper.tolaria.cycle import GrowthCycle
+from esper.tolaria.environment import GrowthEnv
 from esper.tolaria.fused import FusedPopulation
 from esper.tolaria.garden import Budget, Validation
 from esper.tolaria.narrator import absent
 from esper.tolaria.objectives import answers_per_sample, random_guess_loss
 from esper.tolaria.population import HostRecipe, LoopedPopulation, Population
+from esper.tolaria.schedule import RateSchedule
 from esper.tolaria.transition import Transition
 
 # (slot, blueprint) pairs of indices.
@@ -40,6 +42,11 @@ class TrialRules:
     topology         seeds that every host has from birth, as fossils
     on_panic, keep_best, counterfactuals   as in `GrowthCycle`
     population       how hosts are trained: looped, one after another, or fused, all at once
+    start            fresh: the hosts are new, and an epoch warms them up before the first decision;
+                     trained: they arrive trained, and are only looked at before it
+    schedule         of the learning rate, over the steps or over the budget
+    max_macs         most multiply-adds that a host may cost in all, `steps` at most; it needs
+                     `keep_best`
     """
 
     steps: int
@@ -51,11 +58,18 @@ class TrialRules:
     keep_best: bool = True
     counterfactuals: bool = True
     population: PopulationKind = "looped"
+    start: Literal["fresh", "trained"] = "fresh"
+    schedule: RateSchedule | None = None
+    max_macs: int | None = None
 
     def __post_init__(self) -> None:
         LifecycleRules(self.steps, self.incubation)
         if self.population not in get_args(PopulationKind):
             raise ConfigError(f"hosts are looped or fused, got population {self.population!r}")
+        if self.start not in ("fresh", "trained"):
+            raise ConfigError(f"hosts start fresh or trained, got start {self.start!r}")
+        if self.max_macs is not None and not self.keep_best:
+            raise ConfigError("max_macs needs keep_best: what settling costs is not known without")
 
     @property
     def lifecycle(self) -> LifecycleRules:
@@ -99,6 +113,10 @@ def make_env(
         keep_best=rules.keep_best,
         counterfactuals=rules.counterfactuals,
         answers_per_sample=answers_per_sample(recipe.score, target),
+        start=rules.start,
+        schedule=rules.schedule,
+        max_macs=rules.max_macs,
+        data_size=None if rules.max_macs is None else recipe.data.size(),
     )
 
 
@@ -217,7 +235,7 @@ def _outcome(
     return EpisodeOutcome(
         env=index,
         key=int(env.population.keys[index]),
-        steps=env.step_count,
+        steps=int(env.steps_taken[index]),
         val_score=absent(validation.score[index]),
         val_loss=absent(validation.loss[index]),
         host_params=garden.host_params,
