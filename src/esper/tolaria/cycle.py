@@ -262,12 +262,18 @@ class GrowthCycle:
             running=self.running,
             signals=signals,
             table=garden.table.copy(),
-            masks=compute_action_masks(garden.table, garden.limits, self.rules, self.running),
+            masks=compute_action_masks(
+                garden.table,
+                garden.limits,
+                self.rules,
+                self.running,
+                self.purse.affords_seed(self.best),
+            ),
             slot_config=garden.narrator.slots,
             catalogue=garden.narrator.catalogue,
             host_params=garden.host_params,
             total_params=garden.total_params(),
-            left=self.purse.left(self.step_count / self.rules.max_steps),
+            left=self.purse.share_left(self.step_count / self.rules.max_steps),
             max_seeds=garden.limits.max_seeds,
         )
 

@@ -273,8 +273,8 @@ class LoopedPopulation:
         batches = recipe.data.size().batches if scheduled else None
         with (
             keyed(draw_key(key, "noise", step)),
-            without_empty_groups(optimizer),
             scaled_rates(optimizer) if scheduled else nullcontext() as scale,
+            without_empty_groups(optimizer),
         ):
             for inputs, target in self._batches(
                 recipe.data.train_batches(draw_key(key, "shuffle", step))
