@@ -15,6 +15,7 @@ from esper.growth import (
     LifecycleRules,
     SlotTable,
     StageChange,
+    act_from_birth,
     count_params,
     cull,
     fossilize,
@@ -176,6 +177,10 @@ class Garden:
             if op == LifecycleOp.GERMINATE:
                 changes.append(self._germinate(env, slot, blueprint, blend, step, score[env]))
                 self.counts["germinated"][env] += 1
+                if self.rules.incubation == "joint":
+                    newborn = one_slot(self.table, env, slot)
+                    changes += act_from_birth(self.table, newborn, self.rules)
+                    self._show_blend(env, slot)
             elif op == LifecycleOp.CULL:
                 changes.append(self._cull(one_slot(self.table, env, slot), "controller"))
             else:

@@ -28,6 +28,10 @@ class Task:
     batch, val_batch  examples per training step, and at a time when a network is evaluated
     host_of_width, widths  hosts of the same family, narrower and wider, for an evaluation to find
              the best static network; optional
+    host_of_widths, shape  hosts of the family by the width of every layer, and the widths of the
+             task's own host; optional
+    load_before  reads the data that hosts knew before they meet those of `load`, for evaluations
+             of what a shift does; optional
     """
 
     name: str
@@ -49,11 +53,18 @@ class Task:
     score: Objective = accuracy
     host_of_width: Callable[[int], nn.Module] | None = None
     widths: tuple[int, ...] = ()
+    host_of_widths: Callable[[tuple[int, ...]], nn.Module] | None = None
+    shape: tuple[int, ...] = ()
+    load_before: Callable[[Path], DataSplits] | None = None
 
     def __post_init__(self) -> None:
         if (self.host_of_width is None) != (not self.widths):
             raise ConfigError(
                 f"task {self.name!r} must have both host_of_width and widths, or neither"
+            )
+        if (self.host_of_widths is None) != (not self.shape):
+            raise ConfigError(
+                f"task {self.name!r} must have both host_of_widths and shape, or neither"
             )
 
     def optimizer(self, params: Iterable[nn.Parameter]) -> Optimizer:
