@@ -87,6 +87,7 @@ class GrowthCycle:
         self.best: list[SavedHost | None] = [None] * self.n_envs
         self.best_score = np.full(self.n_envs, -np.inf)
         self.culled_before = np.zeros(self.n_envs, dtype=np.int64)
+        self.trial_macs = np.zeros(self.n_envs, dtype=np.int64)  # since the last step
         self.actions = wait(self.n_envs)
         self.before: Situation | None = None
         self.situation: Situation | None = None
@@ -164,9 +165,10 @@ class GrowthCycle:
             terminated=terminated,
             truncated=truncated,
             rolled_back=verdict.rollback,
-            train_macs=self.garden.train_macs - spent,
+            train_macs=self.garden.train_macs - spent + self.trial_macs,
             host_macs=self.garden.host_train_macs - spent_by_hosts,
         )
+        self.trial_macs = np.zeros_like(self.trial_macs)
         self._tell(transition)
         return transition
 
@@ -181,6 +183,7 @@ class GrowthCycle:
         assert self.situation is not None, "there is no epoch after the last before the first"
         before, everyone = self.situation, np.ones(self.n_envs, dtype=bool)
         self.step_count += 1
+        self.steps_taken[:] = self.step_count
         self.batches_done += train.batches
         nothing = Validation.nothing(*self.table.shape, samples=0)
         validation = replace(nothing, loss=loss, score=score)

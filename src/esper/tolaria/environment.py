@@ -9,16 +9,18 @@ back is the one after all of them.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from esper.growth import LifecycleRules
-from esper.tamiyo import Situation
+from esper.tamiyo import Situation, TrialPlan, TrialScores
 from esper.tolaria.cycle import GrowthCycle
 from esper.tolaria.population import Population, TrainReadings
 from esper.tolaria.schedule import RateSchedule
 from esper.tolaria.transition import Transition
+from esper.tolaria.trials import PART
 
 
 class GrowthEnv(GrowthCycle):
@@ -46,6 +48,38 @@ class GrowthEnv(GrowthCycle):
         if self.start_from == "trained":
             return self.finish(TrainReadings.nothing(self.n_envs)).after
         return self.finish(self._train()).after
+
+    def try_candidates(self, plan: TrialPlan, envs: np.ndarray) -> Situation:
+        """Find out what candidates would bring to some running hosts (bool[E]) before the next
+        step; the situation then has it. What the budget does not pay for is not tried."""
+        assert self.situation is not None, "reset comes before the first trial"
+        garden, situation = self.garden, self.situation
+        tried = plan.candidates(situation.masks, situation.catalogue)
+        tried &= (envs & self.running)[:, None, None]
+        tried &= self._trials_paid(tried, plan)[:, None, None]
+        if not tried.any():
+            return situation
+        found = self.population.try_candidates(tried, plan, self.step_count)
+        spent = garden.trial_macs(tried, found)
+        garden.train_macs += spent
+        self.trial_macs += spent
+        scores = TrialScores(
+            found.gain, found.error, garden.limits.params, garden.limits.macs, self.step_count
+        )
+        for env in np.flatnonzero(tried.any(axis=(1, 2))).tolist():
+            self.recorder.event(garden.narrator.trials(scores, env, int(spent[env])))
+        self.situation = replace(self._look(situation.signals), trials=scores)
+        return self.situation
+
+    def _trials_paid(self, tried: np.ndarray, plan: TrialPlan) -> np.ndarray:
+        """bool[E]: would the budget pay for another epoch after these trials?"""
+        if self.purse.max_macs is None:
+            return np.ones(self.n_envs, dtype=bool)
+        nothing = self.population.try_candidates(np.zeros_like(tried), plan, self.step_count)
+        expected = replace(
+            nothing, train_samples=plan.steps * plan.batch, val_samples=plan.val_samples + PART
+        )
+        return self.affords(self.garden.trial_macs(tried, expected))
 
     def step(self, actions: np.ndarray) -> Transition:
         """`actions` is int [E, 4] in the order of HEAD_NAMES. An illegal one raises
