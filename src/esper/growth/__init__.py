@@ -15,6 +15,13 @@ from esper.growth.blueprints import (
     seed_costs,
 )
 from esper.growth.blueprints.modules import ChannelAttention, Renormalize
+from esper.growth.candidates import (
+    CandidatePass,
+    frozen,
+    macs_behind,
+    new_candidate,
+    takes_copies,
+)
 from esper.growth.export import export, largest_difference
 from esper.growth.grown_module import GrownModule, check_not_growing, keyed
 from esper.growth.hooks import GROWING
@@ -23,6 +30,7 @@ from esper.growth.lifecycle import (
     GATED,
     LifecycleRules,
     StageChange,
+    act_from_birth,
     age,
     cull,
     fossilize,
@@ -38,6 +46,7 @@ from esper.growth.lifecycle import (
 from esper.growth.optimizer import (
     add_slot_groups,
     group_settings,
+    lent,
     slot_group,
     sync_slot_group,
     with_inner,
@@ -76,6 +85,7 @@ __all__ = [
     "BlueprintSpec",
     "CNNHost",
     "CallInput",
+    "CandidatePass",
     "ChannelAttention",
     "GrownModule",
     "HostSnapshot",
@@ -91,6 +101,7 @@ __all__ = [
     "SlotTable",
     "StageChange",
     "TransformerHost",
+    "act_from_birth",
     "add_slot_groups",
     "age",
     "batch_size",
@@ -104,6 +115,7 @@ __all__ = [
     "example_params",
     "export",
     "fossilize",
+    "frozen",
     "gate_checks",
     "gate_passes",
     "gate_result",
@@ -111,9 +123,12 @@ __all__ = [
     "group_settings",
     "keyed",
     "largest_difference",
+    "lent",
     "list_slots",
+    "macs_behind",
     "map_tensors",
     "move",
+    "new_candidate",
     "one_slot",
     "read_tree",
     "restore_snapshot",
@@ -124,6 +139,7 @@ __all__ = [
     "snapshot_tree",
     "sync_slot_group",
     "take_snapshot",
+    "takes_copies",
     "tensors_in",
     "tick",
     "valve_params",

@@ -22,7 +22,14 @@ from esper.leyline.events import (
     GovernorSnapshot,
     HostStabilized,
 )
-from esper.tamiyo import SignalTracker, Situation, compute_action_masks, wait
+from esper.tamiyo import (
+    SignalTracker,
+    Situation,
+    TrialPlan,
+    TrialScores,
+    compute_action_masks,
+    wait,
+)
 from esper.tolaria.garden import Budget, Garden, SavedHost, Validation
 from esper.tolaria.governor import Governor, Verdict
 from esper.tolaria.narrator import absent
@@ -76,6 +83,7 @@ class GrowthCycle:
         self.best: list[SavedHost | None] = [None] * self.n_envs
         self.best_score = np.full(self.n_envs, -np.inf)
         self.culled_before = np.zeros(self.n_envs, dtype=np.int64)
+        self.trial_macs = np.zeros(self.n_envs, dtype=np.int64)  # since the last step
         self.actions = wait(self.n_envs)
         self.before: Situation | None = None
         self.situation: Situation | None = None
@@ -149,9 +157,10 @@ class GrowthCycle:
             terminated=terminated,
             truncated=truncated,
             rolled_back=verdict.rollback,
-            train_macs=self.garden.train_macs - spent,
+            train_macs=self.garden.train_macs - spent + self.trial_macs,
             host_macs=self.garden.host_train_macs - spent_by_hosts,
         )
+        self.trial_macs = np.zeros_like(self.trial_macs)
         self._tell(transition)
         return transition
 
@@ -341,6 +350,26 @@ class GrowthEnv(GrowthCycle):
         that every host has from birth, as fossils."""
         self.start(topology)
         return self.finish(self.population.train_epoch(self.running, 0)).after
+
+    def try_candidates(self, plan: TrialPlan, envs: np.ndarray) -> Situation:
+        """Find out what candidates would bring to some running hosts (bool[E]) before the next
+        step; the situation then has it."""
+        assert self.situation is not None, "reset comes before the first trial"
+        garden, situation = self.garden, self.situation
+        tried = plan.candidates(situation.masks, situation.catalogue)
+        tried &= (envs & self.running)[:, None, None]
+        if not tried.any():
+            return situation
+        found = self.population.try_candidates(tried, plan, self.step_count)
+        spent = garden.charge_trials(tried, found)
+        self.trial_macs += spent
+        scores = TrialScores(
+            found.gain, found.error, garden.limits.params, garden.limits.macs, self.step_count
+        )
+        for env in np.flatnonzero(tried.any(axis=(1, 2))).tolist():
+            self.recorder.event(garden.narrator.trials(scores, env, int(spent[env])))
+        self.situation = replace(situation, trials=scores)
+        return self.situation
 
     def step(self, actions: np.ndarray) -> Transition:
         """`actions` is int [E, 4] in the order of HEAD_NAMES. An illegal one raises

@@ -3,7 +3,8 @@ form: a loop over ordinary modules."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
@@ -27,12 +28,15 @@ from esper.growth import (
     restore_snapshot,
     sync_slot_group,
     take_snapshot,
+    takes_copies,
     without_empty_groups,
 )
 from esper.leyline import ConfigError, SeedStage, draw_key
+from esper.tamiyo import TrialPlan
 from esper.tolaria.batches import Batch, DataSource
 from esper.tolaria.gradients import GradientMeter
 from esper.tolaria.objectives import Objective, WholeSetScore
+from esper.tolaria.trials import HostTrials, TrialReadings, behind_candidates
 
 Precision = Literal["fp32", "bf16"]
 
@@ -142,6 +146,10 @@ class Population(Hosts, Protocol):
 
     def train_epoch(self, running: np.ndarray, step: int) -> TrainReadings:
         """One epoch of the hosts where `running` (bool[E])."""
+
+    def try_candidates(self, tried: np.ndarray, plan: TrialPlan, step: int) -> TrialReadings:
+        """Try the candidates of which `tried` (bool[E, S, B]) is True, all in empty slots. Hosts
+        and seeds stay as they are."""
 
 
 def new_host(recipe: HostRecipe, key: int, device: torch.device) -> nn.Module:
@@ -267,6 +275,41 @@ class LoopedPopulation:
         values = np.array(torch.stack(readings).tolist()).reshape(-1, 2)
         loss_mean, score_mean = np.average(values, axis=0, weights=sizes).tolist()
         return loss_mean, score_mean, sum(sizes)
+
+    def try_candidates(self, tried: np.ndarray, plan: TrialPlan, step: int) -> TrialReadings:
+        shared = np.broadcast_to(self._takes_copies[:, None], tried.shape[1:])
+        readings = TrialReadings.nothing(tried, shared, self._behind)
+        samples = (0, 0)
+        for env in np.flatnonzero(tried.any(axis=(1, 2))).tolist():
+            trials = HostTrials(
+                self.recipe,
+                self.networks[env],
+                self.optimizers[env],
+                int(self.keys[env]),
+                step,
+                plan,
+                self._casting,
+                self._batches,
+            )
+            slots, blueprints = np.nonzero(tried[env])
+            pairs = list(zip(slots.tolist(), blueprints.tolist(), strict=True))
+            gain, error, samples = trials.run(pairs, shared[slots, blueprints].tolist())
+            readings.gain[env, slots, blueprints] = gain
+            readings.error[env, slots, blueprints] = error
+        return replace(readings, train_samples=samples[0], val_samples=samples[1])
+
+    @cached_property
+    def _takes_copies(self) -> np.ndarray:
+        """bool[S]: of which slots candidates can be tried on one pass."""
+        network, batches = self.template, self.recipe.data.train_batches(0)
+        with keyed(0):
+            inputs, _ = next(self._batches(batches))
+        slots = range(len(network.sites))
+        return np.array([takes_copies(network, slot, inputs) for slot in slots])
+
+    @cached_property
+    def _behind(self) -> np.ndarray:
+        return behind_candidates(self.template, on_device(self.recipe.data.example(), self.device))
 
     def evaluate(self, envs: np.ndarray, present: np.ndarray) -> Evaluation:
         means, alpha, samples = np.empty((len(envs), 2)), np.empty(present.shape), 0

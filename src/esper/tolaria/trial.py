@@ -16,7 +16,7 @@ from torch import nn
 from esper.growth import HostSnapshot, LifecycleRules, take_snapshot
 from esper.leyline import ConfigError, EpisodeOutcome, Recorder, SeedStateReport
 from esper.leyline.events import ShapleyComputed
-from esper.tamiyo import Controller
+from esper.tamiyo import AsksForTrials, Controller
 from esper.tolaria.attribution import attribute_seeds
 from esper.tolaria.choice import PopulationKind
 from esper.tolaria.environment import GrowthCycle, GrowthEnv
@@ -129,12 +129,19 @@ def play(
             env.reset(topology)
             going_on = after_epoch()
         while going_on and env.running.any():
-            assert env.situation is not None
-            on_step(env.step(controller.act(env.situation)))
+            on_step(env.step(decide(env, controller)))
             going_on = after_epoch()
     except KeyboardInterrupt:
         return False
     return True
+
+
+def decide(env: GrowthEnv, controller: Controller) -> np.ndarray:
+    """The controller's actions [E, 4], after the trials that it asks for."""
+    assert env.situation is not None
+    if isinstance(controller, AsksForTrials):
+        env.try_candidates(controller.trial_plan, controller.asks(env.situation))
+    return controller.act(env.situation)
 
 
 def train(
