@@ -42,6 +42,8 @@ if TYPE_CHECKING:
         Precision,
         TrainReadings,
         check_precision,
+        export_network,
+        new_network,
     )
     from esper.tolaria.resuming import cycle_state, load_cycle_state
     from esper.tolaria.schedule import RateSchedule
@@ -103,10 +105,12 @@ _HOMES = {
     "choose_population": "choice",
     "cycle_state": "resuming",
     "data_root": "data.catalogue",
+    "export_network": "population",
     "find_objective": "objectives",
     "find_task": "tasks",
     "load_cycle_state": "resuming",
     "make_env": "trial",
+    "new_network": "population",
     "play": "trial",
     "settle": "trial",
     "share": "data.shared",

@@ -151,6 +151,9 @@ class Hosts(Protocol):
 class Population(Hosts, Protocol):
     """Hosts that are trained side by side."""
 
+    def network(self, env: int) -> GrownModule:
+        """One host with its seeds as ordinary modules, to be read only."""
+
     def train_epoch(
         self, running: np.ndarray, step: int, rates: np.ndarray | None = None
     ) -> TrainReadings:
@@ -198,6 +201,12 @@ def new_network(recipe: HostRecipe, key: int, device: torch.device) -> GrownModu
         layout=recipe.layout,
         causal=recipe.causal,
     )
+
+
+def export_network(recipe: HostRecipe, network: GrownModule) -> nn.Module:
+    """`network`, of this recipe, as a plain module."""
+    device = next(network.parameters()).device
+    return export(network, on_device(recipe.data.example(), device))
 
 
 def on_device(value: Any, device: torch.device) -> Any:
@@ -381,8 +390,11 @@ class LoopedPopulation:
         for env, snapshot in zip(envs.tolist(), snapshots, strict=True):
             restore_snapshot(self.networks[env], self.optimizers[env], snapshot)
 
+    def network(self, env: int) -> GrownModule:
+        return self.networks[env]
+
     def export(self, env: int) -> nn.Module:
-        return export(self.networks[env], on_device(self.recipe.data.example(), self.device))
+        return export_network(self.recipe, self.networks[env])
 
     def _casting(self) -> AbstractContextManager[None]:
         """Autocast where the recipe asks for it; what the caller has set up stays otherwise."""

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from esper.growth import LifecycleRules
+from esper.growth import HostSnapshot, LifecycleRules, take_snapshot
 from esper.leyline import ConfigError, EpisodeOutcome, Recorder, SeedStateReport
 from esper.leyline.events import ShapleyComputed
 from esper.tamiyo import AsksForTrials, Controller
@@ -25,7 +25,12 @@ from esper.tolaria.fused import FusedPopulation
 from esper.tolaria.garden import Budget, Validation
 from esper.tolaria.narrator import absent
 from esper.tolaria.objectives import answers_per_sample, random_guess_loss
-from esper.tolaria.population import HostRecipe, LoopedPopulation, Population
+from esper.tolaria.population import (
+    HostRecipe,
+    LoopedPopulation,
+    Population,
+    export_network,
+)
 from esper.tolaria.schedule import RateSchedule
 from esper.tolaria.transition import Transition
 
@@ -80,11 +85,13 @@ class TrialRules:
 class Trained:
     """A network that was trained, before anyone has looked at test data.
 
+    `model` is the plain module, `snapshot` the network that it was made of, as it can be kept.
     `cpu_seconds` is its share of the processor time of all that were trained with it.
     """
 
     outcome: EpisodeOutcome
     model: nn.Module
+    snapshot: HostSnapshot
     topology: Topology
     cpu_seconds: float
 
@@ -183,11 +190,14 @@ def train(
         ended="interrupted" if interrupted else "finished",
         attribute=attribute,
     )
-    models = [env.population.export(index) for index in range(env.n_envs)]
+    networks = [env.population.network(index) for index in range(env.n_envs)]
+    models = [export_network(recipe, network) for network in networks]
     seconds = (time.process_time() - began) / env.n_envs
     return [
-        Trained(outcome, model, _topology(env, index), seconds)
-        for index, (outcome, model) in enumerate(zip(outcomes, models, strict=True))
+        Trained(outcome, model, take_snapshot(network, None), _topology(env, index), seconds)
+        for index, (outcome, model, network) in enumerate(
+            zip(outcomes, models, networks, strict=True)
+        )
     ]
 
 

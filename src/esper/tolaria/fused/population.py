@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from esper.growth import GrownModule, export
+from esper.growth import GrownModule
 from esper.leyline import (
     IS_ACTIVE,
     IS_FULL,
@@ -29,9 +29,9 @@ from esper.tolaria.population import (
     Evaluation,
     HostRecipe,
     TrainReadings,
+    export_network,
     new_host,
     new_network,
-    on_device,
 )
 from esper.tolaria.schedule import batch_factors
 from esper.tolaria.trials import TrialReadings, behind_candidates, candidate_key
@@ -348,4 +348,4 @@ class FusedPopulation:
         return network
 
     def export(self, env: int) -> nn.Module:
-        return export(self.network(env), on_device(self.recipe.data.example(), self.device))
+        return export_network(self.recipe, self.network(env))
