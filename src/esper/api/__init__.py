@@ -8,8 +8,8 @@ from esper.api.checks import checked
 from esper.api.controllers import check_script, find_controller, load_policy
 from esper.api.growing import grow
 from esper.api.grown import Grown, load
-from esper.api.shaping import Shape, shape
 from esper.api.lessons import imitate, learn_offline, record
+from esper.api.shaping import Shape, shape
 from esper.api.training import config_of, one_thread, resume_ppo, train_ppo
 from esper.api.watch import Watch, warn_of_another_task
 

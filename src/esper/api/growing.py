@@ -296,6 +296,9 @@ def _places(topology: Mapping[str, str], network: GrownModule) -> Topology:
         )
     catalogue = network.catalogue
     places = [(names.index(slot), catalogue.index(name)) for slot, name in topology.items()]
+    with torch.device("meta"):
+        for slot, blueprint in places:
+            catalogue[blueprint].build(network.sites[slot], network.output)
     return tuple(sorted(places))
 
 

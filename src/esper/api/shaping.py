@@ -66,7 +66,9 @@ def _line(network: GrownModule, seed: SeedStateReport) -> str:
     if network.catalogue[slot.blueprint].kind != "bypass" or slot.site.widening is None:
         return f"{seed.module}: {seed.blueprint}, {size}"
     layer, newcomers = slot.site.widening.first, next(slot.parameters())
-    return f"{layer.module}: {layer.outputs} channels become {layer.outputs + len(newcomers)}, {size}"
+    return (
+        f"{layer.module}: {layer.outputs} channels become {layer.outputs + len(newcomers)}, {size}"
+    )
 
 
 @checked()

@@ -81,6 +81,12 @@ class TrialRules:
         return LifecycleRules(self.steps, self.incubation)
 
 
+# How a network that arrives trained is grown; `steps` is for the caller to say.
+RESCUE = TrialRules(
+    steps=1, incubation="joint", start="trained", schedule=RateSchedule(warmup=0.1, decay=0.5)
+)
+
+
 @dataclass(frozen=True)
 class Trained:
     """A network that was trained, before anyone has looked at test data.
