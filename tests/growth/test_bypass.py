@@ -1,6 +1,5 @@
-"""Bypasses: every hidden layer of every architecture can be made wider, and nothing else changes."""
+"""Bypasses: every hidden layer of every architecture can be made wider, nothing else changes."""
 
-import itertools
 from collections.abc import Callable
 
 import pytest
@@ -14,7 +13,6 @@ from esper.growth import (
     GATED,
     GrownModule,
     count_params,
-    default_catalogue,
     export,
     keyed,
     list_slots,
@@ -23,7 +21,7 @@ from esper.growth import (
     take_snapshot,
     valve_params,
 )
-from esper.leyline import ConfigError, InjectionSpec, SeedStage
+from esper.leyline import ConfigError, SeedStage
 from helpers import HOSTS, grads, loss_of, plant
 
 WIDEN = ("widen_half", "widen_double")
@@ -99,8 +97,12 @@ def test_next_to_nothing_at_birth_alive_and_counted(name: str, layer: str) -> No
     seen: list[Tensor] = []
     for blueprint in WIDEN:
         plant(network, 0, blueprint, SeedStage.HOLDING, 1.0)
-        outputs = []
-        handle = second(network).register_forward_hook(lambda m, a, y: outputs.append(y))
+        outputs: list[Tensor] = []
+
+        def note(module: nn.Module, args: object, y: Tensor, kept: list[Tensor] = outputs) -> None:
+            kept.append(y)
+
+        handle = second(network).register_forward_hook(note)
         with torch.no_grad():
             network(x)
             network.set_blend(0, SeedStage.GERMINATED, 0.0)
@@ -153,9 +155,7 @@ def test_isolation_is_exact_and_what_is_removed_is_gone(name: str, layer: str) -
 
 @pytest.mark.parametrize("stage", [(SeedStage.BLENDING, 0.4, GATED), (SeedStage.HOLDING, 1.0, 0)])
 @pytest.mark.parametrize(("name", "layer"), CASES)
-def test_export_equals_live(
-    name: str, layer: str, stage: tuple[SeedStage, float, int]
-) -> None:
+def test_export_equals_live(name: str, layer: str, stage: tuple[SeedStage, float, int]) -> None:
     network, x = wrapped(name, layer)
     plant(network, 0, "widen_half", *stage, shake=0.5)
     plain = export(network, x)
@@ -196,7 +196,7 @@ def test_a_valve_is_counted_as_it_is() -> None:
             index = catalogue.index(blueprint)
             if not seed_costs(catalogue, network.sites, network.output)[0][0, index]:
                 continue
-            seed, valve = network.new_seed(0, index, GATED, key=1)
+            _, valve = network.new_seed(0, index, GATED, key=1)
             assert valve is not None
             assert valve_params(catalogue, network.sites)[0, index] == count_params(valve)
 
@@ -221,12 +221,6 @@ class Functional(Chain):
     def forward(self, x: Tensor) -> Tensor:
         x = F.max_pool2d(F.silu(self.first(x)), 2)
         return self.last(x.mean(dim=(2, 3)))
-
-
-class ByHand(Chain):
-    def forward(self, x: Tensor) -> Tensor:
-        x = torch.tanh(self.first(x)).permute(0, 2, 3, 1) * 1.0
-        return self.last(x)
 
 
 def images() -> Tensor:
@@ -339,8 +333,146 @@ def test_a_bypass_in_a_chain_is_a_wider_layer(name: str) -> None:
     dim = -1 if isinstance(model.first, nn.Linear) else 1
     old, added = wide.split([wide.shape[dim] - width, width], dim)
     # Not in place: the two halves are views of one tensor.
-    old, added = (nn.Sequential(*parts).eval()(h.clone()) for parts, h in ((bare, old), (new, added)))
+    halves = ((bare, old), (new, added))
+    old, added = (nn.Sequential(*parts).eval()(h.clone()) for parts, h in halves)
     h = torch.cat([old, added], -1 if isinstance(model.last, nn.Linear) else 1)
     weight = joined(model.last.weight, last.weight, 1)  # type: ignore[arg-type,union-attr]
     expected = layer(model.last, weight, model.last.bias, h)  # type: ignore[arg-type]
     assert torch.allclose(network(x), expected, atol=1e-5)
+
+
+# --- what fits, and what does not ------------------------------------------------------------
+
+
+class Plain(nn.Module):
+    """Two layers; subclasses say how they are used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 6), nn.Linear(6, 6)
+
+
+class TwiceFirst(Plain):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.relu(self.first(torch.relu(self.first(x)))))
+
+
+class TwiceLast(Plain):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.relu(self.last(torch.relu(self.first(x)))))
+
+
+class Residual(Plain):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(x + torch.relu(self.first(x)))
+
+
+class Gated(Plain):
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        return self.last(h * torch.sigmoid(1.7 * h))
+
+
+class Summed(Plain):
+    """Channels are gone before the second layer reads."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.first(x).softmax(-1))
+
+
+class Checkpointed(Plain):
+    """Both layers in one checkpoint, or one in each."""
+
+    def __init__(self, *, apart: bool, reentrant: bool) -> None:
+        super().__init__()
+        self.apart, self.reentrant = apart, reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        def both(h: Tensor) -> Tensor:
+            return self.last(torch.relu(self.first(h)))
+
+        x = x.requires_grad_()
+        if not self.apart:
+            return checkpoint(both, x, use_reentrant=self.reentrant)
+        h = checkpoint(self.first, x, use_reentrant=self.reentrant)
+        return checkpoint(self.last, torch.relu(h), use_reentrant=self.reentrant)
+
+
+class Together(Plain):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.relu(self.first(x)))
+
+
+@pytest.mark.parametrize(
+    ("make", "fits"),
+    [(TwiceFirst, False), (TwiceLast, False), (Residual, False), (Summed, False), (Gated, True)],
+)
+def test_what_cannot_be_made_wider_is_masked(make: type[Plain], fits: bool) -> None:
+    x = torch.randn(4, 6)
+    network = GrownModule.wrap(make(), ["first"], x)
+    for blueprint in WIDEN:
+        index = network.catalogue.index(blueprint)
+        assert seed_costs(network.catalogue, network.sites, network.output)[0][0, index] == fits
+        if not fits:
+            with pytest.raises(ConfigError, match=rf"{blueprint}.*no layer in 'first'"):
+                network.germinate(0, index, 0, key=1)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_activation_checkpoints(reentrant: bool) -> None:
+    """With both layers in one it is as without; one that parts them is refused."""
+    x = torch.randn(4, 6)
+    gradients = []
+    weights = Together().state_dict()
+    checkpoints = [Checkpointed(apart=apart, reentrant=reentrant) for apart in (False, True)]
+    for model in (Together(), *checkpoints):
+        model.load_state_dict(weights)
+        network = GrownModule.wrap(model, ["first"], x)
+        plant(network, 0, "widen_half", SeedStage.HOLDING, 1.0, shake=0.5)
+        loss = loss_of(network(x.clone()))
+        if getattr(model, "apart", False):
+            with pytest.raises(ConfigError, match=r"part 'first' from 'last'.*r0c0"):
+                loss.backward()
+        else:
+            loss.backward()
+            gradients.append(grads(network))
+    assert gradients[0].keys() == gradients[1].keys()
+    for name, gradient in gradients[0].items():
+        assert torch.allclose(gradients[1][name], gradient, atol=1e-6), name
+
+
+def test_sums_do_not_depend_on_who_germinated_first() -> None:
+    """Bypasses of two slots that add to one layer, which has a seed of its own."""
+    x = torch.randn(4, 2, 8, 8)
+    outputs = []
+    with keyed(5):
+        model = nn.Sequential(nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU()), nn.Conv2d(3, 4, 3))
+    for order in ((0, 1, 2), (2, 1, 0), (1, 2, 0)):
+        network = GrownModule.wrap(model, ["0.0", "0", "1"], x)
+        for slot in order:
+            name = "conv_light" if slot == 2 else WIDEN[slot]
+            plant(network, slot, name, SeedStage.HOLDING, 1.0, shake=0.4)
+        outputs.append(network(x))
+        assert torch.allclose(export(network, x)(x), outputs[-1], atol=1e-6)
+        network.release()
+    assert torch.equal(outputs[0], outputs[1])
+    assert torch.equal(outputs[0], outputs[2])
+
+
+def test_a_pass_that_an_error_ended_leaves_nothing() -> None:
+    class Choosy(Plain):
+        def forward(self, x: Tensor, mode: str = "") -> Tensor:
+            h = torch.relu(self.first(x)) if mode != "last" else x
+            if mode == "fail":
+                raise ValueError
+            return self.last(h)
+
+    x = torch.randn(4, 6)
+    network = GrownModule.wrap(Choosy(), ["first"], x)
+    bare = network(x, mode="last")
+    plant(network, 0, "widen_half", SeedStage.HOLDING, 1.0, shake=0.5)
+    for model in (network, export(network, x)):
+        for _ in range(2):
+            with pytest.raises(ValueError):  # noqa: PT011
+                model(x, mode="fail")
+            assert torch.equal(model(x, mode="last"), bare)

@@ -14,6 +14,7 @@ from esper.growth.blueprints import (
     example_params,
     seed_costs,
 )
+from esper.growth.blueprints.bypass import Mean
 from esper.growth.blueprints.modules import ChannelAttention, Renormalize
 from esper.growth.export import export, largest_difference
 from esper.growth.grown_module import GrownModule, check_not_growing, keyed
@@ -82,6 +83,7 @@ __all__ = [
     "Layouts",
     "LifecycleRules",
     "MLPHost",
+    "Mean",
     "OutputSpec",
     "Renormalize",
     "SeedSlot",
