@@ -63,6 +63,8 @@ def test_only_large_images_are_laid_out_channels_last(size: int, channels_last: 
 def test_hosts_refuse_what_cannot_work() -> None:
     with pytest.raises(ConfigError, match="at least 2 blocks"):
         CNNHost(n_blocks=1)
+    with pytest.raises(ConfigError, match=r"needs a channel, got \(4, 0\)"):
+        CNNHost(widths=(4, 0))
     with pytest.raises(ConfigError, match="7 layers cannot be divided into 3"):
         TransformerHost(16, 8, 2, n_layer=7)
     with pytest.raises(ConfigError, match="3 heads do not divide"):

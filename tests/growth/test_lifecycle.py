@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from esper.growth import (
     LifecycleRules,
     SlotTable,
+    act_from_birth,
     age,
     cull,
     fossilize,
@@ -126,11 +127,13 @@ def test_an_unhealthy_seed_is_culled_at_once() -> None:
     assert epoch(table, rules) == ["CULLED"]
 
 
-def test_joint_incubation_ramps_from_birth() -> None:
+def test_joint_incubation_acts_in_full_from_birth_and_holds_after_its_least_epochs() -> None:
     rules = LifecycleRules(max_steps=25, incubation="joint")
     table = seed_table()
-    assert epoch(table, rules) == ["TRAINING", "BLENDING"]
-    assert table.alpha[0, 0] == pytest.approx(0.2)
+    changes = act_from_birth(table, one_slot(table, 0, 0), rules)
+    assert [change.target.name for change in changes] == ["TRAINING", "BLENDING"]
+    assert table.alpha[0, 0] == 1.0
+    assert [epoch(table, rules, contribution=1.0) for _ in range(3)] == [[], [], ["HOLDING"]]
 
 
 def test_fossils_are_permanent() -> None:

@@ -1,9 +1,15 @@
 """The families of static networks that tasks come with."""
 
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
+import torch
+from torch import nn
 
+from esper.growth import CNNHost, keyed
 from esper.leyline import ConfigError
 from esper.tolaria.tasks import all_tasks
 
@@ -21,6 +27,47 @@ def test_families_hold_the_host_itself_and_grow_with_width(name: str) -> None:
     assert size(task.build()) in sizes
 
 
+@pytest.mark.parametrize("name", [n for n, task in all_tasks().items() if task.shape])
+def test_the_shape_of_a_task_is_that_of_its_host(name: str) -> None:
+    task = all_tasks()[name]
+    assert task.host_of_widths is not None
+    hosts = []
+    for build in (task.build, partial(task.host_of_widths, task.shape)):
+        with keyed(0):
+            hosts.append(build().state_dict())
+    assert hosts[0].keys() == hosts[1].keys()
+    assert all(torch.equal(tensor, hosts[1][name]) for name, tensor in hosts[0].items())
+
+
+def test_every_width_of_a_shape_is_that_of_its_block() -> None:
+    host = cast(CNNHost, cast(Any, all_tasks()["digits"].host_of_widths)((3, 1, 5)))
+    convolutions = [module for module in host.modules() if isinstance(module, nn.Conv2d)]
+    assert [layer.out_channels for layer in convolutions] == [3, 1, 5]
+    assert host(torch.zeros(2, 1, 8, 8)).shape == (2, 10)
+
+
 def test_a_family_needs_its_widths() -> None:
     with pytest.raises(ConfigError, match="both host_of_width and widths"):
         replace(all_tasks()["digits"], widths=())
+    with pytest.raises(ConfigError, match="both host_of_widths and shape"):
+        replace(all_tasks()["digits"], shape=())
+
+
+@pytest.mark.parametrize("name", ["digits_shift_classes", "digits_shift_turned"])
+def test_before_a_shift_the_same_examples_looked_otherwise(name: str) -> None:
+    task, digits = all_tasks()[name], all_tasks()["digits"].load(Path("unused"))
+    assert task.load_before is not None
+    before, after = task.load_before(Path("unused")), task.load(Path("unused"))
+    for part in ("train", "val", "test"):
+        x, y = getattr(before, f"{part}_x"), getattr(before, f"{part}_y")
+        later_x, later_y = getattr(after, f"{part}_x"), getattr(after, f"{part}_y")
+        assert torch.equal(later_y, getattr(digits, f"{part}_y"))
+        if name == "digits_shift_classes":
+            known = torch.isin(later_y, torch.arange(5))
+            assert set(y.tolist()) == set(range(5))
+            assert torch.equal(x, later_x[known])
+        else:
+            assert torch.equal(y, later_y)
+            # Row r, column c of what stood upright is now row 7 - c, column r.
+            assert torch.equal(x[:, 0, 2, 6], later_x[:, 0, 1, 2])
+            assert not torch.equal(x, later_x)

@@ -43,7 +43,7 @@ class GrowSettings:
     incubation: str = option(
         "isolated",
         "isolated: a seed learns without acting before it is blended in; "
-        "joint: it is blended in from birth.",
+        "joint: it acts in full from birth, when it changes nothing yet.",
     )
     precision: str = option("fp32", "In what the networks compute while they train: fp32 or bf16.")
     compare: bool = option(True, "Also train the host alone, and the grown topology from scratch.")
@@ -92,6 +92,7 @@ def grow(settings: GrowSettings) -> None:
         steps,
         cast(Literal["isolated", "joint"], settings.incubation),
         budget=Budget(params=settings.max_params, macs=settings.max_macs),
+        schedule=task.schedule,
     )
     data = task.load(data_root())
     recipe, console = task.recipe(data), Console()

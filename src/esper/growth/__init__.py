@@ -16,6 +16,13 @@ from esper.growth.blueprints import (
 )
 from esper.growth.blueprints.bypass import Mean
 from esper.growth.blueprints.modules import ChannelAttention, Renormalize
+from esper.growth.candidates import (
+    CandidatePass,
+    frozen,
+    macs_behind,
+    new_candidate,
+    takes_copies,
+)
 from esper.growth.export import export, largest_difference
 from esper.growth.grown_module import GrownModule, check_not_growing, keyed
 from esper.growth.hooks import GROWING
@@ -24,6 +31,7 @@ from esper.growth.lifecycle import (
     GATED,
     LifecycleRules,
     StageChange,
+    act_from_birth,
     age,
     cull,
     fossilize,
@@ -39,6 +47,8 @@ from esper.growth.lifecycle import (
 from esper.growth.optimizer import (
     add_slot_groups,
     group_settings,
+    lent,
+    scaled_rates,
     slot_group,
     sync_slot_group,
     with_inner,
@@ -77,6 +87,7 @@ __all__ = [
     "BlueprintSpec",
     "CNNHost",
     "CallInput",
+    "CandidatePass",
     "ChannelAttention",
     "GrownModule",
     "HostSnapshot",
@@ -93,6 +104,7 @@ __all__ = [
     "SlotTable",
     "StageChange",
     "TransformerHost",
+    "act_from_birth",
     "add_slot_groups",
     "age",
     "batch_size",
@@ -106,6 +118,7 @@ __all__ = [
     "example_params",
     "export",
     "fossilize",
+    "frozen",
     "gate_checks",
     "gate_passes",
     "gate_result",
@@ -113,12 +126,16 @@ __all__ = [
     "group_settings",
     "keyed",
     "largest_difference",
+    "lent",
     "list_slots",
+    "macs_behind",
     "map_tensors",
     "move",
+    "new_candidate",
     "one_slot",
     "read_tree",
     "restore_snapshot",
+    "scaled_rates",
     "scheduled_alpha",
     "seed_costs",
     "slot_group",
@@ -126,6 +143,7 @@ __all__ = [
     "snapshot_tree",
     "sync_slot_group",
     "take_snapshot",
+    "takes_copies",
     "tensors_in",
     "tick",
     "valve_params",

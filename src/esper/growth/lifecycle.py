@@ -69,7 +69,7 @@ class LifecycleRules:
 
     max_steps    length of the episode, which scales two of the timings
     incubation   'isolated': a seed learns without acting before it is blended in;
-                 'joint': its alpha ramps from birth
+                 'joint': it acts in full from birth, when it changes nothing yet
     min_fossilize_contribution   what a seed must be worth to be kept, in units of the score's noise
     """
 
@@ -103,8 +103,6 @@ def gate_checks(gate: GateLevel, table: SlotTable, rules: LifecycleRules) -> dic
     if gate == GateLevel.G1:
         return {"germinated": table.stage == SeedStage.GERMINATED}
     if gate == GateLevel.G2:
-        if rules.incubation == "joint":
-            return {"training": table.stage == SeedStage.TRAINING}
         return {
             "seed_ready": table.epochs_in_stage >= rules.training_epochs,
             "seed_gradient_active": table.gradient_ratio >= rules.min_gradient_ratio,
@@ -201,6 +199,13 @@ def germinate(
     return change
 
 
+def act_from_birth(table: SlotTable, where: np.ndarray, rules: LifecycleRules) -> list[StageChange]:
+    """Joint incubation: newborns (bool[E, S]) go straight to the end of their ramp."""
+    changes = [move(table, where, SeedStage.TRAINING), move(table, where, SeedStage.BLENDING)]
+    table.alpha_step[where], table.alpha[where] = rules.blending_steps, 1.0
+    return changes
+
+
 def cull(table: SlotTable, where: np.ndarray, reason: str) -> StageChange:
     """Give up seeds; the slots cool down before they can be used again."""
     change = move(table, where, SeedStage.CULLED, reason)
@@ -229,7 +234,7 @@ def age(table: SlotTable, envs: np.ndarray) -> None:
 def tick(table: SlotTable, rules: LifecycleRules, envs: np.ndarray) -> list[StageChange]:
     """What happens by itself at the end of an epoch, in the environments of `envs` (bool[E]).
 
-    Every slot moves at most one stage, except that 'joint' incubation passes through TRAINING.
+    Every slot moves at most one stage.
     """
     start = table.stage.copy()
 
@@ -275,9 +280,7 @@ def _blend(
     held = move(table, done & gate_passes(GateLevel.G3, table, rules), SeedStage.HOLDING)
     table.alpha[held.where] = 1.0
 
-    can_start = envs[:, None] & (table.stage == SeedStage.TRAINING)
-    if rules.incubation == "isolated":
-        can_start &= start == SeedStage.TRAINING
+    can_start = envs[:, None] & (start == SeedStage.TRAINING) & (table.stage == start)
     begun = move(table, can_start & gate_passes(GateLevel.G2, table, rules), SeedStage.BLENDING)
     # A ramp starts at its first step, not at zero: a seed that counts as blending takes part.
     ramping = begun.where | (blending & ~done)

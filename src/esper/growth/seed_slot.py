@@ -238,7 +238,7 @@ class SeedSlot(nn.Module):
             features = _Features(h)
             self._call.features = features if self._call.begun else None
             return None
-        return put(output, place, self._blend(h, self._change(h)))
+        return put(output, place, self._blend(h, self.change(h)))
 
     def on_host_input(self, module: nn.Module, args: Any) -> None:
         """A pass begins; nothing is left of one that an error ended."""
@@ -264,7 +264,7 @@ class SeedSlot(nn.Module):
                 f"from {self.site.module!r}, unlike on the example"
             )
         with features.casting():
-            change = self._change(features.as_read())
+            change = self.change(features.as_read())
         return put(output, place, self._blend(take(output, place), change))
 
     @property
@@ -286,7 +286,7 @@ class SeedSlot(nn.Module):
             return _Isolate.apply(target, change)
         return target + change
 
-    def _change(self, h: Tensor) -> Tensor:
+    def change(self, h: Tensor) -> Tensor:
         """What the seed adds, times alpha from BLENDING on, in the layout of what it adds to."""
         assert self.seed is not None
         isolated = self.stage == SeedStage.TRAINING

@@ -64,6 +64,11 @@ BLUEPRINT_PENALTY_FORGOTTEN = 0.1
 BLUEPRINT_PENALTY_THRESHOLD = 3.0
 RANSOM_CONTRIBUTION = 0.05
 
+# Trials of candidates.
+TRIAL_STEPS = 8
+TRIAL_BATCH = 32
+TRIAL_VAL_SAMPLES = 512
+
 # Actions: far below any logit, and still finite in half precision.
 MASKED_LOGIT_VALUE = -1e4
 

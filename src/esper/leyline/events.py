@@ -39,6 +39,18 @@ class SeedEvent(Event):
 
 
 @dataclass(frozen=True)
+class CandidatesTried(Event):
+    """What each candidate would bring, the best first: `gains` are falls of the validation loss,
+    None for one that broke the network. `macs` is what the trials have cost."""
+
+    modules: tuple[str, ...]
+    blueprints: tuple[str, ...]
+    gains: tuple[float | None, ...]
+    params: tuple[int, ...]
+    macs: int
+
+
+@dataclass(frozen=True)
 class SeedGerminated(SeedEvent):
     blend: str
     params: int

@@ -8,6 +8,7 @@ from esper.observatory.reading import number
 # What the feed of events can be narrowed down to.
 TOPICS = ("seeds", "gates", "governor", "policy", "other")
 _TOPIC = {
+    "CandidatesTried": "seeds",
     "SeedGerminated": "seeds",
     "SeedStageChanged": "seeds",
     "SeedFossilized": "seeds",
@@ -40,6 +41,8 @@ def in_words(event: Mapping[str, Any]) -> str:
     named = f"{event['blueprint']} in " if event.get("blueprint") else ""
     seed = f"{named}{event.get('module')}"
     match kind:
+        case "CandidatesTried":
+            return _tried(event)
         case "SeedGerminated":
             return f"{seed} germinated{_size(event)}"
         case "SeedStageChanged":
@@ -74,6 +77,15 @@ def in_words(event: Mapping[str, Any]) -> str:
 
 def _low(event: Mapping[str, Any], name: str) -> str:
     return str(event.get(name)).lower()
+
+
+def _tried(event: Mapping[str, Any]) -> str:
+    names = [event.get(name) or () for name in ("blueprints", "modules", "gains")]
+    blueprints, modules, gains = (list(each) for each in names)
+    if not gains:
+        return "no candidate to try"
+    gain = "breaks the network" if gains[0] is None else f"loss {-gains[0]:+.3f}"
+    return f"{len(gains)} candidates tried, best {blueprints[0]} in {modules[0]}: {gain}"
 
 
 def _size(event: Mapping[str, Any]) -> str:

@@ -25,10 +25,12 @@ from esper.tamiyo.policy.features import (
     feature_size,
     signals_to_features,
 )
-from esper.tamiyo.situation import Situation
+from esper.tamiyo.situation import AsksForTrials, Situation
 from esper.tamiyo.tracker import SignalTracker, score_noise
+from esper.tamiyo.trial_scores import TrialPlan, TrialScores
 
 __all__ = [
+    "AsksForTrials",
     "Controller",
     "FeatureExtractionContext",
     "GrowthLimits",
@@ -40,6 +42,8 @@ __all__ = [
     "SignalTracker",
     "Situation",
     "StaticController",
+    "TrialPlan",
+    "TrialScores",
     "compute_action_masks",
     "controller_names",
     "feature_size",

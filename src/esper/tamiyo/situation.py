@@ -1,12 +1,13 @@
 """What a controller may look at before it decides, and what a controller is."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 from esper.growth import BlueprintCatalogue, SlotTable
 from esper.leyline import HEAD_NAMES, OP, ActionMasks, LifecycleOp, SlotConfig, TrainingSignals
+from esper.tamiyo.trial_scores import TrialPlan, TrialScores
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,10 @@ class Situation:
     keys         int[E], the key of each environment's episode
     running       bool[E], False once an environment's episode is over
     total_params  int[E], host and seeds together
+    left          float[E], the share of the run that is left, by its steps or by its budget of
+                  multiply-adds, whichever is less
     max_seeds     how many seeds an environment may hold, None for no limit
+    trials        what candidates would bring, where the controller asked for it
     """
 
     step: int
@@ -30,7 +34,9 @@ class Situation:
     catalogue: BlueprintCatalogue
     host_params: int
     total_params: np.ndarray
+    left: np.ndarray
     max_seeds: int | None = None
+    trials: TrialScores | None = None
 
     @property
     def n_envs(self) -> int:
@@ -51,6 +57,20 @@ class Controller(Protocol):
 
     def act(self, situation: Situation) -> np.ndarray:
         """int64 [E, 4] in the order of HEAD_NAMES; every row legal, irrelevant heads 0."""
+        ...
+
+
+@runtime_checkable
+class AsksForTrials(Protocol):
+    """A controller that may want to know what candidates would bring before it acts.
+
+    `trial_plan` says what is tried. Where nobody can run trials the situation has none.
+    """
+
+    trial_plan: TrialPlan
+
+    def asks(self, situation: Situation) -> np.ndarray:
+        """bool[E]: the environments in which to try. Comes before `act`, and changes nothing."""
         ...
 
 

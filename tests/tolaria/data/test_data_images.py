@@ -186,6 +186,20 @@ def test_cifar_batches_are_read_and_normalised(cifar):
     assert same(data, cifar10.load(cifar))
 
 
+def test_few_cifar_images_are_some_of_all_at_half_the_size(cifar):
+    everything, few = cifar10.load(cifar), cifar10.load_small(cifar, train=20, val=10)
+    assert few.train_x.shape == (20, 3, 16, 16)
+    assert few.val_x.shape == (10, 3, 16, 16)
+    assert not rows_of(few.train_x) & rows_of(few.val_x)
+    assert few.train_y.bincount().tolist() == [2] * 10
+    whole, small = everything.test_x[4, 2, 6:8, 10:12], few.test_x[4, 2, 3, 5]
+    assert small.item() == pytest.approx(whole.mean().item(), abs=1e-5)
+    assert torch.equal(few.test_y, everything.test_y)
+    assert same(few, cifar10.load_small(cifar, train=20, val=10))
+    with pytest.raises(ConfigError, match="cannot be split"):
+        cifar10.load_small(cifar, train=45, val=10)
+
+
 @pytest.mark.parametrize(
     ("contents", "complaint"),
     [

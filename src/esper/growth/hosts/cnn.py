@@ -1,5 +1,7 @@
 """A small convolutional classifier that leaves room to grow after every block."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -13,7 +15,8 @@ CHANNELS_LAST_PIXELS = 32 * 32
 class CNNHost(nn.Module):
     """(B, in_channels, H, W) -> (B, num_classes).
 
-    `n_blocks` blocks of convolution, GroupNorm and ReLU, the i-th `base_channels * 2**i` wide;
+    `n_blocks` blocks of convolution, GroupNorm and ReLU, the i-th `base_channels * 2**i` wide, or
+    one block for each of `widths`, which then stand for both;
     the first `pool_layers` of them (all if None) halve height and width. One slot per block.
     Features of large images are laid out channels last.
     """
@@ -26,15 +29,19 @@ class CNNHost(nn.Module):
         pool_layers: int | None = None,
         kernel_size: int = 3,
         in_channels: int = 3,
+        widths: Sequence[int] | None = None,
     ) -> None:
         super().__init__()
-        if n_blocks < 2:
-            raise ConfigError(f"a CNNHost needs at least 2 blocks, got {n_blocks}")
-        pools = n_blocks if pool_layers is None else pool_layers
+        if widths is None:
+            widths = [base_channels * 2**i for i in range(n_blocks)]
+        if len(widths) < 2:
+            raise ConfigError(f"a CNNHost needs at least 2 blocks, got {len(widths)}")
+        if min(widths) < 1:
+            raise ConfigError(f"every block of a CNNHost needs a channel, got {tuple(widths)}")
+        pools = len(widths) if pool_layers is None else pool_layers
         self.blocks = nn.Sequential()
         width = in_channels
-        for i in range(n_blocks):
-            out = base_channels * 2**i
+        for i, out in enumerate(widths):
             layers: list[nn.Module] = [
                 nn.Conv2d(width, out, kernel_size, padding=kernel_size // 2, bias=False),
                 group_norm(out),
@@ -46,7 +53,7 @@ class CNNHost(nn.Module):
             self.blocks.append(nn.Sequential(*layers))
             width = out
         self.head = nn.Linear(width, num_classes)
-        self.slot_modules = tuple(f"blocks.{i}" for i in range(n_blocks))
+        self.slot_modules = tuple(f"blocks.{i}" for i in range(len(widths)))
 
     def forward(self, x: Tensor) -> Tensor:
         if x.shape[2] * x.shape[3] >= CHANNELS_LAST_PIXELS:

@@ -71,7 +71,7 @@ class TrainingConfig:
     # What is rewarded; and, for comparison, what the second half of the environments gets instead.
     reward_mode: str = "objective"
     ab_reward_mode: str | None = None
-    # 'isolated': a seed learns without acting before it is blended in; 'joint': from birth.
+    # 'isolated': a seed learns without acting before it is blended in; 'joint': it acts from birth.
     incubation: str = "isolated"
     # How hosts are trained: 'looped', one after another; 'fused', all at once; 'auto', by a rule;
     # 'measure', whichever is quicker on this machine. The run's own file says what it came to.

@@ -1,14 +1,16 @@
 """cifar10: 60,000 colour photographs of 32×32 pixels, in the six standard binary batches."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import avg_pool2d
 
 from esper.leyline import ConfigError
 from esper.tolaria.data.files import cure, read
-from esper.tolaria.data.splits import DataSplits, hold_out_tenth
+from esper.tolaria.data.splits import DataSplits, hold_out_tenth, stratified_split
 
 TRAIN_FILES = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
 TEST_FILE = "test_batch.bin"
@@ -27,11 +29,31 @@ def load(root: Path) -> DataSplits:
     part. Batches may hold any number of whole records. Raises DataMissingError for a file that is
     not there, ConfigError for one that is damaged. The official set takes 740 MB as float32.
     """
-    folder = root / "cifar10"
-    records = np.concatenate([_read_records(folder, name) for name in TRAIN_FILES])
-    test = _read_records(folder, TEST_FILE)
+    records, test = _read_all(root / "cifar10")
     train_rows, val_rows = hold_out_tenth(records[:, 0], "cifar10")
-    parts = (records[train_rows], records[val_rows], test)
+    return _splits(records[train_rows], records[val_rows], test)
+
+
+def load_small(root: Path, train: int, val: int) -> DataSplits:
+    """Images [N, 3, 16, 16], each pixel the mean of four of the official ones: `train` and `val`
+    images of the official training part, drawn once and for ever with the class shares of the
+    whole, and all of the official test part. Raises as `load`, and ConfigError if there are too
+    few images."""
+    records, test = _read_all(root / "cifar10")
+    train_rows, val_rows = stratified_split(records[:, 0], [train, val], f"cifar10/{train}/{val}")
+    data = _splits(records[train_rows], records[val_rows], test)
+    halves = {part: avg_pool2d(getattr(data, part), 2) for part in ("train_x", "val_x", "test_x")}
+    return replace(data, **halves)
+
+
+def _read_all(folder: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Records of the official training and test parts."""
+    train = np.concatenate([_read_records(folder, name) for name in TRAIN_FILES])
+    return train, _read_records(folder, TEST_FILE)
+
+
+def _splits(*parts: np.ndarray) -> DataSplits:
+    """Of the records of training, validation and test."""
     train_x, val_x, test_x = (normalise(torch.tensor(part[:, 1:])) for part in parts)
     train_y, val_y, test_y = (torch.tensor(part[:, 0], dtype=torch.int64) for part in parts)
     return DataSplits(train_x, train_y, val_x, val_y, test_x, test_y)

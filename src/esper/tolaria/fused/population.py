@@ -2,12 +2,13 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from esper.growth import GrownModule, export
+from esper.growth import GrownModule
 from esper.leyline import (
     IS_ACTIVE,
     IS_FULL,
@@ -15,21 +16,25 @@ from esper.leyline import (
     SeedStage,
     draw_key,
 )
+from esper.tamiyo import TrialPlan
 from esper.tolaria.batches import TensorSource
 from esper.tolaria.fused.fits import refuse_unless_fusable
 from esper.tolaria.fused.network import CoalitionNet, Group, Seed, TrainNet, Trunk
 from esper.tolaria.fused.readings import Meter
 from esper.tolaria.fused.rows import AdamW, Arena, Kind, Row
 from esper.tolaria.fused.stacked import aligned, objectives
+from esper.tolaria.fused.trials import CandidateBank, CandidateNet, FusedTrials
 from esper.tolaria.gradients import MEASURED
 from esper.tolaria.population import (
     Evaluation,
     HostRecipe,
     TrainReadings,
+    export_network,
     new_host,
     new_network,
-    on_device,
 )
+from esper.tolaria.schedule import batch_factors
+from esper.tolaria.trials import TrialReadings, behind_candidates, candidate_key
 
 
 @dataclass(frozen=True)
@@ -80,13 +85,8 @@ class FusedPopulation:
             slot_id = template.sites[slot].slot_id
             raise InvalidStateMachineError(f"slot {slot_id} already holds a seed")
         seed, valve = template.new_seed(slot, blueprint, blend, key)
-        if (slot, blueprint) not in self.kinds:
-            # The template plants one of each kind, and so finds those that do not work.
-            template.germinate(slot, blueprint, blend, key)
-            template.remove(slot)
-            self.kinds[slot, blueprint] = Kind(seed)
-        kind, valve_kind = self.kinds[slot, blueprint], None
-        role = template.catalogue[blueprint].kind
+        kind, valve_kind = self._kind(slot, blueprint, seed), None
+        role = self._role(blueprint)
         if valve is not None:
             valve_kind = self.valve_kinds.setdefault((slot, role == "bypass"), Kind(valve))
         self.seeds[env][slot] = Seed(
@@ -98,6 +98,17 @@ class FusedPopulation:
             kind.newborn(seed),
             None if valve is None or valve_kind is None else valve_kind.newborn(valve),
         )
+
+    def _kind(self, slot: int, blueprint: int, seed: nn.Module) -> Kind:
+        if (slot, blueprint) not in self.kinds:
+            # The template plants one of each kind, and so finds those that do not work.
+            self.template.germinate(slot, blueprint, 0, key=0)
+            self.template.remove(slot)
+            self.kinds[slot, blueprint] = Kind(seed)
+        return self.kinds[slot, blueprint]
+
+    def _role(self, blueprint: int) -> str:
+        return self.template.catalogue[blueprint].kind
 
     def remove(self, env: int, slot: int) -> None:
         self.seeds[env][slot] = None
@@ -114,14 +125,16 @@ class FusedPopulation:
 
     # --- training ------------------------------------------------------------------------------
 
-    def train_epoch(self, running: np.ndarray, step: int) -> TrainReadings:
+    def train_epoch(
+        self, running: np.ndarray, step: int, rates: np.ndarray | None = None
+    ) -> TrainReadings:
         shape = len(self.keys), len(self.template.sites)
         envs = np.flatnonzero(running).tolist()
         loss, score = np.full((2, len(self.keys)), np.nan)
         seeds = {name: np.full(shape, np.nan) for name in MEASURED}
         sizes: list[int] = []
         if envs:
-            loss[envs], score[envs], sizes = self._train(envs, step, seeds)
+            loss[envs], score[envs], sizes = self._train(envs, step, seeds, rates)
         seeds["healthy"] = np.ones(shape, dtype=bool)
         for env, slot, seed in self._active(range(len(self.keys))):
             rows = [row for row in (seed.row, seed.valve) if row is not None]
@@ -144,16 +157,23 @@ class FusedPopulation:
         return sorted(found, key=lambda each: (each[1], each[2].place))
 
     def _train(
-        self, envs: list[int], step: int, columns: dict[str, np.ndarray]
+        self,
+        envs: list[int],
+        step: int,
+        columns: dict[str, np.ndarray],
+        rates: np.ndarray | None,
     ) -> tuple[np.ndarray, np.ndarray, list[int]]:
         """Mean loss and score of each host, and the sizes of the batches; fills `columns`."""
         self._switch(training=True)
         active = self._active(envs)
         arena, net = self._assemble(envs, active)
+        # Of each row of the arena: the rates of its host.
+        row_rates = None if rates is None else rates[self._row_envs(arena, envs, active)]
+        batches = self.data.size().batches
         meter = Meter(arena, envs, active)
         orders = [self._order(env, step) for env in envs]
         inputs, targets = self.train_data
-        readings, sizes = [], []
+        readings, sizes = [], list[int]()
         chunks = torch.stack(orders).to(self.device).split(self.data.batch, dim=1)
         for rows in chunks[: self.data.max_batches]:
             target, size = targets[rows], rows.shape[1]
@@ -164,7 +184,11 @@ class FusedPopulation:
             meter.observe(gradient)
             if self.recipe.max_grad_norm is not None:
                 gradient = meter.clip(gradient, self.recipe.max_grad_norm)
-            arena.step(gradient, self.adam)
+            factors = None
+            if row_rates is not None:
+                factors = torch.from_numpy(batch_factors(row_rates, len(sizes), batches))
+                factors = factors.to(self.device)
+            arena.step(gradient, self.adam, factors)
             with torch.no_grad():
                 readings.append(torch.stack([losses.detach(), self.scores(output, target)]))
             sizes.append(size)
@@ -173,6 +197,17 @@ class FusedPopulation:
         values = torch.stack(readings).double().cpu().numpy()
         means = np.average(values, axis=0, weights=sizes)
         return means[0], means[1], sizes
+
+    def _row_envs(
+        self, arena: Arena, envs: list[int], active: list[tuple[int, int, Seed]]
+    ) -> list[int]:
+        """The environment of every row of the arena."""
+        owners: dict[Kind, list[int]] = {self.host_kind: envs}
+        for env, _, seed in active:
+            owners.setdefault(seed.kind, []).append(env)
+            if seed.gated and seed.valve_kind is not None:
+                owners.setdefault(seed.valve_kind, []).append(env)
+        return [env for kind, _ in arena.banks for env in owners[kind]]
 
     def _order(self, env: int, step: int) -> Tensor:
         key = draw_key(int(self.keys[env]), "shuffle", step)
@@ -205,6 +240,52 @@ class FusedPopulation:
         for env, slot, seed in active:
             valve = next(new[seed.valve_kind]) if seed.gated and seed.valve_kind else seed.valve
             self.seeds[env][slot] = replace(seed, row=next(new[seed.kind]), valve=valve)
+
+    # --- trials --------------------------------------------------------------------------------
+
+    def try_candidates(self, tried: np.ndarray, plan: TrialPlan, step: int) -> TrialReadings:
+        self._switch(training=False)
+        readings = TrialReadings.nothing(tried, np.ones(tried.shape[1:], dtype=bool), self._behind)
+        envs = np.flatnonzero(tried.any(axis=(1, 2))).tolist()
+        if not envs:
+            return readings
+        banks = self._candidates(tried, envs, step)
+        arena = Arena([(bank.kind, bank.rows) for bank in banks])
+        params = self.host_kind.stack([self.hosts[env] for env in envs])
+        seeds = [self.seeds[env] for env in envs]
+        net = CandidateNet(self.trunk, params, seeds, banks, arena.leaves, self.device)
+        keys = [int(self.keys[env]) for env in envs]
+        trials = FusedTrials(net, arena, self.data, keys, self.losses)
+        samples = trials.train(plan, step, self.adam, self.recipe.max_grad_norm)
+        losses, sizes = trials.evaluate(plan)
+        for bank, (gain, error) in zip(banks, trials.gains(losses, sizes), strict=True):
+            chosen = [envs[host] for host in bank.hosts]
+            readings.gain[chosen, bank.slot, bank.blueprint] = gain
+            readings.error[chosen, bank.slot, bank.blueprint] = error
+        return replace(readings, train_samples=samples, val_samples=sum(sizes))
+
+    def _candidates(self, tried: np.ndarray, envs: list[int], step: int) -> list[CandidateBank]:
+        """The newborns of every (slot, blueprint) pair that is tried in some host."""
+        banks = []
+        for slot, blueprint in np.argwhere(tried.any(axis=0)).tolist():
+            hosts = [i for i, env in enumerate(envs) if tried[env, slot, blueprint]]
+            born = [
+                self.template.new_seed(
+                    slot,
+                    blueprint,
+                    0,
+                    candidate_key(int(self.keys[envs[host]]), step, slot, blueprint),
+                )[0]
+                for host in hosts
+            ]
+            kind, role = self._kind(slot, blueprint, born[0]), self._role(blueprint)
+            rows = [kind.newborn(seed) for seed in born]
+            banks.append(CandidateBank(slot, blueprint, role, kind, hosts, rows))
+        return banks
+
+    @cached_property
+    def _behind(self) -> np.ndarray:
+        return behind_candidates(self.template, self.recipe.data.example())
 
     # --- evaluating ----------------------------------------------------------------------------
 
@@ -271,4 +352,4 @@ class FusedPopulation:
         return network
 
     def export(self, env: int) -> nn.Module:
-        return export(self.network(env), on_device(self.recipe.data.example(), self.device))
+        return export_network(self.recipe, self.network(env))

@@ -10,12 +10,17 @@ from esper.tolaria.tasks.base import Task, block_slots
 ENTRY_POINT_GROUP = "esper.tasks"
 BUILT_IN = (
     digits.TASK,
+    digits.SHIFT_CLASSES,
+    digits.SHIFT_TURNED,
     pydocs.TASK,
     mnist.MNIST,
     mnist.FASHION_MNIST,
     cifar10.CIFAR10,
     cifar10.CIFAR10_DEEP,
     cifar10.CIFAR10_BLIND,
+    cifar10.CIFAR10_2K,
+    cifar10.CIFAR10_2K_WIDE,
+    cifar10.CIFAR10_10K,
     tinystories.TASK,
 )
 

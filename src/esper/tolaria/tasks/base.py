@@ -14,6 +14,7 @@ from esper.tolaria.batches import VAL_BATCH, TensorSource
 from esper.tolaria.data.splits import DataSplits
 from esper.tolaria.objectives import Objective, accuracy, cross_entropy
 from esper.tolaria.population import HostRecipe, Precision
+from esper.tolaria.schedule import RateSchedule
 
 
 @dataclass(frozen=True)
@@ -26,8 +27,13 @@ class Task:
     steps    epochs of a run unless the user says otherwise; an epoch is a pass over the training
              data, or `batches_per_epoch` batches of it
     batch, val_batch  examples per training step, and at a time when a network is evaluated
+    schedule of the learning rate; None for a constant one
     host_of_width, widths  hosts of the same family, narrower and wider, for an evaluation to find
              the best static network; optional
+    host_of_widths, shape  hosts of the family by the width of every layer, and the widths of the
+             task's own host; optional
+    load_before  reads the data that hosts knew before they meet those of `load`, for evaluations
+             of what a shift does; optional
     """
 
     name: str
@@ -44,16 +50,24 @@ class Task:
     batches_per_epoch: int | None = None
     max_grad_norm: float | None = None
     precision: Precision = "fp32"
+    schedule: RateSchedule | None = None
     augment: Callable[[Tensor, torch.Generator], Tensor] | None = None
     loss: Objective = cross_entropy
     score: Objective = accuracy
     host_of_width: Callable[[int], nn.Module] | None = None
     widths: tuple[int, ...] = ()
+    host_of_widths: Callable[[tuple[int, ...]], nn.Module] | None = None
+    shape: tuple[int, ...] = ()
+    load_before: Callable[[Path], DataSplits] | None = None
 
     def __post_init__(self) -> None:
         if (self.host_of_width is None) != (not self.widths):
             raise ConfigError(
                 f"task {self.name!r} must have both host_of_width and widths, or neither"
+            )
+        if (self.host_of_widths is None) != (not self.shape):
+            raise ConfigError(
+                f"task {self.name!r} must have both host_of_widths and shape, or neither"
             )
 
     def optimizer(self, params: Iterable[nn.Parameter]) -> Optimizer:
