@@ -86,6 +86,7 @@ def situation(table, host_params=1000, step=5, max_steps=25, **measured):
         catalogue=catalogue,
         host_params=host_params,
         total_params=host_params + table.params.sum(axis=1),
+        left=np.full(n_envs, 1.0 - step / max_steps),
     )
 
 

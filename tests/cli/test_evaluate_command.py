@@ -2,11 +2,13 @@
 
 import csv
 import json
+import signal
 from pathlib import Path
 
 import pytest
 
-from command_support import esper_here
+from command_support import esper, esper_here, start_esper
+from esper.observatory import evaluation_folder
 
 
 def test_writes_json_csv_and_a_picture(
@@ -65,3 +67,54 @@ def test_bad_input_is_one_sentence_before_anything_is_run(
     assert sentence in error
     assert "Traceback" not in error
     assert not out.exists()
+
+
+WORDS = ["evaluate", "--arms", "static,random", "--keys", "3", "--steps", "2", "--no-controls"]
+
+
+def results(out: Path) -> list[object]:
+    """Everything that was found, but not how long it took."""
+    report = json.loads((out / "evaluation.json").read_text())
+    rows = list(csv.DictReader((out / "trials.csv").open()))
+    for row in (*report["arms"], *report["trials"], *rows):
+        del row["cpu_seconds"]
+    return [report, rows]
+
+
+def test_what_is_killed_goes_on_with_the_same_results(tmp_path: Path) -> None:
+    whole = esper(*WORDS, "--out", "whole", cwd=tmp_path)
+    assert whole.returncode == 0, whole.stderr
+    trained = [line for line in whole.stdout.splitlines() if "key" in line and "M mult" in line]
+    assert len(trained) == 6, "one line for each network, where there is no terminal"
+    process = start_esper(*WORDS, "--out", "killed", cwd=tmp_path)
+    assert process.stdout is not None
+    for _ in range(3):
+        assert "validation" in process.stdout.readline()
+    process.kill()
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    assert not (tmp_path / "killed" / "evaluation.json").exists()
+    resumed = esper(*WORDS, "--out", "killed", "--resume", cwd=tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    again = [line for line in resumed.stdout.splitlines() if "M mult" in line]
+    assert len(again) <= 3, "what was on disk was trained again"
+    assert results(tmp_path / "killed") == results(tmp_path / "whole")
+
+
+def test_what_cannot_be_resumed_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["evaluate", "--arms", "static", "--keys", "1", "--steps", "1", "--out", "out"]
+
+    def refusal(*more: str) -> str:
+        assert esper_here(monkeypatch, *words, *more, cwd=tmp_path) == 2
+        return capsys.readouterr().err
+
+    assert "out holds no evaluation to go on with; leave --resume out" in refusal("--resume")
+    assert not (tmp_path / "out").exists()
+    assert esper_here(monkeypatch, *words, cwd=tmp_path) == 0
+    capsys.readouterr()
+    assert "has steps 1, not 2" in refusal("--resume", "--steps", "2")
+    assert "give one" in refusal("--resume", "--overwrite")
+    with evaluation_folder(tmp_path / "out", overwrite=False, resume=True):
+        assert "out is in use by another run" in refusal("--resume")

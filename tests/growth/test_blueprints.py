@@ -5,13 +5,16 @@ from torch import nn
 from esper.growth import (
     BlueprintCatalogue,
     BlueprintSpec,
+    GrownModule,
     OutputSpec,
+    TransformerHost,
     count_params,
     default_catalogue,
     keyed,
+    seed_costs,
 )
-from esper.growth.blueprints.modules import group_count
-from esper.leyline import ConfigError, InjectionSpec
+from esper.growth.blueprints.modules import group_count, head_count
+from esper.leyline import ConfigError, InjectionSpec, SeedStage
 from helpers import fitting
 
 CATALOGUE = default_catalogue()
@@ -20,6 +23,7 @@ OUTPUT = OutputSpec(outputs=10, per_position=False)
 CNN_WIDTHS = (2, 4, 8, 16, 32, 64, 128)
 SEQUENCE_WIDTHS = (16, 32, 64, 384)
 
+MIXING = ("attention", "flex_attention", "transformer_block", "transformer_blocks")
 
 MAPS = {"cnn1d": (6,), "cnn": (4, 4), "cnn3d": (3, 3, 3)}
 
@@ -53,7 +57,7 @@ def features(topology: str, width: int) -> torch.Tensor:
         return torch.randn(16, *site(topology, width).shape).relu() + 0.01
 
 
-def test_the_thirteen_of_the_reference_in_their_order_then_the_branch() -> None:
+def test_the_thirteen_of_the_reference_in_their_order_then_those_of_our_own() -> None:
     assert CATALOGUE.names == (
         "noop",
         "conv_light",
@@ -69,6 +73,8 @@ def test_the_thirteen_of_the_reference_in_their_order_then_the_branch() -> None:
         "mlp",
         "flex_attention",
         "branch",
+        "transformer_block",
+        "transformer_blocks",
     )
     assert set(fitting("cnn")) == {
         "conv_light",
@@ -82,7 +88,7 @@ def test_the_thirteen_of_the_reference_in_their_order_then_the_branch() -> None:
     }
     assert fitting("cnn1d") == fitting("cnn3d") == fitting("cnn")
     assert set(fitting("mlp")) == {"norm", "lora", "lora_large", "mlp_small", "mlp", "branch"}
-    assert set(fitting("transformer")) == set(fitting("mlp")) | {"attention", "flex_attention"}
+    assert set(fitting("transformer")) == set(fitting("mlp")) | set(MIXING)
 
 
 @pytest.mark.parametrize(
@@ -111,6 +117,8 @@ def test_parameter_counts_of_cnn_blueprints(name: str, counts: tuple[int, ...]) 
         ("flex_attention", 591360),
         ("mlp_small", 590976),
         ("mlp", 1181568),
+        ("transformer_block", 1774464),
+        ("transformer_blocks", 5323392),
     ],
 )
 def test_parameter_counts_of_transformer_blueprints(name: str, count: int) -> None:
@@ -188,19 +196,55 @@ def test_group_count_keeps_groups_wide() -> None:
     ]
 
 
-@pytest.mark.parametrize("name", ["attention", "flex_attention"])
+@pytest.mark.parametrize("name", MIXING)
 @pytest.mark.parametrize("causal", [True, False])
-def test_attention_seeds_look_ahead_only_where_the_host_does(name: str, causal: bool) -> None:
+def test_seeds_that_mix_positions_look_ahead_only_where_the_host_does(
+    name: str, causal: bool
+) -> None:
     seed = build("transformer", name, 16, causal=causal)
-    with torch.no_grad():
+    with torch.no_grad(), keyed(0):
         for p in seed.parameters():
             p.add_(torch.randn_like(p))
-    x = torch.randn(2, 6, 16)
-    changed = x.clone()
-    changed[:, 4:] += 1.0
+        x = torch.randn(2, 6, 16)
+        changed = x.clone()
+        changed[:, 4:] = torch.randn(2, 2, 16)
     before, after = seed(x), seed(changed)
     assert torch.equal(before[:, :4], after[:, :4]) == causal
     assert not torch.allclose(before[:, 4:], after[:, 4:])
+
+
+def test_heads_of_a_block_divide_every_width() -> None:
+    assert [head_count(c) for c in (1, 7, 16, 18, 48, 384, 768)] == [1, 1, 4, 3, 4, 6, 12]
+
+
+def deep(layers: int) -> TransformerHost:
+    with keyed(layers):
+        return TransformerHost(20, 16, 4, layers, block_size=6, dropout=0.0, num_segments=1)
+
+
+@pytest.mark.parametrize(("name", "layers"), [("transformer_block", 1), ("transformer_blocks", 3)])
+def test_a_host_with_blocks_grown_is_the_deeper_host(name: str, layers: int) -> None:
+    """Also after a block, so that the seed reads what the deeper host's blocks read."""
+    whole, tokens = deep(2 + layers), torch.randint(0, 20, (3, 6))
+    network = GrownModule.wrap(deep(2), ["blocks.1"], tokens, CATALOGUE)
+    network.germinate(0, CATALOGUE.index(name), 0, key=1)
+    network.set_blend(0, SeedStage.FOSSILIZED, 1.0)
+    seed = network.slot(0).seed
+    assert seed is not None
+    network.host.load_state_dict(
+        {key: value for key, value in whole.state_dict().items() if key in deep(2).state_dict()}
+    )
+    for grown, block in zip(seed.blocks, whole.blocks[2:], strict=True):  # type: ignore[arg-type]
+        grown.load_state_dict(block.state_dict())
+    expected = whole.double()(tokens)
+    assert torch.allclose(network.double()(tokens), expected, rtol=0, atol=1e-12)
+    assert expected.std() > 0.01
+
+    _, params, macs = seed_costs(CATALOGUE, network.sites, network.output)
+    index = CATALOGUE.index(name)
+    assert count_params(network.host) + params[0, index] == count_params(whole)
+    deeper = GrownModule.wrap(whole, ["blocks.1"], tokens, CATALOGUE)
+    assert network.host_macs + macs[0, index] == deeper.host_macs
 
 
 @pytest.mark.parametrize("causal", [True, False])

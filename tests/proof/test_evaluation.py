@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from esper.leyline import ConfigError, EpisodeOutcome
-from esper.proof import arms, choices
+from esper.proof import arms, record
 from esper.proof import evaluation as module
 from esper.proof.arms import (
     Plan,
@@ -290,17 +290,18 @@ def test_controls_are_made_for_the_arm_that_is_asked_for() -> None:
 
 def test_every_arm_tunes_on_the_same_grid_and_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: dict[str, list[tuple[float, int]]] = {}
-    real = choices.train_each
+    real = record.train_each
 
-    def noted(plans: Sequence[Plan], data: Any, keys: Sequence[int]) -> list[Trained]:
+    def noted(plans: Sequence[Plan], data: Any, keys: Sequence[int], **how: Any) -> list[Trained]:
         for plan, key in zip(plans, keys, strict=True):
             arm = f"{plan.controller.name} {bool(plan.rules.topology)}"
             tried.setdefault(arm, []).append((plan.task.learning_rate, key))
-        return real(plans, data, keys)
+        return real(plans, data, keys, **how)
 
-    monkeypatch.setattr(choices, "train_each", noted)
+    monkeypatch.setattr(record, "train_each", noted)
     settings = EvaluationSettings(("static", "grow"), keys=1, steps=2, tune=True, controls=False)
     found = evaluate(*narrow_digits(), settings, make_arm)
+    tried = {arm: [each for each in of if each[1] != 0] for arm, of in tried.items()}
     assert tried["static False"] == tried["scripted:grow False"]
     assert {key for _, key in tried["static False"]} == set(found.tuning_keys)
     assert not set(found.tuning_keys) & set(found.keys)

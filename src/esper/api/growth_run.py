@@ -25,7 +25,7 @@ from esper.tolaria import GrowthEnv, play
 
 log = logging.getLogger("esper")
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 KEPT = 2
 
 
@@ -82,7 +82,8 @@ class GrowthRun:
             return self.stop.reason
 
         def after_epoch() -> bool:
-            self._step_scheduler()
+            if self.env.batches_done:  # a trained host is only looked at before its first epoch
+                self._step_scheduler()
             self.stop.look(self.env)
             if record is not None:
                 save_run(record, self)

@@ -10,7 +10,7 @@ from esper.leyline.constants import MOST_COUNT
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from esper.proof import EvaluationReport
+    from esper.proof import EvaluationReport, Run
     from esper.tolaria import Precision
 
 
@@ -28,6 +28,7 @@ class EvaluateSettings:
     )
     out: str | None = option(None, "Folder for the results. Default: runs/evaluate-TASK.")
     overwrite: bool = option(False, "Replace an evaluation that is already there.")
+    resume: bool = option(False, "Go on with an evaluation that was stopped or killed.")
     tune: bool = option(
         False, "Let every arm choose its learning rate, from one grid, on validation."
     )
@@ -44,8 +45,9 @@ class EvaluateSettings:
 def evaluate(settings: EvaluateSettings) -> None:
     """Compare controllers on paired keys, on test data, and with honest controls.
 
-    Prints tables and writes evaluation.json, trials.csv and evaluation.png. Ctrl-C ends early
-    with the keys that are complete.
+    Prints tables and writes evaluation.json, trials.csv and evaluation.png. Every network that is
+    trained is on disk at once: Ctrl-C ends early with the keys that are complete, and --resume
+    goes on, also after a kill.
 
     Examples:
 
@@ -59,7 +61,7 @@ def evaluate(settings: EvaluateSettings) -> None:
     from esper.api import find_controller, one_thread
     from esper.observatory import (
         PhaseProgress,
-        prepare_folder,
+        evaluation_folder,
         require_matplotlib,
         say,
         write_evaluation,
@@ -85,13 +87,30 @@ def evaluate(settings: EvaluateSettings) -> None:
         find_controller(arm)
     data = task.load(data_root())
     out = Path(settings.out or f"runs/evaluate-{settings.task}")
-    prepare_folder(out, overwrite=settings.overwrite)
     console = Console()
-    with one_thread(), PhaseProgress(console) as bar:
-        report = run_evaluation(task, data, plan, find_controller, bar.show)
-    show_report(console, report)
-    for path in (*write_evaluation(out, report.as_dict()), write_report(out)):
-        say(console, str(path), whole=True)
+
+    def tell(label: str, run: "Run") -> None:
+        if not console.is_terminal:
+            say(console, run_line(label, run), whole=True)
+
+    with evaluation_folder(out, overwrite=settings.overwrite, resume=settings.resume):
+        with one_thread(), PhaseProgress(console) as bar:
+            report = run_evaluation(
+                task, data, plan, find_controller, bar.show, folder=out, tell=tell
+            )
+        show_report(console, report)
+        for path in (*write_evaluation(out, report.as_dict()), write_report(out)):
+            say(console, str(path), whole=True)
+
+
+def run_line(label: str, run: "Run") -> str:
+    """One trained network in a line. Nobody has looked at test data yet."""
+    outcome = run.outcome
+    score = "not measured" if outcome.val_score is None else f"{outcome.val_score:.2f}"
+    return (
+        f"{label}, key {outcome.key}: validation {score}, {outcome.params:,} parameters, "
+        f"{outcome.train_macs / 1e6:,.0f} M multiply-adds, {run.cpu_seconds:.1f} s"
+    )
 
 
 def show_report(console: "Console", report: "EvaluationReport") -> None:

@@ -92,6 +92,7 @@ def grow(settings: GrowSettings) -> None:
         steps,
         cast(Literal["isolated", "joint"], settings.incubation),
         budget=Budget(params=settings.max_params, macs=settings.max_macs),
+        schedule=task.schedule,
     )
     data = task.load(data_root())
     recipe, console = task.recipe(data), Console()

@@ -4,7 +4,7 @@ The groups exist, empty, before anything grows, so their number never changes an
 schedulers keep working. Old parameters and their state are never touched.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -97,6 +97,28 @@ def without_empty_groups(optimizer: Optimizer) -> Iterator[None]:
         yield
     finally:
         optimizer.param_groups = groups
+
+
+@contextmanager
+def scaled_rates(optimizer: Optimizer) -> Iterator[Callable[[float], None]]:
+    """Gives a function that sets all learning rates to a multiple of what they are now; afterwards
+    they are again what they were. Raises ConfigError for an optimiser that has none."""
+    groups = {id(group): group for part in with_inner(optimizer) for group in part.param_groups}
+    rates: list[tuple[dict[str, Any], Any]] = [(g, g.get("lr")) for g in groups.values()]
+    if any(rate is None for _, rate in rates):
+        raise ConfigError(
+            f"{type(optimizer).__name__} has no learning rate; leave the schedule out"
+        )
+
+    def scale(factor: float) -> None:
+        for group, rate in rates:
+            group["lr"] = rate * factor
+
+    try:
+        yield scale
+    finally:
+        for group, rate in rates:
+            group["lr"] = rate
 
 
 @contextmanager

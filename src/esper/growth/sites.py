@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from esper.growth.blueprints import OutputSpec
+from esper.growth.counting import flop_counter
 from esper.growth.layouts import (
     TOPOLOGY_OF_LAYOUT,
     CausalWatch,
@@ -160,7 +160,7 @@ def probe(model: nn.Module, example: Any, layout: Layouts | None = None) -> Prob
         for name, module in model.named_modules()
         if name
     ]
-    counter = FlopCounterMode(display=False)
+    counter = flop_counter()
     try:
         with evaluating(model), counter, tracker, attention:
             output = call_model(model, example)

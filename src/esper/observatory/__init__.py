@@ -8,7 +8,7 @@ from esper.observatory.comparison import compare_runs, comparison_table
 from esper.observatory.evaluation import (
     arms_table,
     comparisons_table,
-    prepare_folder,
+    evaluation_folder,
     seeds_worth_table,
     write_evaluation,
 )
@@ -63,11 +63,11 @@ __all__ = [
     "comparisons_table",
     "draw_growth",
     "epoch_progress",
+    "evaluation_folder",
     "find_runs",
     "growth_figure",
     "growth_in_words",
     "place",
-    "prepare_folder",
     "query",
     "read_rows",
     "require_matplotlib",

@@ -5,8 +5,10 @@ All of it is made from the evaluation's report as a plain dictionary.
 
 import csv
 import json
+import shutil
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,25 +17,53 @@ from rich.table import Table
 
 from esper.leyline import ConfigError
 from esper.observatory.picture import INK, LONGEST_NAME, QUIET, in_lines, new_figure
+from esper.observatory.run_directory import lock_folder
 from esper.observatory.terminal import place, plain_table, shown
 
 REPORT, TRIALS, PLOT = "evaluation.json", "trials.csv", "evaluation.png"
+BEGUN = "settings.json"  # written when an evaluation begins
+# What makes a folder an evaluation, and goes when another takes its place.
+OWN = (BEGUN, REPORT, TRIALS, PLOT, "runs.jsonl", "networks")
+LOCK = ".evaluation.lock"  # not that of runs, which would take the folder for theirs
 ARM, CONTROL, BETTER, WORSE = "#1f77b4", "#9a9a9a", "#238b45", "#cb181d"
 SURE = 0.05
 
 Report = Mapping[str, Any]
 
 
-def prepare_folder(folder: Path, *, overwrite: bool) -> None:
-    """Make the folder; raises ConfigError if it holds an evaluation or cannot be written."""
-    if not overwrite and (folder / REPORT).exists():
+@contextmanager
+def evaluation_folder(folder: Path, *, overwrite: bool, resume: bool) -> Iterator[None]:
+    """Make the folder, and keep every other writer out of it.
+
+    Raises ConfigError if it cannot be written or is in use; if it holds an evaluation and is
+    neither to be overwritten nor to be gone on with; or if there is none to go on with.
+    """
+    if resume and overwrite:
+        raise ConfigError("--resume goes on with an evaluation, --overwrite begins anew; give one")
+    taken = [name for name in OWN if (folder / name).exists()]
+    if resume and BEGUN not in taken:
+        raise ConfigError(f"{folder} holds no evaluation to go on with; leave --resume out")
+    if taken and not (resume or overwrite):
+        cure = ", go on with it (--resume)" if BEGUN in taken else ""
         raise ConfigError(
-            f"{folder} already holds an evaluation; choose another folder or --overwrite it"
+            f"{folder} already holds an evaluation; choose another folder{cure} or --overwrite it"
         )
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"cannot write to {folder}: {error.strerror}") from error
+    with lock_folder(folder, LOCK):
+        if overwrite:
+            _clear(folder)
+        yield
+
+
+def _clear(folder: Path) -> None:
+    for name in OWN:
+        if (folder / name).is_dir():
+            shutil.rmtree(folder / name)
+        else:
+            (folder / name).unlink(missing_ok=True)
 
 
 def write_evaluation(folder: Path, report: Report) -> list[Path]:

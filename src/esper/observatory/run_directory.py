@@ -56,7 +56,7 @@ class RunDirectory:
         self.path, self.script = path, script
         self._round: dict[str, int] = {}
         self._files: dict[str, IO[bytes]] = {}
-        self._lock = _lock(path)
+        self._lock = lock_folder(path)
 
     @staticmethod
     def create(
@@ -209,13 +209,13 @@ def _refuse_newer(run: Path, since: float | None) -> None:
         )
 
 
-def _lock(path: Path) -> IO[bytes]:
+def lock_folder(path: Path, name: str = LOCK) -> IO[bytes]:
     """A lock on the folder until the file is closed, which the kernel does for a killed process.
 
     The file itself stays: whoever removed it would take it from under another's lock.
     """
     try:
-        file = (path / LOCK).open("ab")
+        file = (path / name).open("ab")
     except OSError as error:
         raise ConfigError(f"cannot write to {path}: {error.strerror}") from error
     try:
@@ -226,7 +226,7 @@ def _lock(path: Path) -> IO[bytes]:
             raise ConfigError(
                 f"{path} is in use by another run; wait until it ends, or stop it, first"
             ) from error
-        raise ConfigError(f"cannot lock {path / LOCK}: {error.strerror}") from error
+        raise ConfigError(f"cannot lock {path / name}: {error.strerror}") from error
     return file
 
 

@@ -11,6 +11,7 @@ from esper.proof.evaluation import (
     Trial,
     evaluate,
 )
+from esper.proof.record import Record, Run
 from esper.proof.statistics import PairedDifference, holm, paired_difference
 
 __all__ = [
@@ -19,6 +20,8 @@ __all__ = [
     "EvaluationSettings",
     "PairedDifference",
     "Plan",
+    "Record",
+    "Run",
     "Trial",
     "evaluate",
     "holm",

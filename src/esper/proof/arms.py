@@ -75,7 +75,7 @@ def train_each(
 
 def first_situation(task: Task, data: DataSplits) -> Situation:
     """What every controller of an evaluation gets to see first, for some key."""
-    return make_env(task.recipe(data), [0], TrialRules(task.steps)).reset()
+    return make_env(task.recipe(data), [0], TrialRules(task.steps, schedule=task.schedule)).reset()
 
 
 # --- networks that do not grow -------------------------------------------------------------------
@@ -91,7 +91,13 @@ def static_plan(
     task: Task, steps: int, topology: Topology = (), population: PopulationKind = "looped"
 ) -> Plan:
     """A fixed network pays for no counterfactuals: nobody has to decide anything about it."""
-    rules = TrialRules(steps, topology=topology, counterfactuals=False, population=population)
+    rules = TrialRules(
+        steps,
+        topology=topology,
+        counterfactuals=False,
+        population=population,
+        schedule=task.schedule,
+    )
     return Plan(task, DO_NOTHING, rules)
 
 

@@ -16,11 +16,11 @@ from esper.proof.arms import (
     host_size,
     of_width,
     static_plan,
-    train_each,
     training_macs,
 )
+from esper.proof.record import Record, Run
 from esper.tamiyo import Controller
-from esper.tolaria import DataSplits, PopulationKind, Task, Trained, TrialRules
+from esper.tolaria import DataSplits, PopulationKind, Task, TrialRules
 
 STATIC_FINAL = "static-final"
 STATIC_FINAL_EQUAL_COMPUTE = "static-final-equal-compute"
@@ -28,7 +28,7 @@ BEST_STATIC_EQUAL_PARAMS = "best-static-equal-params"
 BEST_STATIC_EQUAL_COMPUTE = "best-static-equal-compute"
 
 # How an arm is trained on a key, given what the arms before it reached on the same key.
-PlanFor = Callable[[Mapping[str, Trained]], Plan]
+PlanFor = Callable[[Mapping[str, Run]], Plan]
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,7 @@ class Bench:
     population: PopulationKind
     tuning_keys: tuple[int, ...]
     rates: tuple[float, ...]
+    record: Record
     progress: Callable[[str, int, int], None]
     tuned_anything: bool = field(default=False, init=False)
     widths: dict[int, Task] = field(init=False)
@@ -61,21 +62,21 @@ class Bench:
         self.widths = {width: of_width(self.task, width) for width in self.task.widths}
 
     def growing_plan(self, controller: Controller, rate: float) -> Plan:
-        rules = TrialRules(self.steps, population=self.population)
+        rules = TrialRules(self.steps, population=self.population, schedule=self.task.schedule)
         return Plan(with_rate(self.task, rate), controller, rules)
 
-    def runs(self, phase: str, plans: Sequence[Plan]) -> list[Trained]:
-        """One plan for each tuning key, trained."""
+    def runs(self, label: str, plans: Sequence[Plan]) -> list[Run]:
+        """One plan for each tuning key, trained. No two ways of training have the same label."""
         self.tuned_anything = True
-        self.progress(phase, 0, len(plans))
-        return train_each(plans, self.data, self.tuning_keys)
+        self.progress(label, 0, len(plans))
+        return self.record.train(label, plans, self.data, self.tuning_keys)
 
 
 def with_rate(task: Task, rate: float) -> Task:
     return replace(task, learning_rate=rate)
 
 
-def mean_validation(runs: Sequence[Trained]) -> float:
+def mean_validation(runs: Sequence[Run]) -> float:
     """A network that was never measured is worth nothing."""
     scores = [run.outcome.val_score for run in runs]
     return fmean(-math.inf if score is None else score for score in scores)
@@ -92,7 +93,7 @@ def choose_arms(
             continue
         tried = {
             rate: bench.runs(
-                f"tuning {name}",
+                f"tuning {name}, rate {rate:.2g}",
                 [bench.growing_plan(controller, rate)] * len(bench.tuning_keys),
             )
             for rate in bench.rates
@@ -111,7 +112,7 @@ def _own_arm(bench: Bench, name: str, controller: Controller, rate: float) -> Ar
     return Arm(name, lambda _: plan, rate)
 
 
-def choose_controls(bench: Bench, reference: str, found: Sequence[Trained]) -> list[Arm]:
+def choose_controls(bench: Bench, reference: str, found: Sequence[Run]) -> list[Arm]:
     """`found` is what the reference arm reached on the tuning keys."""
     arms = [
         _choose_final(bench, name, reference, found, steps_of)
@@ -127,7 +128,7 @@ def choose_controls(bench: Bench, reference: str, found: Sequence[Trained]) -> l
     return arms
 
 
-def steps_for_compute(bench: Bench, run: Trained) -> int:
+def steps_for_compute(bench: Bench, run: Run) -> int:
     """Epochs of the topology that `run` found, for the compute that the run spent to find it."""
     outcome = run.outcome
     return affordable_steps(bench.task, bench.data, outcome.macs, outcome.train_macs)
@@ -137,19 +138,21 @@ def _choose_final(
     bench: Bench,
     name: str,
     reference: str,
-    found: Sequence[Trained],
-    steps_of: Callable[[Trained], int],
+    found: Sequence[Run],
+    steps_of: Callable[[Run], int],
 ) -> Arm:
     """The topology that the reference arm finds on a key, from scratch on the same key."""
 
-    def plan(run: Trained, rate: float) -> Plan:
+    def plan(run: Run, rate: float) -> Plan:
         task = with_rate(bench.task, rate)
         return static_plan(task, steps_of(run), run.topology, bench.population)
 
     rate = bench.rates[0]
     if len(bench.rates) > 1:
         scores = {
-            r: mean_validation(bench.runs(f"tuning {name}", [plan(run, r) for run in found]))
+            r: mean_validation(
+                bench.runs(f"tuning {name}, rate {r:.2g}", [plan(run, r) for run in found])
+            )
             for r in bench.rates
         }
         rate = max(scores, key=scores.__getitem__)
@@ -165,12 +168,12 @@ def widths_up_to(sizes: Mapping[int, tuple[int, int]], params: float) -> list[in
 def _choose_equal_params(
     bench: Bench,
     reference: str,
-    found: Sequence[Trained],
+    found: Sequence[Run],
     sizes: Mapping[int, tuple[int, int]],
 ) -> Arm:
     """Best width that is no larger than what the reference arm grows, trained as long."""
 
-    def plan(width: int, rate: float, _: Trained) -> Plan:
+    def plan(width: int, rate: float, _: Run) -> Plan:
         task = with_rate(bench.widths[width], rate)
         return static_plan(task, bench.steps, population=bench.population)
 
@@ -181,12 +184,12 @@ def _choose_equal_params(
 def _choose_equal_compute(
     bench: Bench,
     reference: str,
-    found: Sequence[Trained],
+    found: Sequence[Run],
     sizes: Mapping[int, tuple[int, int]],
 ) -> Arm:
     """Best width for the compute that the reference arm spends on the same key."""
 
-    def plan(width: int, rate: float, run: Trained) -> Plan:
+    def plan(width: int, rate: float, run: Run) -> Plan:
         task = with_rate(bench.widths[width], rate)
         steps = affordable_steps(task, bench.data, sizes[width][1], run.outcome.train_macs)
         return static_plan(task, steps, population=bench.population)
@@ -204,14 +207,15 @@ def _choose_width(
     bench: Bench,
     name: str,
     reference: str,
-    found: Sequence[Trained],
+    found: Sequence[Run],
     widths: Sequence[int],
-    plan: Callable[[int, float, Trained], Plan],
+    plan: Callable[[int, float, Run], Plan],
 ) -> Arm:
     scores = {}
     for width, rate in product(widths, bench.rates):
+        label = f"tuning {name}, width {width}, rate {rate:.2g}"
         plans = [plan(width, rate, run) for run in found]
-        scores[width, rate] = mean_validation(bench.runs(f"{name}, width {width}", plans))
+        scores[width, rate] = mean_validation(bench.runs(label, plans))
     width, rate = max(scores, key=scores.__getitem__)
     return Arm(
         name,

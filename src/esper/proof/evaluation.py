@@ -7,11 +7,13 @@ the test part read, once for each network.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from esper.leyline import ConfigError
-from esper.proof.arms import first_situation, train_each
+from esper.proof.arms import first_situation
 from esper.proof.choices import Arm, Bench, choose_arms
+from esper.proof.record import Record, Run, Tell
 from esper.proof.statistics import holm, paired_difference, require_scipy
 from esper.tamiyo import Controller
 from esper.tolaria import (
@@ -19,7 +21,6 @@ from esper.tolaria import (
     PopulationKind,
     Precision,
     Task,
-    Trained,
     check_population,
     check_precision,
     choose_population,
@@ -158,17 +159,28 @@ def evaluate(
     settings: EvaluationSettings,
     make_arm: Callable[[str], Controller],
     progress: Progress = lambda phase, done, total: None,
+    *,
+    folder: Path | None = None,
+    tell: Tell = lambda label, run: None,
 ) -> EvaluationReport:
     """Run the arms and compare them. `make_arm` turns the name of an arm into its controller.
 
     Bad input raises EsperError before anything is trained beyond one epoch. After Ctrl-C the keys
     that are complete are reported; KeyboardInterrupt is raised if there is none.
+
+    Whatever was trained is kept in `folder` at once. If one was begun there, with the same
+    settings, it goes on and ends with the numbers that it would have had. `tell` is told of every
+    network that is trained, by what it was trained for.
     """
     require_scipy()
     controllers = {name: make_arm(name) for name in settings.arms}
     task = replace(task, precision=settings.precision)
-    population = choose_population(task.recipe(data), settings.keys, settings.population)
     _rehearse(task, data, controllers)
+    record = Record(folder, {"task": task.name, **asdict(settings)}, tell)
+    population = record.once(
+        "population",
+        lambda: choose_population(task.recipe(data), settings.keys, settings.population),
+    )
     steps = settings.steps or task.steps
     bench = Bench(
         task,
@@ -177,6 +189,7 @@ def evaluate(
         population,
         tuning_keys=tuple(range(FIRST_TUNING_KEY, FIRST_TUNING_KEY + TUNING_KEYS)),
         rates=tuple(f * task.learning_rate for f in RATE_FACTORS[: None if settings.tune else 1]),
+        record=record,
         progress=progress,
     )
     arms = choose_arms(bench, controllers, settings.reference)
@@ -207,19 +220,21 @@ def _rehearse(task: Task, data: DataSplits, controllers: dict[str, Controller]) 
         controller.act(situation)
 
 
-def _train_all(bench: Bench, arms: Sequence[Arm], keys: int) -> Iterator[dict[str, Trained]]:
+def _train_all(bench: Bench, arms: Sequence[Arm], keys: int) -> Iterator[dict[str, Run]]:
     """For each key its trained arms; blocks of keys are the outer loop, so that every result is a
     pair, also after Ctrl-C."""
     total, at_a_time = keys * len(arms), SIDE_BY_SIDE[bench.population]
     for first in range(0, keys, at_a_time):
         block = range(first, min(first + at_a_time, keys))
-        runs: list[dict[str, Trained]] = [{} for _ in block]
+        runs: list[dict[str, Run]] = [{} for _ in block]
         try:
             for i, arm in enumerate(arms):
                 bench.progress(arm.name, first * len(arms) + i * len(block), total)
                 plans = [arm.plan(before) for before in runs]
                 grows = plans[0].rules.counterfactuals
-                trained = train_each(plans, bench.data, block, attribute=grows)
+                trained = bench.record.train(
+                    arm.name, plans, bench.data, block, attribute=grows, keep=True
+                )
                 for of_key, run in zip(runs, trained, strict=True):
                     of_key[arm.name] = run
         except KeyboardInterrupt:
@@ -230,8 +245,9 @@ def _train_all(bench: Bench, arms: Sequence[Arm], keys: int) -> Iterator[dict[st
     bench.progress("done", total, total)
 
 
-def _trial(task: Task, data: DataSplits, arm: str, run: Trained) -> Trial:
+def _trial(task: Task, data: DataSplits, arm: str, run: Run) -> Trial:
     outcome = run.outcome
+    assert run.model is not None, "networks of evaluation keys are kept"
     return Trial(
         arm=arm,
         key=outcome.key,

@@ -17,6 +17,8 @@ class Situation:
     keys         int[E], the key of each environment's episode
     running       bool[E], False once an environment's episode is over
     total_params  int[E], host and seeds together
+    left          float[E], the share of the run that is left, by its steps or by its budget of
+                  multiply-adds, whichever is less
     max_seeds     how many seeds an environment may hold, None for no limit
     trials        what candidates would bring, where the controller asked for it
     """
@@ -32,6 +34,7 @@ class Situation:
     catalogue: BlueprintCatalogue
     host_params: int
     total_params: np.ndarray
+    left: np.ndarray
     max_seeds: int | None = None
     trials: TrialScores | None = None
 

@@ -9,17 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from esper.tolaria.attribution import Attribution, CoalitionGame, attribute, attribute_seeds
-    from esper.tolaria.batches import DataSource, LoaderSource, TensorSource
+    from esper.tolaria.batches import DataSize, DataSource, LoaderSource, TensorSource
     from esper.tolaria.choice import (
         PopulationChoice,
         PopulationKind,
         check_population,
         choose_population,
     )
+    from esper.tolaria.cycle import GrowthCycle
     from esper.tolaria.data.catalogue import data_root
     from esper.tolaria.data.shared import share
     from esper.tolaria.data.splits import DataSplits
-    from esper.tolaria.environment import GrowthCycle, GrowthEnv
+    from esper.tolaria.environment import GrowthEnv
     from esper.tolaria.fused import FusedPopulation, why_not_fused
     from esper.tolaria.garden import TRAINING_COST, Budget, Garden, Validation
     from esper.tolaria.governor import Governor
@@ -41,8 +42,11 @@ if TYPE_CHECKING:
         Precision,
         TrainReadings,
         check_precision,
+        export_network,
+        new_network,
     )
     from esper.tolaria.resuming import cycle_state, load_cycle_state
+    from esper.tolaria.schedule import RateSchedule
     from esper.tolaria.tasks import Task, all_tasks, find_task
     from esper.tolaria.transition import Transition
     from esper.tolaria.trial import (
@@ -60,6 +64,7 @@ _HOMES = {
     "Attribution": "attribution",
     "Budget": "garden",
     "CoalitionGame": "attribution",
+    "DataSize": "batches",
     "DataSource": "batches",
     "DataSplits": "data.splits",
     "Evaluation": "population",
@@ -67,7 +72,7 @@ _HOMES = {
     "Garden": "garden",
     "Governor": "governor",
     "GradientMeter": "gradients",
-    "GrowthCycle": "environment",
+    "GrowthCycle": "cycle",
     "GrowthEnv": "environment",
     "HostRecipe": "population",
     "Hosts": "population",
@@ -79,6 +84,7 @@ _HOMES = {
     "PopulationChoice": "choice",
     "PopulationKind": "choice",
     "Precision": "population",
+    "RateSchedule": "schedule",
     "SCORES": "objectives",
     "TRAINING_COST": "garden",
     "Task": "tasks",
@@ -99,10 +105,12 @@ _HOMES = {
     "choose_population": "choice",
     "cycle_state": "resuming",
     "data_root": "data.catalogue",
+    "export_network": "population",
     "find_objective": "objectives",
     "find_task": "tasks",
     "load_cycle_state": "resuming",
     "make_env": "trial",
+    "new_network": "population",
     "play": "trial",
     "settle": "trial",
     "share": "data.shared",

@@ -14,7 +14,7 @@ import numpy as np
 
 from esper.leyline import IS_BLENDED, generator
 from esper.leyline.events import ShapleyComputed
-from esper.tolaria.environment import GrowthCycle
+from esper.tolaria.cycle import GrowthCycle
 from esper.tolaria.garden import Validation
 
 EXACT_PLAYERS = 5

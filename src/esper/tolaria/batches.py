@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Protocol
 
@@ -18,6 +19,16 @@ VAL_BATCH = 512
 LONG_EPOCH = 10_000
 
 
+@dataclass(frozen=True)
+class DataSize:
+    """Batches and examples of an epoch, and examples of validation; None where that is not known.
+    Batches of loaders are taken to be as large as the first."""
+
+    batches: int | None
+    train: int | None
+    val: int | None
+
+
 class DataSource(Protocol):
     """Training batches for one epoch, in an order that `key` decides, and validation batches."""
 
@@ -27,6 +38,8 @@ class DataSource(Protocol):
 
     def example(self) -> Any:
         """One input, as the model receives it."""
+
+    def size(self) -> DataSize: ...
 
 
 class TensorSource:
@@ -74,6 +87,13 @@ class TensorSource:
     def example(self) -> Any:
         return self.train[0][: min(2, len(self.train[0]))]
 
+    def size(self) -> DataSize:
+        examples = len(self.train[0])
+        batches = -(-examples // self.batch)
+        if self.max_batches is not None:
+            batches = min(batches, self.max_batches)
+        return DataSize(batches, min(examples, batches * self.batch), len(self.val[0]))
+
 
 class LoaderSource:
     """Loaders of the user's own, which shuffle themselves.
@@ -95,6 +115,7 @@ class LoaderSource:
     ) -> None:
         self.train_loader, self.val_loader = train_loader, val_loader
         self.forward, self.batches_per_epoch = forward, batches_per_epoch
+        self._batch_sizes = []
         if example is not None:
             example = self._input(example)
         for name, loader in (("train_loader", train_loader), ("val_loader", val_loader)):
@@ -107,8 +128,10 @@ class LoaderSource:
             if first is None:
                 raise ConfigError(f"{name} is empty; it must yield at least one batch")
             self._check(name, first)
+            inputs, _ = self._pair(first)
+            self._batch_sizes.append(batch_size(inputs))
             if example is None:
-                example, _ = self._pair(first)
+                example = inputs
         self._example = example
 
     def _check(self, name: str, batch: Any) -> None:
@@ -162,14 +185,24 @@ class LoaderSource:
     def example(self) -> Any:
         return self._example
 
+    def size(self) -> DataSize:
+        batches, val_batches = _length(self.train_loader), _length(self.val_loader)
+        if self.batches_per_epoch is not None:
+            batches = min(self.batches_per_epoch, batches or self.batches_per_epoch)
+        sizes = zip((batches, val_batches), self._batch_sizes, strict=True)
+        return DataSize(batches, *(None if n is None else n * size for n, size in sizes))
+
 
 def has_length(loader: Any) -> bool:
     """Asked, not looked up: a DataLoader has a length in name even where its data set has none."""
+    return _length(loader) is not None
+
+
+def _length(loader: Any) -> int | None:
     try:
-        len(loader)
+        return len(loader)
     except TypeError:
-        return False
-    return True
+        return None
 
 
 def _is_pair(batch: Any) -> bool:

@@ -284,8 +284,8 @@ class Garden:
         self.train_macs += np.where(running, TRAINING_COST * samples * per_example, 0)
         self.host_train_macs += np.where(running, TRAINING_COST * samples * self.host_macs, 0)
 
-    def charge_trials(self, tried: np.ndarray, found: TrialReadings) -> np.ndarray:
-        """int[E]: multiply-adds of trials, which go on the bill.
+    def trial_macs(self, tried: np.ndarray, found: TrialReadings) -> np.ndarray:
+        """int[E]: multiply-adds of trials.
 
         The host runs forwards: once for all candidates that share its pass, and what is behind the
         place of each again; once for each of the others. What is behind is also run backwards, for
@@ -303,8 +303,7 @@ class Garden:
         evaluation = again + np.where(found.shared, 0, whole) + self.limits.macs
         cost = found.train_samples * (once + (training * tried).sum(axis=(1, 2)))
         cost += found.val_samples * (once + (evaluation * tried).sum(axis=(1, 2)))
-        self.train_macs += cost
-        return cost
+        return np.asarray(cost)
 
     def _active_macs(self) -> np.ndarray:
         return np.where(IS_ACTIVE[self.table.stage], self.table.macs, 0)

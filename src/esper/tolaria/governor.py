@@ -24,10 +24,13 @@ class Verdict:
 
 
 class Governor:
-    """`random_guess_loss` is what a network that has forgotten everything would score, if known."""
+    """`random_guess_loss` is what a network that has forgotten everything would score, if known.
+    Of hosts that arrive `trained` the first loss is the scale of the task, however high it is."""
 
-    def __init__(self, n_envs: int, random_guess_loss: float | None = None) -> None:
-        self.random_guess_loss = random_guess_loss
+    def __init__(
+        self, n_envs: int, random_guess_loss: float | None = None, *, trained: bool = False
+    ) -> None:
+        self.random_guess_loss, self.trained = random_guess_loss, trained
         self.saved: list[SavedHost | None] = [None] * n_envs
         self.history = np.full((n_envs, c.GOVERNOR_HISTORY_WINDOW), np.nan)
         self.last_score = np.full(n_envs, np.nan)
@@ -92,7 +95,9 @@ class Governor:
         The first loss has only a random guess to be compared with; where that is not known, any
         finite loss may be the scale of the task, and no loss is too high in itself.
         """
-        guess = np.inf if self.random_guess_loss is None else self.random_guess_loss
+        guess = self.random_guess_loss
+        if guess is None or self.trained:
+            guess = np.inf
         usual = np.where(known > 0, mean, guess)
         statistical = np.where(
             known >= c.GOVERNOR_MIN_HISTORY, mean + c.GOVERNOR_SENSITIVITY * deviation, 0.0

@@ -1,7 +1,7 @@
 """Populations of hosts behind one small protocol over arrays of environments, and its readable
 form: a loop over ordinary modules."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -26,6 +26,7 @@ from esper.growth import (
     keyed,
     map_tensors,
     restore_snapshot,
+    scaled_rates,
     sync_slot_group,
     take_snapshot,
     takes_copies,
@@ -36,6 +37,7 @@ from esper.tamiyo import TrialPlan
 from esper.tolaria.batches import Batch, DataSource
 from esper.tolaria.gradients import GradientMeter
 from esper.tolaria.objectives import Objective, WholeSetScore
+from esper.tolaria.schedule import batch_factors
 from esper.tolaria.trials import HostTrials, TrialReadings, behind_candidates
 
 Precision = Literal["fp32", "bf16"]
@@ -54,6 +56,7 @@ class HostRecipe:
     With `precision` bf16 the products of forward and backward passes are computed in bfloat16;
     parameters, optimiser and objectives stay in float32.
     `layout` and `causal` are those of `GrownModule.wrap`.
+    `weights` are state dicts of hosts that arrive trained, by key.
     """
 
     build: Callable[[], nn.Module]
@@ -67,6 +70,7 @@ class HostRecipe:
     precision: Precision = "fp32"
     layout: Layouts | None = None
     causal: bool | None = None
+    weights: Mapping[int, Mapping[str, Tensor]] | None = None
 
     def __post_init__(self) -> None:
         check_precision(self.precision)
@@ -89,6 +93,12 @@ class TrainReadings:
     batches: int
     samples: int
     seeds: dict[str, np.ndarray]
+
+    @staticmethod
+    def nothing(n_envs: int) -> "TrainReadings":
+        """Of hosts that were not trained."""
+        loss, score = np.full((2, n_envs), np.nan)
+        return TrainReadings(loss, score, np.ones(n_envs, dtype=bool), 0, 0, {})
 
 
 @dataclass(frozen=True)
@@ -141,8 +151,14 @@ class Hosts(Protocol):
 class Population(Hosts, Protocol):
     """Hosts that are trained side by side."""
 
-    def train_epoch(self, running: np.ndarray, step: int) -> TrainReadings:
-        """One epoch of the hosts where `running` (bool[E])."""
+    def network(self, env: int) -> GrownModule:
+        """One host with its seeds as ordinary modules, to be read only."""
+
+    def train_epoch(
+        self, running: np.ndarray, step: int, rates: np.ndarray | None = None
+    ) -> TrainReadings:
+        """One epoch of the hosts where `running` (bool[E]). By `rates` [E, 2] each host's learning
+        rate is multiplied at the begin and at the end of the epoch, linearly in between."""
 
     def try_candidates(self, tried: np.ndarray, plan: TrialPlan, step: int) -> TrialReadings:
         """Try the candidates of which `tried` (bool[E, S, B]) is True, all in empty slots. Hosts
@@ -150,12 +166,28 @@ class Population(Hosts, Protocol):
 
 
 def new_host(recipe: HostRecipe, key: int, device: torch.device) -> nn.Module:
-    """The host of a key at birth; raises ConfigError if there is nothing to train in it."""
+    """The host of a key, at birth or with the weights that it arrives with. Raises ConfigError if
+    there is nothing to train in it, or if there are no weights for it."""
     with keyed(draw_key(key, "host")):
         host = recipe.build().to(device)
     if not any(p.requires_grad for p in host.parameters()):
         raise ConfigError(f"{type(host).__name__} has no trainable parameters")
+    if recipe.weights is not None:
+        _load_weights(host, key, recipe.weights)
     return host
+
+
+def _load_weights(host: nn.Module, key: int, weights: Mapping[int, Mapping[str, Tensor]]) -> None:
+    if key not in weights:
+        known = ", ".join(str(each) for each in weights)
+        raise ConfigError(f"there are no weights for the host of key {key}, only for {known}")
+    try:
+        host.load_state_dict(weights[key])
+    except RuntimeError as error:
+        raise ConfigError(
+            f"the weights of key {key} do not fit {type(host).__name__}: "
+            + " ".join(str(error).split("\n\t")[1:2])
+        ) from error
 
 
 def new_network(recipe: HostRecipe, key: int, device: torch.device) -> GrownModule:
@@ -169,6 +201,12 @@ def new_network(recipe: HostRecipe, key: int, device: torch.device) -> GrownModu
         layout=recipe.layout,
         causal=recipe.causal,
     )
+
+
+def export_network(recipe: HostRecipe, network: GrownModule) -> nn.Module:
+    """`network`, of this recipe, as a plain module."""
+    device = next(network.parameters()).device
+    return export(network, on_device(recipe.data.example(), device))
 
 
 def on_device(value: Any, device: torch.device) -> Any:
@@ -222,18 +260,23 @@ class LoopedPopulation:
         slot_id = network.sites[slot].slot_id
         sync_slot_group(self.optimizers[env], slot_id, network.seed_parameters(slot))
 
-    def train_epoch(self, running: np.ndarray, step: int) -> TrainReadings:
+    def train_epoch(
+        self, running: np.ndarray, step: int, rates: np.ndarray | None = None
+    ) -> TrainReadings:
         loss, score = np.full((2, len(self.keys)), np.nan)
         meters = [GradientMeter(network) for network in self.networks]
         samples = 0
         for env in np.flatnonzero(running).tolist():
-            loss[env], score[env], samples = self._train_one(env, step, meters[env])
+            rate = np.ones(2) if rates is None else rates[env]
+            loss[env], score[env], samples = self._train_one(env, step, meters[env], rate)
         columns = [meter.result() for meter in meters]
         seeds = {name: np.stack([column[name] for column in columns]) for name in columns[0]}
         batches = max(meter.batches for meter in meters)
         return TrainReadings(loss, score, np.isfinite(loss), batches, samples, seeds)
 
-    def _train_one(self, env: int, step: int, meter: GradientMeter) -> tuple[float, float, int]:
+    def _train_one(
+        self, env: int, step: int, meter: GradientMeter, rates: np.ndarray
+    ) -> tuple[float, float, int]:
         recipe, network, optimizer = self.recipe, self.networks[env], self.optimizers[env]
         key = int(self.keys[env])
         network.train()
@@ -242,8 +285,14 @@ class LoopedPopulation:
         # Host and seeds are clipped apart: a seed can never shrink or poison the host's gradients.
         groups = [params for params in (host, *seeds) if params]
         trained = [param for params in groups for param in params]
-        readings, sizes = [], []
-        with keyed(draw_key(key, "noise", step)), without_empty_groups(optimizer):
+        readings, sizes = [], list[int]()
+        scheduled = bool((rates != 1.0).any())
+        batches = recipe.data.size().batches if scheduled else None
+        with (
+            keyed(draw_key(key, "noise", step)),
+            scaled_rates(optimizer) if scheduled else nullcontext() as scale,
+            without_empty_groups(optimizer),
+        ):
             for inputs, target in self._batches(
                 recipe.data.train_batches(draw_key(key, "shuffle", step))
             ):
@@ -258,6 +307,8 @@ class LoopedPopulation:
                 if recipe.max_grad_norm is not None:
                     for params in groups:
                         nn.utils.clip_grad_norm_(params, recipe.max_grad_norm)
+                if scale is not None:
+                    scale(float(batch_factors(rates, len(sizes), batches)))
                 optimizer.step()
                 with torch.no_grad():
                     readings += [loss.detach(), recipe.score(output, target)]
@@ -339,8 +390,11 @@ class LoopedPopulation:
         for env, snapshot in zip(envs.tolist(), snapshots, strict=True):
             restore_snapshot(self.networks[env], self.optimizers[env], snapshot)
 
+    def network(self, env: int) -> GrownModule:
+        return self.networks[env]
+
     def export(self, env: int) -> nn.Module:
-        return export(self.networks[env], on_device(self.recipe.data.example(), self.device))
+        return export_network(self.recipe, self.networks[env])
 
     def _casting(self) -> AbstractContextManager[None]:
         """Autocast where the recipe asks for it; what the caller has set up stays otherwise."""

@@ -10,12 +10,15 @@ import torch
 
 from esper.growth import HostSnapshot, SlotTable, check_fits, snapshot_from_tree, snapshot_tree
 from esper.leyline import ConfigError, TrainingSignals
-from esper.tolaria.environment import GrowthCycle
+from esper.tolaria.cycle import GrowthCycle
 from esper.tolaria.garden import SavedHost
 
 # What a cycle keeps of its own; the rest is with its parts.
 _COUNTERS = ("step_count", "batches_done")
-_ARRAYS = ("running", "broken", "score", "best_score", "culled_before", "actions")
+_ARRAYS = (
+    *("running", "broken", "score", "best_score", "culled_before", "actions"),
+    *("steps_taken", "progress"),
+)
 
 
 def cycle_state(cycle: GrowthCycle) -> dict[str, Any]:
@@ -32,6 +35,7 @@ def cycle_state(cycle: GrowthCycle) -> dict[str, Any]:
         "macs": _tensors({"all": garden.train_macs, "hosts": garden.host_train_macs}),
         "tracker": _tensors(vars(cycle.tracker)),
         "governor": _tensors(vars(cycle.governor)),
+        "purse": _tensors(vars(cycle.purse)),
         "signals": _tensors(vars(cycle.situation.signals)),
         "now": [_saved_tree(saved) for saved in now],
         "healthy": [_saved_tree(saved) for saved in cycle.governor.saved],
@@ -63,7 +67,8 @@ def load_cycle_state(cycle: GrowthCycle, state: dict[str, Any]) -> None:
     garden.counts = {name: _array(count) for name, count in state["counts"].items()}
     garden.train_macs = _array(state["macs"]["all"])
     garden.host_train_macs = _array(state["macs"]["hosts"])
-    for part, told in ((cycle.tracker, "tracker"), (cycle.governor, "governor")):
+    parts = {"tracker": cycle.tracker, "governor": cycle.governor, "purse": cycle.purse}
+    for told, part in parts.items():
         for name, value in state[told].items():
             setattr(part, name, _array(value))
     cycle.governor.saved, cycle.best = healthy, best

@@ -13,18 +13,25 @@ import numpy as np
 import torch
 from torch import nn
 
-from esper.growth import LifecycleRules
+from esper.growth import HostSnapshot, LifecycleRules, take_snapshot
 from esper.leyline import ConfigError, EpisodeOutcome, Recorder, SeedStateReport
 from esper.leyline.events import ShapleyComputed
 from esper.tamiyo import AsksForTrials, Controller
 from esper.tolaria.attribution import attribute_seeds
 from esper.tolaria.choice import PopulationKind
-from esper.tolaria.environment import GrowthCycle, GrowthEnv
+from esper.tolaria.cycle import GrowthCycle
+from esper.tolaria.environment import GrowthEnv
 from esper.tolaria.fused import FusedPopulation
 from esper.tolaria.garden import Budget, Validation
 from esper.tolaria.narrator import absent
 from esper.tolaria.objectives import answers_per_sample, random_guess_loss
-from esper.tolaria.population import HostRecipe, LoopedPopulation, Population
+from esper.tolaria.population import (
+    HostRecipe,
+    LoopedPopulation,
+    Population,
+    export_network,
+)
+from esper.tolaria.schedule import RateSchedule
 from esper.tolaria.transition import Transition
 
 # (slot, blueprint) pairs of indices.
@@ -40,6 +47,11 @@ class TrialRules:
     topology         seeds that every host has from birth, as fossils
     on_panic, keep_best, counterfactuals   as in `GrowthCycle`
     population       how hosts are trained: looped, one after another, or fused, all at once
+    start            fresh: the hosts are new, and an epoch warms them up before the first decision;
+                     trained: they arrive trained, and are only looked at before it
+    schedule         of the learning rate, over the steps or over the budget
+    max_macs         most multiply-adds that a host may cost in all, `steps` at most; it needs
+                     `keep_best`
     """
 
     steps: int
@@ -51,11 +63,18 @@ class TrialRules:
     keep_best: bool = True
     counterfactuals: bool = True
     population: PopulationKind = "looped"
+    start: Literal["fresh", "trained"] = "fresh"
+    schedule: RateSchedule | None = None
+    max_macs: int | None = None
 
     def __post_init__(self) -> None:
         LifecycleRules(self.steps, self.incubation)
         if self.population not in get_args(PopulationKind):
             raise ConfigError(f"hosts are looped or fused, got population {self.population!r}")
+        if self.start not in ("fresh", "trained"):
+            raise ConfigError(f"hosts start fresh or trained, got start {self.start!r}")
+        if self.max_macs is not None and not self.keep_best:
+            raise ConfigError("max_macs needs keep_best: what settling costs is not known without")
 
     @property
     def lifecycle(self) -> LifecycleRules:
@@ -66,11 +85,13 @@ class TrialRules:
 class Trained:
     """A network that was trained, before anyone has looked at test data.
 
+    `model` is the plain module, `snapshot` the network that it was made of, as it can be kept.
     `cpu_seconds` is its share of the processor time of all that were trained with it.
     """
 
     outcome: EpisodeOutcome
     model: nn.Module
+    snapshot: HostSnapshot
     topology: Topology
     cpu_seconds: float
 
@@ -99,6 +120,10 @@ def make_env(
         keep_best=rules.keep_best,
         counterfactuals=rules.counterfactuals,
         answers_per_sample=answers_per_sample(recipe.score, target),
+        start=rules.start,
+        schedule=rules.schedule,
+        max_macs=rules.max_macs,
+        data_size=None if rules.max_macs is None else recipe.data.size(),
     )
 
 
@@ -165,11 +190,14 @@ def train(
         ended="interrupted" if interrupted else "finished",
         attribute=attribute,
     )
-    models = [env.population.export(index) for index in range(env.n_envs)]
+    networks = [env.population.network(index) for index in range(env.n_envs)]
+    models = [export_network(recipe, network) for network in networks]
     seconds = (time.process_time() - began) / env.n_envs
     return [
-        Trained(outcome, model, _topology(env, index), seconds)
-        for index, (outcome, model) in enumerate(zip(outcomes, models, strict=True))
+        Trained(outcome, model, take_snapshot(network, None), _topology(env, index), seconds)
+        for index, (outcome, model, network) in enumerate(
+            zip(outcomes, models, networks, strict=True)
+        )
     ]
 
 
@@ -224,7 +252,7 @@ def _outcome(
     return EpisodeOutcome(
         env=index,
         key=int(env.population.keys[index]),
-        steps=env.step_count,
+        steps=int(env.steps_taken[index]),
         val_score=absent(validation.score[index]),
         val_loss=absent(validation.loss[index]),
         host_params=garden.host_params,

@@ -66,6 +66,7 @@ def situation(
         catalogue=CATALOGUE,
         host_params=100,
         total_params=np.full(n_envs, 100),
+        left=np.full(n_envs, 1.0 - step / 25),
     )
     return replace(made, **changes)
 

@@ -12,9 +12,9 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from esper.growth.blueprints import modules
+from esper.growth.counting import flop_counter
 from esper.leyline import SEED_LAYOUTS, ConfigError, InjectionSpec
 
 ENTRY_POINT_GROUP = "esper.blueprints"
@@ -197,6 +197,20 @@ BUILT_IN = BlueprintCatalogue(
             },
             "a path around the trunk, from the slot straight to the output",
         ),
+        BlueprintSpec(
+            "transformer_block",
+            "residual",
+            {"transformer": modules.transformer_block},
+            "one more layer: attention and perceptron, both pre-norm",
+            mixes_positions=True,
+        ),
+        BlueprintSpec(
+            "transformer_blocks",
+            "residual",
+            {"transformer": modules.transformer_blocks},
+            "three more layers in a row",
+            mixes_positions=True,
+        ),
     )
 )
 
@@ -226,7 +240,7 @@ def _seed_cost(
             features = torch.zeros(1, *site.shape)
     except ConfigError:
         return None
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
+    with flop_counter() as counter, torch.no_grad():
         seed.eval()(features)
     return count_params(seed), site.calls * counter.get_total_flops() // 2
 

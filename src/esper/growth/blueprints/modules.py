@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from esper.growth.blocks import TransformerBlock
 from esper.leyline import ConfigError
 
 TINY = 1e-4
@@ -224,6 +225,38 @@ def sequence_attention(channels: int, *, causal: bool) -> nn.Module:
 
 def flex_attention(channels: int, *, causal: bool) -> nn.Module:
     return SequenceAttention(channels, causal=causal, distance_bias=True)
+
+
+def head_count(channels: int) -> int:
+    """Heads for a block: HEADS, or one for every 64 channels if that is more, or the next smaller
+    number that divides the width."""
+    most = max(HEADS, channels // 64)
+    return next(heads for heads in range(most, 0, -1) if channels % heads == 0)
+
+
+class Blocks(nn.Module):
+    """Whole transformer blocks in a row, each nearly the identity at birth: `count` more layers for
+    a host of such blocks. Without dropout."""
+
+    def __init__(self, channels: int, count: int, *, causal: bool) -> None:
+        super().__init__()
+        heads = head_count(channels)
+        blocks = [TransformerBlock(channels, heads, 0.0, causal=causal) for _ in range(count)]
+        for block in blocks:
+            nearly_zero_(block.proj)
+            nearly_zero_(block.out)
+        self.blocks = nn.Sequential(*blocks)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.blocks(x) - x
+
+
+def transformer_block(channels: int, *, causal: bool) -> nn.Module:
+    return Blocks(channels, 1, causal=causal)
+
+
+def transformer_blocks(channels: int, *, causal: bool) -> nn.Module:
+    return Blocks(channels, 3, causal=causal)
 
 
 # --- branches --------------------------------------------------------------------------------

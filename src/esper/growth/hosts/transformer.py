@@ -1,36 +1,10 @@
 """A small causal transformer language model that leaves room to grow after every segment."""
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from esper.growth.blocks import TransformerBlock
 from esper.leyline import ConfigError
-
-
-class Block(nn.Module):
-    """Pre-norm causal attention and a 4x GELU perceptron, both residual. (B, T, C) -> same."""
-
-    def __init__(self, n_embd: int, n_head: int, dropout: float) -> None:
-        super().__init__()
-        self.n_head = n_head
-        self.ln_1 = nn.LayerNorm(n_embd)
-        self.qkv = nn.Linear(n_embd, 3 * n_embd)
-        self.proj = nn.Linear(n_embd, n_embd)
-        self.ln_2 = nn.LayerNorm(n_embd)
-        self.fc = nn.Linear(n_embd, 4 * n_embd)
-        self.out = nn.Linear(4 * n_embd, n_embd)
-        self.drop = nn.Dropout(dropout)
-
-    def attend(self, x: Tensor) -> Tensor:
-        batch, length, width = x.shape
-        heads = self.qkv(x).reshape(batch, length, 3, self.n_head, width // self.n_head)
-        q, k, v = heads.permute(2, 0, 3, 1, 4).unbind(0)
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.proj(mixed.transpose(1, 2).reshape(batch, length, width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.drop(self.attend(self.ln_1(x)))
-        return x + self.drop(self.out(F.gelu(self.fc(self.ln_2(x)))))
 
 
 class TransformerHost(nn.Module):
@@ -62,7 +36,9 @@ class TransformerHost(nn.Module):
         self.token = nn.Embedding(vocab, n_embd)
         self.position = nn.Embedding(block_size, n_embd)
         self.drop = nn.Dropout(dropout)
-        self.blocks = nn.Sequential(*(Block(n_embd, n_head, dropout) for _ in range(n_layer)))
+        self.blocks = nn.Sequential(
+            *(TransformerBlock(n_embd, n_head, dropout) for _ in range(n_layer))
+        )
         self.ln = nn.LayerNorm(n_embd)
         self.head = nn.Linear(n_embd, vocab, bias=False)
         self.head.weight = self.token.weight

@@ -154,6 +154,7 @@ def record_episodes(
         steps or task.steps,
         on_panic="terminate",
         keep_best=False,
+        schedule=task.schedule,
         population=choose_population(recipe, episodes),
     )
     parts = []

@@ -80,6 +80,7 @@ class Shard:
             max_seeds=self.config.max_seeds,
             on_panic="terminate",
             keep_best=False,
+            schedule=self.task.schedule,
             population=choose_population(
                 self.recipe, self.config.envs, self.config.population, self.device
             ),

@@ -57,9 +57,14 @@ def usable_blueprints(catalogue: BlueprintCatalogue, fits: np.ndarray) -> np.nda
 
 
 def compute_action_masks(
-    table: SlotTable, limits: GrowthLimits, rules: LifecycleRules, running: np.ndarray
+    table: SlotTable,
+    limits: GrowthLimits,
+    rules: LifecycleRules,
+    running: np.ndarray,
+    payable: np.ndarray | None = None,
 ) -> ActionMasks:
-    """Masks for E environments; where `running` (bool[E]) is False only WAIT is legal."""
+    """Masks for E environments; where `running` (bool[E]) is False only WAIT is legal. `payable`
+    (bool[E, S, B]): what the run can still pay for, None if all of it."""
     n_envs, n_slots = table.shape
     blueprint = np.broadcast_to(limits.fits, (n_envs, *limits.fits.shape)).copy()
     for limit, cost, used in (
@@ -69,6 +74,8 @@ def compute_action_masks(
         if limit is not None:
             left = limit - used.sum(axis=1)
             blueprint &= cost[None] <= left[:, None, None]
+    if payable is not None:
+        blueprint &= payable
     room = np.full(n_envs, True)
     if limits.max_seeds is not None:
         room = table.holds_seed.sum(axis=1) < limits.max_seeds

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from esper.growth import GrownModule, export
+from esper.growth import GrownModule
 from esper.leyline import (
     IS_ACTIVE,
     IS_FULL,
@@ -29,10 +29,11 @@ from esper.tolaria.population import (
     Evaluation,
     HostRecipe,
     TrainReadings,
+    export_network,
     new_host,
     new_network,
-    on_device,
 )
+from esper.tolaria.schedule import batch_factors
 from esper.tolaria.trials import TrialReadings, behind_candidates, candidate_key
 
 
@@ -123,14 +124,16 @@ class FusedPopulation:
 
     # --- training ------------------------------------------------------------------------------
 
-    def train_epoch(self, running: np.ndarray, step: int) -> TrainReadings:
+    def train_epoch(
+        self, running: np.ndarray, step: int, rates: np.ndarray | None = None
+    ) -> TrainReadings:
         shape = len(self.keys), len(self.template.sites)
         envs = np.flatnonzero(running).tolist()
         loss, score = np.full((2, len(self.keys)), np.nan)
         seeds = {name: np.full(shape, np.nan) for name in MEASURED}
         sizes: list[int] = []
         if envs:
-            loss[envs], score[envs], sizes = self._train(envs, step, seeds)
+            loss[envs], score[envs], sizes = self._train(envs, step, seeds, rates)
         seeds["healthy"] = np.ones(shape, dtype=bool)
         for env, slot, seed in self._active(range(len(self.keys))):
             rows = [row for row in (seed.row, seed.valve) if row is not None]
@@ -153,16 +156,23 @@ class FusedPopulation:
         return sorted(found, key=lambda each: (each[1], each[2].place))
 
     def _train(
-        self, envs: list[int], step: int, columns: dict[str, np.ndarray]
+        self,
+        envs: list[int],
+        step: int,
+        columns: dict[str, np.ndarray],
+        rates: np.ndarray | None,
     ) -> tuple[np.ndarray, np.ndarray, list[int]]:
         """Mean loss and score of each host, and the sizes of the batches; fills `columns`."""
         self._switch(training=True)
         active = self._active(envs)
         arena, net = self._assemble(envs, active)
+        # Of each row of the arena: the rates of its host.
+        row_rates = None if rates is None else rates[self._row_envs(arena, envs, active)]
+        batches = self.data.size().batches
         meter = Meter(arena, envs, active)
         orders = [self._order(env, step) for env in envs]
         inputs, targets = self.train_data
-        readings, sizes = [], []
+        readings, sizes = [], list[int]()
         chunks = torch.stack(orders).to(self.device).split(self.data.batch, dim=1)
         for rows in chunks[: self.data.max_batches]:
             target, size = targets[rows], rows.shape[1]
@@ -173,7 +183,11 @@ class FusedPopulation:
             meter.observe(gradient)
             if self.recipe.max_grad_norm is not None:
                 gradient = meter.clip(gradient, self.recipe.max_grad_norm)
-            arena.step(gradient, self.adam)
+            factors = None
+            if row_rates is not None:
+                factors = torch.from_numpy(batch_factors(row_rates, len(sizes), batches))
+                factors = factors.to(self.device)
+            arena.step(gradient, self.adam, factors)
             with torch.no_grad():
                 readings.append(torch.stack([losses.detach(), self.scores(output, target)]))
             sizes.append(size)
@@ -182,6 +196,17 @@ class FusedPopulation:
         values = torch.stack(readings).double().cpu().numpy()
         means = np.average(values, axis=0, weights=sizes)
         return means[0], means[1], sizes
+
+    def _row_envs(
+        self, arena: Arena, envs: list[int], active: list[tuple[int, int, Seed]]
+    ) -> list[int]:
+        """The environment of every row of the arena."""
+        owners: dict[Kind, list[int]] = {self.host_kind: envs}
+        for env, _, seed in active:
+            owners.setdefault(seed.kind, []).append(env)
+            if seed.gated and seed.valve_kind is not None:
+                owners.setdefault(seed.valve_kind, []).append(env)
+        return [env for kind, _ in arena.banks for env in owners[kind]]
 
     def _order(self, env: int, step: int) -> Tensor:
         key = draw_key(int(self.keys[env]), "shuffle", step)
@@ -323,4 +348,4 @@ class FusedPopulation:
         return network
 
     def export(self, env: int) -> nn.Module:
-        return export(self.network(env), on_device(self.recipe.data.example(), self.device))
+        return export_network(self.recipe, self.network(env))

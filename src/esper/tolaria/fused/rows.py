@@ -123,14 +123,17 @@ class Arena:
         return pieces.sqrt(), rows.sqrt()
 
     @torch.no_grad()
-    def step(self, gradient: Tensor, settings: AdamW) -> None:
+    def step(self, gradient: Tensor, settings: AdamW, factors: Tensor | None = None) -> None:
+        """`factors` [rows], float64: by what the learning rate of each row is multiplied."""
         params, mean, square = self.values
         self.steps += 1
         # In float64: in float32 `1 - beta2**t` is wrong by 1e-5 in the first steps.
-        rate = settings.lr / (1.0 - settings.beta1**self.steps)
+        lr = settings.lr * (torch.ones_like(self.steps) if factors is None else factors)
+        rate = lr / (1.0 - settings.beta1**self.steps)
         scale = (1.0 - settings.beta2**self.steps).rsqrt()
         if settings.weight_decay:
-            params.mul_(1.0 - settings.lr * settings.weight_decay)
+            kept = 1.0 - lr * settings.weight_decay
+            params.mul_(kept.float().index_select(0, self.row))
         mean.lerp_(gradient, 1.0 - settings.beta1)
         square.mul_(settings.beta2).addcmul_(gradient, gradient, value=1.0 - settings.beta2)
         below = square.sqrt().mul_(scale.float().index_select(0, self.row)).add_(settings.eps)

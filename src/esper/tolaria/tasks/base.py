@@ -14,6 +14,7 @@ from esper.tolaria.batches import VAL_BATCH, TensorSource
 from esper.tolaria.data.splits import DataSplits
 from esper.tolaria.objectives import Objective, accuracy, cross_entropy
 from esper.tolaria.population import HostRecipe, Precision
+from esper.tolaria.schedule import RateSchedule
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class Task:
     steps    epochs of a run unless the user says otherwise; an epoch is a pass over the training
              data, or `batches_per_epoch` batches of it
     batch, val_batch  examples per training step, and at a time when a network is evaluated
+    schedule of the learning rate; None for a constant one
     host_of_width, widths  hosts of the same family, narrower and wider, for an evaluation to find
              the best static network; optional
     host_of_widths, shape  hosts of the family by the width of every layer, and the widths of the
@@ -48,6 +50,7 @@ class Task:
     batches_per_epoch: int | None = None
     max_grad_norm: float | None = None
     precision: Precision = "fp32"
+    schedule: RateSchedule | None = None
     augment: Callable[[Tensor, torch.Generator], Tensor] | None = None
     loss: Objective = cross_entropy
     score: Objective = accuracy

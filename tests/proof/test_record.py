@@ -1,0 +1,145 @@
+"""An evaluation that is stopped at any moment goes on, and ends with the same numbers."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from esper.leyline import ConfigError
+from esper.proof import EvaluationReport, EvaluationSettings, Plan, Record, Run, evaluate
+from esper.proof import evaluation as module
+from esper.proof import record as record_module
+from esper.tamiyo import Controller, ScriptedController, make_controller
+from esper.tolaria import PopulationKind, TrialRules
+from helpers import small_digits
+
+SETTINGS = EvaluationSettings(("static", "grow"), keys=2, steps=4, tune=True)
+SCRIPT = "1 GERMINATE r0c1 branch linear\n"
+
+
+@pytest.fixture(autouse=True)
+def few_tuning_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "TUNING_KEYS", 2)
+    monkeypatch.setattr(module, "RATE_FACTORS", (1.0, 3.0))
+
+
+def make_arm(name: str) -> Controller:
+    return ScriptedController(SCRIPT, "grow") if name == "grow" else make_controller(name)
+
+
+@cache
+def narrow_digits() -> tuple[Any, Any]:
+    task, data = small_digits(96, 99)
+    return replace(task, widths=(2, 3)), data
+
+
+def run(
+    folder: Path | None, tell: Callable[[str, Run], None] = lambda label, run: None
+) -> EvaluationReport:
+    return evaluate(*narrow_digits(), SETTINGS, make_arm, folder=folder, tell=tell)
+
+
+def numbers(report: EvaluationReport) -> dict[str, Any]:
+    """All but the time it took."""
+    rows = report.as_dict()
+    for row in (*rows["arms"], *rows["trials"]):
+        del row["cpu_seconds"]
+    return rows
+
+
+class Killed(Exception):
+    pass
+
+
+def killed_at(number: int) -> Callable[[str, Run], None]:
+    """As if the process had ended when it had just trained its `number`-th network."""
+    seen: list[str] = []
+
+    def tell(label: str, run: Run) -> None:
+        seen.append(label)
+        if len(seen) == number:
+            raise Killed
+
+    return tell
+
+
+def test_killed_again_and_again_it_ends_with_the_same_numbers(tmp_path: Path) -> None:
+    told: list[str] = []
+    whole = run(None, lambda label, run: told.append(f"{label} {run.outcome.key}"))
+    assert len(set(told)) == len(told), "two ways of training have one label"
+    deaths = 0
+    while True:
+        try:
+            found = run(tmp_path, killed_at(7))
+            break
+        except Killed:
+            deaths += 1
+    assert deaths > 3
+    assert numbers(found) == numbers(whole)
+    # What is there is read: nothing is trained any more, and the numbers are the same.
+    assert numbers(run(tmp_path, killed_at(1))) == numbers(whole)
+
+
+@pytest.mark.parametrize("population", ["looped", "fused"])
+def test_a_network_that_was_kept_is_the_same_bit_for_bit(
+    tmp_path: Path, population: PopulationKind
+) -> None:
+    """Half blended in as well: what is kept has its alpha, and its valve."""
+    task, data = narrow_digits()
+    script = "1 GERMINATE r0c0 branch gated\n2 GERMINATE r0c1 conv_heavy linear\n"
+    # Not the best network, which may have no seeds, but the last.
+    rules = TrialRules(8, population=population, keep_best=False)
+    plans = [Plan(task, ScriptedController(script, "grow"), rules)] * 2
+    runs = [
+        Record(tmp_path, {}).train("grow", plans, data, [0, 1], attribute=True, keep=True)
+        for _ in range(2)
+    ]
+    assert any(seed.alpha not in (0.0, 1.0) for each in runs[0] for seed in each.outcome.seeds)
+    for trained, kept in zip(*runs, strict=True):
+        assert trained.model is not None
+        assert kept.model is not None
+        assert trained.outcome == kept.outcome
+        assert trained.topology == kept.topology
+        assert torch.equal(trained.model(data.test_x), kept.model(data.test_x))
+
+
+def test_a_line_that_was_cut_off_is_done_again(tmp_path: Path) -> None:
+    whole = run(tmp_path)
+    lines = tmp_path / "runs.jsonl"
+    content = lines.read_bytes()
+    lines.write_bytes(content[:-40])
+    again: list[str] = []
+    found = run(tmp_path, lambda label, run: again.append(label))
+    assert again == [found.trials[-1].arm]
+    assert numbers(found) == numbers(whole)
+    assert all(json.loads(line) for line in lines.read_text().splitlines())
+
+
+def test_the_population_is_chosen_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A measurement might come out otherwise the second time."""
+    with pytest.raises(Killed):
+        run(tmp_path, killed_at(1))
+    monkeypatch.setattr(module, "choose_population", lambda *args: "fused")
+    assert run(tmp_path).population == "looped"
+
+
+def test_other_settings_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(Killed):
+        run(tmp_path, killed_at(1))
+    other = replace(SETTINGS, keys=3)
+    with pytest.raises(ConfigError, match="has keys 2, not 3; go on with the same settings"):
+        evaluate(*narrow_digits(), other, make_arm, folder=tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"nonsense\n", b'{"other": 1}\n', b"[1]\n"])
+def test_a_damaged_record_is_refused(tmp_path: Path, content: bytes) -> None:
+    with pytest.raises(Killed):
+        run(tmp_path, killed_at(1))
+    (tmp_path / record_module.RUNS).write_bytes(content)
+    with pytest.raises(ConfigError, match=r"runs\.jsonl is damaged"):
+        run(tmp_path)
