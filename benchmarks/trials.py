@@ -1,9 +1,8 @@
-"""Trials of candidates: what they cost, how many steps keep their ranking, do they find a bottleneck?
+"""Trials of candidates: what they cost, how many steps keep their ranking, what they find.
 
     python benchmarks/trials.py [--part cost steps bottleneck] [--keys 20]
 
-cost        nine candidates (three slots, three blueprints) of a `digits` host at the plan's default,
-            CPU time as a share of an epoch's (training and validation), medians; one host in the
+cost        nine candidates (three slots, three blueprints) of a `digits` host, CPU time as a share of an epoch's (training and validation), medians; one host in the
             loop, and 32 fused ones
 steps       rank correlation (Spearman) of the candidates' gains with those of 36 steps of 64 (mean
             of 8 trials), mean over keys, and how much of the best gain there the choice has, for
@@ -104,7 +103,10 @@ def steps(task: Task, keys: int) -> dict[str, Any]:
             gain = gains(epochs, steps=k, batch=batch)
             seconds = time.process_time() - seconds
             rho = np.mean(
-                [np.corrcoef(ranks(a), ranks(b))[0, 1] for a, b in zip(gain, reference, strict=True)]
+                [
+                    np.corrcoef(ranks(a), ranks(b))[0, 1]
+                    for a, b in zip(gain, reference, strict=True)
+                ]
             )
             chosen = reference[np.arange(keys), gain.argmax(axis=1)]
             row = [round(float(x), 3) for x in (rho, chosen.mean() / oracle.mean(), seconds)]

@@ -292,6 +292,18 @@ def test_heuristic_asks_when_it_is_time_for_a_seed() -> None:
     assert not heuristic().asks(situation(with_seed(SeedStage.TRAINING))).any()
 
 
+def test_heuristic_does_not_wait_for_a_plateau_of_hosts_that_arrive_trained() -> None:
+    assert heuristic().asks(situation(step=0, plateau=0, trained=True)).all()
+    assert decide(heuristic(), situation(step=0, plateau=0, trained=True))[0] == "GERMINATE"
+    assert not heuristic().asks(situation(step=1, plateau=0, trained=True)).any()
+
+
+def test_heuristic_plants_nothing_that_trials_have_made_too_dear() -> None:
+    made = situation(trials=scores({(0, "branch"): 1.0, (1, "norm"): 0.5}))
+    made.masks.blueprint[0, 0, CATALOGUE.index("branch")] = False
+    assert decide(heuristic(), made) == ("GERMINATE", 1, "norm")
+
+
 def test_heuristic_does_not_ask_right_after_a_cull() -> None:
     controller = heuristic()
     controller.act(situation(with_seed(SeedStage.TRAINING)))

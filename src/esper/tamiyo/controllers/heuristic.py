@@ -153,14 +153,18 @@ class HeuristicController:
     def _ready(self, s: Situation, last_cull: np.ndarray) -> np.ndarray:
         """bool[E]: is it time for a seed?"""
         config = self.config
+        plateau = (s.step >= config.min_epochs_before_germinate) & (
+            s.signals.plateau_epochs >= config.plateau_epochs_to_germinate
+        )
+        # A host that arrives trained has had its plateau.
+        arrives = s.trained and s.step == 0
         return (
             ~IS_LIVE[s.table.stage].any(axis=1)
             & s.running
             & s.masks.slot[:, LifecycleOp.GERMINATE].any(axis=1)
             & (s.step - last_cull >= config.embargo_epochs_after_cull)
             & (s.step - self.last_trial >= config.epochs_between_trials)
-            & (s.step >= config.min_epochs_before_germinate)
-            & (s.signals.plateau_epochs >= config.plateau_epochs_to_germinate)
+            & (plateau | arrives)
         )
 
     def _germinate(self, s: Situation, actions: np.ndarray) -> None:
@@ -184,6 +188,8 @@ class HeuristicController:
         assert self.penalty is not None
         least = self.config.min_gain_in_errors * np.nan_to_num(trials.error)
         worth = (trials.gain > least) & (self.penalty < self.config.penalty_threshold)[:, None]
+        # What the trials have cost may have made others too dear.
+        worth &= s.masks.blueprint & s.masks.slot[:, LifecycleOp.GERMINATE, :, None]
         share = np.maximum(trials.params, 1) / s.host_params
         rated = np.where(worth, trials.gain / share**self.config.cost_power, -np.inf)
         best = rated.reshape(s.n_envs, -1).argmax(axis=1)
