@@ -2,8 +2,9 @@
 
     python benchmarks/trials.py [--part cost steps bottleneck] [--keys 20]
 
-cost        nine candidates (three slots, three blueprints) of a `digits` host, CPU time as a share of an epoch's (training and validation), medians; one host in the
-            loop, and 32 fused ones
+cost        nine candidates (three slots, three blueprints) of a `digits` host, CPU time as a
+            share of an epoch's (training and validation), medians; one host in the loop, and 32
+            fused ones
 steps       rank correlation (Spearman) of the candidates' gains with those of 36 steps of 64 (mean
             of 8 trials), mean over keys, and how much of the best gain there the choice has, for
             hosts after 10 and after 30 epochs
