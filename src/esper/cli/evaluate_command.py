@@ -19,7 +19,8 @@ class EvaluateSettings:
     task: str = option("digits", "What to learn; see `esper tasks`.")
     arms: str = option(
         "static,random,scripted:early,heuristic",
-        "Who is compared, with commas: static, random, heuristic, scripted:NAME, "
+        "Who is compared, with commas: static, random, heuristic, heuristic:rotation, "
+        "scripted:NAME, "
         "or the run directory of a learned policy.",
     )
     keys: int = option(20, "Paired keys: each arm trains on each.", min=1, max=MOST_COUNT)
