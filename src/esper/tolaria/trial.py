@@ -126,6 +126,7 @@ def make_env(
         random_guess_loss=random_guess_loss(recipe.loss, output.outputs if output else None),
         recorder=recorder,
         keep_best=rules.keep_best,
+        prefer_later=rules.schedule is not None and rules.schedule.decay > 0.0,
         counterfactuals=rules.counterfactuals,
         answers_per_sample=answers_per_sample(recipe.score, target),
         start=rules.start,
