@@ -162,7 +162,7 @@ def paced(
     def batches(epochs: int) -> int:
         return (passes // epochs - evaluation) // (TRAINING_COST * task.batch)
 
-    for epochs in range(least, whole + 1, -1):
+    for epochs in range(least, whole, -1):
         if batches(epochs) >= 1:
             return replace(task, batches_per_epoch=batches(epochs)), epochs
     if (whole + 1) * batches(whole + 1) * TRAINING_COST * task.batch <= whole * training:
