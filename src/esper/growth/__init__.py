@@ -14,6 +14,7 @@ from esper.growth.blueprints import (
     example_params,
     seed_costs,
 )
+from esper.growth.blueprints.bypass import Mean
 from esper.growth.blueprints.modules import ChannelAttention, Renormalize
 from esper.growth.candidates import (
     CandidatePass,
@@ -93,6 +94,7 @@ __all__ = [
     "Layouts",
     "LifecycleRules",
     "MLPHost",
+    "Mean",
     "OutputSpec",
     "Renormalize",
     "SeedSlot",

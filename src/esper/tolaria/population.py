@@ -319,7 +319,8 @@ class LoopedPopulation:
         return loss_mean, score_mean, sum(sizes)
 
     def try_candidates(self, tried: np.ndarray, plan: TrialPlan, step: int) -> TrialReadings:
-        shared = np.broadcast_to(self._takes_copies[:, None], tried.shape[1:])
+        bypass = np.array([spec.kind == "bypass" for spec in self.template.catalogue.specs])
+        shared = np.where(bypass, *self._takes_copies[::-1, :, None])
         readings = TrialReadings.nothing(tried, shared, self._behind)
         samples = (0, 0)
         for env in np.flatnonzero(tried.any(axis=(1, 2))).tolist():
@@ -342,12 +343,17 @@ class LoopedPopulation:
 
     @cached_property
     def _takes_copies(self) -> np.ndarray:
-        """bool[S]: of which slots candidates can be tried on one pass."""
+        """bool[2, S]: of which slots candidates can be tried on one pass, others and bypasses."""
         network, batches = self.template, self.recipe.data.train_batches(0)
         with keyed(0):
             inputs, _ = next(self._batches(batches))
         slots = range(len(network.sites))
-        return np.array([takes_copies(network, slot, inputs) for slot in slots])
+        return np.array(
+            [
+                [takes_copies(network, slot, inputs, bypass=bypass) for slot in slots]
+                for bypass in (False, True)
+            ]
+        )
 
     @cached_property
     def _behind(self) -> np.ndarray:

@@ -70,7 +70,7 @@ class FusedPopulation:
         self.host_kind = Kind(self.template.host)
         self.trunk = Trunk(self.template.host, [site.module for site in self.template.sites])
         self.kinds: dict[tuple[int, int], Kind] = {}
-        self.valve_kinds: dict[int, Kind] = {}
+        self.valve_kinds: dict[tuple[int, bool], Kind] = {}
         born = (new_host(recipe, int(key), self.device) for key in self.keys)
         self.hosts = [self.host_kind.newborn(host) for host in born]
         n_slots = len(self.template.sites)
@@ -86,12 +86,13 @@ class FusedPopulation:
             raise InvalidStateMachineError(f"slot {slot_id} already holds a seed")
         seed, valve = template.new_seed(slot, blueprint, blend, key)
         kind, valve_kind = self._kind(slot, blueprint, seed), None
+        role = self._role(blueprint)
         if valve is not None:
-            valve_kind = self.valve_kinds.setdefault(slot, Kind(valve))
+            valve_kind = self.valve_kinds.setdefault((slot, role == "bypass"), Kind(valve))
         self.seeds[env][slot] = Seed(
             kind,
             valve_kind,
-            self._is_branch(blueprint),
+            role,
             blueprint,
             blend,
             kind.newborn(seed),
@@ -106,8 +107,8 @@ class FusedPopulation:
             self.kinds[slot, blueprint] = Kind(seed)
         return self.kinds[slot, blueprint]
 
-    def _is_branch(self, blueprint: int) -> bool:
-        return self.template.catalogue[blueprint].kind == "branch"
+    def _role(self, blueprint: int) -> str:
+        return self.template.catalogue[blueprint].kind
 
     def remove(self, env: int, slot: int) -> None:
         self.seeds[env][slot] = None
@@ -224,12 +225,13 @@ class FusedPopulation:
         arena = Arena(list(banks.items()))
         leaves = dict(zip(banks, arena.leaves, strict=True))
         place = {env: i for i, env in enumerate(envs)}
-        groups = {}
-        for slot in sorted({slot for _, slot, _ in active}):
-            held = [(place[env], seed) for env, s, seed in active if s == slot]
+        groups: dict[bool, dict[int, Group]] = {True: {}, False: {}}
+        for slot, bypass in sorted({(slot, seed.bypass) for _, slot, seed in active}):
+            held = [(place[e], seed) for e, s, seed in active if (s, seed.bypass) == (slot, bypass)]
             rows, seeds = [row for row, _ in held], [seed for _, seed in held]
-            groups[slot] = Group(rows, seeds, lambda kind, rows: leaves[kind], self.device)
-        return arena, TrainNet(self.trunk, leaves[self.host_kind], groups, self.device)
+            groups[bypass][slot] = Group(rows, seeds, lambda kind, rows: leaves[kind], self.device)
+        params = leaves[self.host_kind]
+        return arena, TrainNet(self.trunk, params, groups[False], groups[True], self.device)
 
     def _hand_out(self, arena: Arena, envs: list[int], active: list[tuple[int, int, Seed]]) -> None:
         new = {kind: iter(rows) for (kind, _), rows in zip(arena.banks, arena.rows(), strict=True)}
@@ -276,9 +278,9 @@ class FusedPopulation:
                 )[0]
                 for host in hosts
             ]
-            kind, branch = self._kind(slot, blueprint, born[0]), self._is_branch(blueprint)
+            kind, role = self._kind(slot, blueprint, born[0]), self._role(blueprint)
             rows = [kind.newborn(seed) for seed in born]
-            banks.append(CandidateBank(slot, blueprint, branch, kind, hosts, rows))
+            banks.append(CandidateBank(slot, blueprint, role, kind, hosts, rows))
         return banks
 
     @cached_property
@@ -297,7 +299,7 @@ class FusedPopulation:
         params = self.host_kind.stack([self.hosts[env] for env in chosen.tolist()])
         net = CoalitionNet(self.trunk, params, seeds, hosts, present, self.device)
         totals = torch.zeros(len(envs), 2, dtype=torch.float64, device=self.device)
-        opened: dict[int, Tensor] = {}
+        opened: dict[tuple[int, bool], Tensor] = {}
         samples = 0
         for inputs, target in self.data.val_batches():
             size = len(target)
@@ -306,20 +308,22 @@ class FusedPopulation:
             targets = target.to(self.device).expand(len(envs), *target.shape)
             found = [self.losses(output, targets), self.scores(output, targets)]
             totals += torch.stack(found, dim=1) * size
-            for slot, alpha in alphas.items():
-                opened[slot] = opened.get(slot, torch.zeros(())) + alpha[:, :size].sum(dim=(1, 2))
+            for where, alpha in alphas.items():
+                opened[where] = opened.get(where, torch.zeros(())) + alpha[:, :size].sum(dim=(1, 2))
             samples += size
         means = (totals / samples).cpu().numpy()
         return Evaluation(means[:, 0], means[:, 1], self._applied(net, opened, samples), samples)
 
-    def _applied(self, net: CoalitionNet, opened: dict[int, Tensor], samples: int) -> np.ndarray:
+    def _applied(
+        self, net: CoalitionNet, opened: dict[tuple[int, bool], Tensor], samples: int
+    ) -> np.ndarray:
         """[K, S]: the alpha of each seed, of a valve its mean in the complete network."""
         alpha = np.array(
             [[0.0 if seed is None else seed.alpha for seed in held] for held in net.seeds]
         )
-        means = {slot: (total / samples).cpu().numpy() for slot, total in opened.items()}
-        for (host, slot), place in net.valve_of.items():
-            alpha[host, slot] = means[slot][place]
+        means = {where: (total / samples).cpu().numpy() for where, total in opened.items()}
+        for (host, slot), (bypass, place) in net.valve_of.items():
+            alpha[host, slot] = means[slot, bypass][place]
         return alpha[net.hosts]
 
     # --- going back, and out -------------------------------------------------------------------

@@ -1,0 +1,156 @@
+"""What the scripts of the claims share: trials that are on disk as soon as they are finished,
+paired comparisons, and one JSON object on the last line.
+
+A trial is known by its arm and its key. Its row is a dictionary of plain values, with the settings
+that it was run with, so that trials of two protocols are never mixed.
+"""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from esper.leyline import ConfigError
+from esper.proof.statistics import holm, paired_difference
+
+RESULTS = Path(__file__).parent / "results"
+
+Row = dict[str, Any]
+# (arm, key)
+Trials = dict[tuple[str, int], Row]
+
+
+def finished(path: Path, settings: Mapping[str, Any]) -> Trials:
+    """The trials in a file, one JSON object per line; none if there is no file.
+
+    A last line that a kill has cut short is removed from the file. Raises ConfigError if a trial
+    was run with other settings.
+    """
+    if not path.exists():
+        return {}
+    text = path.read_text(encoding="utf-8")
+    whole = text[: text.rfind("\n") + 1]
+    if whole != text:
+        path.write_text(whole, encoding="utf-8")
+    rows = [json.loads(line) for line in whole.splitlines()]
+    wanted = _plain(settings)
+    for row in rows:
+        if row["settings"] != wanted:
+            raise ConfigError(
+                f"{path} holds trials with other settings ({row['settings']}, not {wanted}): "
+                "move it away, or ask for the same"
+            )
+    return {(row["arm"], row["key"]): row for row in rows}
+
+
+def run_missing(
+    path: Path,
+    settings: Mapping[str, Any],
+    arms: Sequence[str],
+    keys: Iterable[int],
+    run: Callable[[str, int], Mapping[str, Any]],
+) -> Trials:
+    """All trials of `arms` and `keys`, those that are not in the file run now, key by key.
+
+    `run(arm, key)` gives what is to be remembered of a trial; the file has it at once, with the
+    seconds that it took. A line about each goes to stderr.
+    """
+    trials = finished(path, settings)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    wanted = [(arm, key) for key, arm in product(keys, arms)]
+    for number, (arm, key) in enumerate(wanted, start=1):
+        if (arm, key) in trials:
+            continue
+        wall, cpu = time.perf_counter(), time.process_time()
+        found = dict(run(arm, key))
+        seconds = {
+            "seconds": round(time.perf_counter() - wall, 1),
+            "cpu_seconds": round(time.process_time() - cpu, 1),
+        }
+        row = _plain({"arm": arm, "key": key, **found, **seconds, "settings": settings})
+        _append(path, row)
+        trials[arm, key] = row
+        shown = " ".join(f"{name}={_short(value)}" for name, value in found.items())
+        print(f"{number}/{len(wanted)} {arm} key {key}: {shown}", file=sys.stderr, flush=True)
+    return {place: trials[place] for place in wanted}
+
+
+def _plain(values: Mapping[str, Any]) -> Row:
+    """As a file gives it back: lists for tuples."""
+    plain: Row = json.loads(json.dumps(values))
+    return plain
+
+
+def _append(path: Path, row: Row) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(row) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def keys_with_all(trials: Trials, arms: Sequence[str]) -> list[int]:
+    """The keys of which every one of `arms` has a trial, in order."""
+    keys = sorted({key for _, key in trials})
+    return [key for key in keys if all((arm, key) in trials for arm in arms)]
+
+
+def means(trials: Trials, arms: Sequence[str], columns: Sequence[str]) -> dict[str, Row]:
+    """For each arm the mean of each column over the keys that all arms have, and their number."""
+    keys = keys_with_all(trials, arms)
+    return {
+        arm: {"n": len(keys)}
+        | {name: sum(trials[arm, key][name] for key in keys) / len(keys) for name in columns}
+        for arm in arms
+        if keys
+    }
+
+
+def compare(trials: Trials, pairs: Sequence[tuple[str, str]], column: str) -> list[Row]:
+    """A family of comparisons `first - second`, pair by pair over the keys that all of them have:
+    mean, 95 % interval (BCa), p-value, and p-value after Holm over the family."""
+    arms = list(dict.fromkeys(arm for pair in pairs for arm in pair))
+    keys = keys_with_all(trials, arms)
+    if not keys:
+        return []
+    found = [
+        paired_difference(*([trials[arm, key][column] for key in keys] for arm in pair))
+        for pair in pairs
+    ]
+    adjusted = holm([each.p for each in found])
+    return [
+        {"first": first, "second": second, "column": column, **asdict(each), "p_holm": p}
+        for (first, second), each, p in zip(pairs, found, adjusted, strict=True)
+    ]
+
+
+def print_table(rows: Iterable[Mapping[str, Any]]) -> None:
+    """Plain text with one column for each name of the first row; nothing for no rows."""
+    listed = list(rows)
+    if not listed:
+        return
+    cells = [list(listed[0]), *([_cell(value) for value in row.values()] for row in listed)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for line in cells:
+        print("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)))
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.0f}" if abs(value) >= 1e4 else f"{value:.4f}"
+    return str(value)
+
+
+def print_json(result: Mapping[str, Any]) -> None:
+    """The last line that a script prints."""
+    print(json.dumps(result))
