@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import given
+from hypothesis import settings as given_settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -95,6 +96,7 @@ def test_networks_that_stay_as_they_are_use_their_budget_up() -> None:
             assert rest <= trial.macs * passes, row["arm"]
 
 
+@given_settings(deadline=None)
 @given(
     budget=st.integers(1_000, 100_000),
     macs=st.integers(1, 20),
@@ -276,6 +278,7 @@ def test_random_shapes_are_uneven_and_of_the_size_that_is_asked_for(params: int)
 line = st.lists(st.floats(-5, 5), min_size=2, max_size=6)
 
 
+@given_settings(deadline=None)
 @given(line)
 def test_ahead_is_where_the_line_is_above_zero(heights: list[float]) -> None:
     points = list(enumerate(heights))
