@@ -54,6 +54,7 @@ from esper.growth.optimizer import (
     with_inner,
     without_empty_groups,
 )
+from esper.growth.output_scale import scale_output
 from esper.growth.seed_slot import SeedSlot, valve_params
 from esper.growth.sites import (
     CallInput,
@@ -135,6 +136,7 @@ __all__ = [
     "one_slot",
     "read_tree",
     "restore_snapshot",
+    "scale_output",
     "scaled_rates",
     "scheduled_alpha",
     "seed_costs",
