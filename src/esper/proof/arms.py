@@ -147,16 +147,24 @@ def _beside_epochs(evaluation: int, trained: bool) -> int:
 
 
 def paced(
-    task: Task, data: DataSplits, macs: int, budget: int, *, trained: bool, least: int = 1
+    task: Task,
+    data: DataSplits,
+    macs: int,
+    budget: int,
+    *,
+    trained: bool,
+    least: int = 1,
+    beside: int = 0,
 ) -> tuple[Task, int]:
     """The task, and how many epochs of it a network of `macs` per example gets for `budget`.
 
     If a last epoch could not be paid for, all are a few batches shorter than they would be: an arm
     that left a part of its budget would be compared with less than it may have. They are also
     shorter if that is needed to have `least` of them, or as many as that leaves a batch each.
+    `beside` are forward passes that the budget pays for too.
     """
     training, evaluation = _pass_cost(task, data)
-    passes = budget // macs - _beside_epochs(evaluation, trained)
+    passes = budget // macs - _beside_epochs(evaluation, trained) - beside
     whole = max(1, passes // (training + evaluation))
 
     def batches(epochs: int) -> int:

@@ -16,6 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from esper.leyline import ConfigError
+from esper.leyline.constants import COOLING_SAMPLES
 from esper.proof.arms import (
     DO_NOTHING,
     Plan,
@@ -74,7 +75,10 @@ class Stage:
         needed = first_epoch_macs(task, bench.data, macs, trained=trained)
         budget = max(self.budget, needed)
         least = 1 if controller is DO_NOTHING else LEAST_DECISIONS
-        task, epochs = paced(task, bench.data, macs, budget, trained=trained, least=least)
+        looks = min(COOLING_SAMPLES, len(bench.data.train_x)) if how.get("cooling") else 0
+        task, epochs = paced(
+            task, bench.data, macs, budget, trained=trained, least=least, beside=looks
+        )
         rules = TrialRules(
             max(1, epochs if trained else epochs - 1),
             schedule=SCHEDULE,
