@@ -54,6 +54,27 @@ def test_an_isolated_branch_is_scaled_with_what_it_will_add_to() -> None:
     assert torch.equal(run(seed, features), 0.5 * before)
 
 
+def test_a_bypass_is_scaled_if_it_ends_at_the_output() -> None:
+    with keyed(0):
+        host, x = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 5)), torch.randn(4, 6)
+    network = GrownModule.wrap(host, ["0"], x)
+    network.eval()
+    plant(network, 0, "widen_double", SeedStage.HOLDING, 1.0, shake=0.3)
+    before = run(network, x)
+    assert scale_output(network, x, 0.25) is None
+    assert torch.equal(run(network, x), 0.25 * before)
+
+
+def test_a_bypass_inside_is_left_alone() -> None:
+    network, x = wrap("cnn")
+    network.eval()
+    plant(network, 0, "widen_half", SeedStage.HOLDING, 1.0, shake=0.3)
+    before, old = run(network, x), tensors(network.slots)
+    assert scale_output(network, x, 0.25) is None
+    assert torch.equal(run(network, x), 0.25 * before)
+    assert all(torch.equal(old[name], t) for name, t in network.slots.state_dict().items())
+
+
 class Ending(nn.Module):
     """Something follows the last layer."""
 

@@ -26,11 +26,12 @@ def scale_output(network: GrownModule, example: Any, factor: float) -> str | Non
         before, last = _run(network, example)
         if before is None:
             return "its output holds no tensor that is clearly the one to scale"
-        parts = [(f"the host's last layer {last[0]}", last[1]), *_seed_layers(network)]
+        adding = _adding(network, last[0])
+        parts = [(f"the host's last layer {last[0]}", last[1]), *_seed_layers(adding)]
         for name, layer in parts:
             if layer is None or not isinstance(layer._parameters.get("weight"), nn.Parameter):
                 return f"{name} is no linear layer or convolution with a weight of its own"
-        old = _seed_outputs(network)
+        old = _seed_outputs(network, adding)
         held = [p for _, layer in parts if layer for p in layer._parameters.values()]
         params = {id(param): param for param in held if param is not None}
         saved = [(param, param.clone()) for param in params.values()]
@@ -38,7 +39,7 @@ def scale_output(network: GrownModule, example: Any, factor: float) -> str | Non
             param.mul_(factor)
         after, _ = _run(network, example)
         expected = [factor * each for each in (before, *old)]
-        found = [after, *_seed_outputs(network)]
+        found = [after, *_seed_outputs(network, adding)]
         if all(_close(*pair) for pair in zip(found, expected, strict=True)):
             return None
         for param, values in saved:
@@ -63,14 +64,20 @@ def _run(network: GrownModule, example: Any) -> tuple[Tensor | None, tuple[str, 
     return None if place is None else take(output, place).clone(), seen[-1]
 
 
-def _adding(network: GrownModule) -> list[SeedSlot]:
-    """The slots whose seeds add to the network's output."""
-    return [slot for _, slot in network.each_slot() if slot.seed is not None and slot.is_branch]
+def _adding(network: GrownModule, last: str) -> list[SeedSlot]:
+    """The slots whose seeds add to the network's output: branches, and bypasses that end at the
+    host's last layer."""
+    found = []
+    for _, slot in network.each_slot():
+        widened = slot.site.widening if slot.kind == "bypass" else None
+        if slot.kind == "branch" or (widened is not None and widened.second.module == last):
+            found.append(slot)
+    return found
 
 
-def _seed_layers(network: GrownModule) -> list[tuple[str, nn.Module | None]]:
+def _seed_layers(adding: list[SeedSlot]) -> list[tuple[str, nn.Module | None]]:
     found: list[tuple[str, nn.Module | None]] = []
-    for slot in _adding(network):
+    for slot in adding:
         assert slot.seed is not None
         layers = [module for module in slot.seed.modules() if isinstance(module, LAYERS)]
         last = layers[-1] if layers else None
@@ -78,14 +85,15 @@ def _seed_layers(network: GrownModule) -> list[tuple[str, nn.Module | None]]:
     return found
 
 
-def _seed_outputs(network: GrownModule) -> list[Tensor]:
+def _seed_outputs(network: GrownModule, adding: list[SeedSlot]) -> list[Tensor]:
     """What seeds that add to the output add, whether they act yet or not, to some features."""
     found = []
-    for slot in _adding(network):
+    for slot in adding:
         assert slot.seed is not None
         like = next(slot.seed.parameters())
+        shape = network.catalogue[slot.blueprint].reads(slot.site, 2)
         with keyed(0):
-            features = torch.randn(2, *slot.site.shape).to(like.device, like.dtype)
+            features = torch.randn(shape).to(like.device, like.dtype)
         found.append(slot.seed(features).clone())
     return found
 
