@@ -15,6 +15,7 @@ from esper.growth import (
     evaluating,
     export,
     restore_snapshot,
+    scale_output,
     sync_slot_group,
     take_snapshot,
 )
@@ -109,6 +110,9 @@ class AttachedHost:
 
     def restore(self, envs: np.ndarray, snapshots: Sequence[HostSnapshot]) -> None:
         restore_snapshot(self.network, self.managed(), snapshots[0])
+
+    def cool(self, env: int, tau: float) -> str | None:
+        return scale_output(self.network, self.example, tau)
 
     def export(self, env: int) -> nn.Module:
         return export(self.network, self.example)

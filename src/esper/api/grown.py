@@ -123,7 +123,7 @@ def load(
             f"the network in {folder} was grown with other blueprints; give them as blueprints="
         )
     try:
-        sites = [InjectionSpec(**site) for site in tree["sites"]]
+        sites = [InjectionSpec.from_tree(site) for site in tree["sites"]]
         output = None if tree["output"] is None else OutputSpec(**tree["output"])
         network = GrownModule(model, sites, output, catalogue, tree["host_macs"])
         snapshot = snapshot_from_tree(tree["network"])

@@ -72,6 +72,12 @@ TRIAL_COST_POWER = 0.5
 TRIAL_MIN_GAIN_IN_ERRORS = 2.0
 EPOCHS_BETWEEN_TRIALS = 5
 
+# Cooling. A host is starved below the first, and cooled to the second; what is looked at for it.
+COOLING_STARVED = 0.25
+COOLING_TARGET = 0.5
+COOLING_SAMPLES = 512
+COOLING_ANSWERS = 2048
+
 # Actions: far below any logit, and still finite in half precision.
 MASKED_LOGIT_VALUE = -1e4
 

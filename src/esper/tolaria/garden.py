@@ -125,7 +125,7 @@ class Garden:
         template = population.template
         self.narrator = Narrator(template)
         self.host_params, self.host_macs = count_params(template.host), template.host_macs
-        self.valve_params = valve_params(template.sites)
+        self.valve_params = valve_params(template.catalogue, template.sites)
         self.limits = self._limits(budget, max_seeds)
         self._check_room()
         n_envs = len(population.keys)
@@ -143,7 +143,7 @@ class Garden:
         return GrowthLimits(
             fits=usable_blueprints(template.catalogue, fits),
             # Any blend might be gated: its valve has to fit the budget while it lasts.
-            params=params + self.valve_params[:, None],
+            params=params + self.valve_params,
             macs=macs,
             max_params=_cap(budget.params, self.host_params),
             max_macs=_cap(budget.macs, self.host_macs),
@@ -207,7 +207,7 @@ class Garden:
     ) -> StageChange:
         key = draw_key(int(self.population.keys[env]), "seed", step, slot)
         self.population.germinate(env, slot, blueprint, blend, key)
-        valve = 0 if blend == GATED else self.valve_params[slot]
+        valve = 0 if blend == GATED else self.valve_params[slot, blueprint]
         return germinate(
             self.table,
             env,
@@ -328,7 +328,8 @@ class Garden:
                 self._remove(change.where)
             if change.target == SeedStage.HOLDING:
                 gated = change.where & (self.table.blend == GATED)
-                self.table.params[gated] -= np.broadcast_to(self.valve_params, gated.shape)[gated]
+                slots = np.nonzero(gated)[1]
+                self.table.params[gated] -= self.valve_params[slots, self.table.blueprint[gated]]
         for env, slot in np.argwhere(self.table.holds_seed & envs[:, None]).tolist():
             self._show_blend(env, slot)
         self._tell(before, changes, step)
