@@ -19,7 +19,7 @@ class EvaluateSettings:
     task: str = option("digits", "What to learn; see `esper tasks`.")
     arms: str = option(
         "static,random,scripted:early,heuristic",
-        "Who is compared, with commas: static, random, heuristic, heuristic:rotation, "
+        "Who is compared, with commas: static, random, heuristic, heuristic:trial, "
         "scripted:NAME, "
         "or the run directory of a learned policy.",
     )
