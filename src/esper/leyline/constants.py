@@ -69,6 +69,12 @@ TRIAL_STEPS = 8
 TRIAL_BATCH = 32
 TRIAL_VAL_SAMPLES = 512
 
+# Cooling. A host is starved below the first, and cooled to the second; what is looked at for it.
+COOLING_STARVED = 0.25
+COOLING_TARGET = 0.5
+COOLING_SAMPLES = 512
+COOLING_ANSWERS = 2048
+
 # Actions: far below any logit, and still finite in half precision.
 MASKED_LOGIT_VALUE = -1e4
 

@@ -68,11 +68,19 @@ def in_words(event: Mapping[str, Any]) -> str:
             return f"warning: {event.get('message')}"
         case "HostStabilized":
             return "the host has settled; growth may begin"
+        case "HostCooled":
+            return f"nothing left to learn: output cooled{_by(event)}"
+        case "CoolingRefused":
+            return f"the network cannot be cooled: {event.get('reason')}"
         case "RewardHackingSuspected":
             return f"{seed}: suspicious worth ({event.get('pattern')})"
         case "ShapleyComputed":
             return "worth of the kept seeds measured"
     return kind
+
+
+def _by(event: Mapping[str, Any]) -> str:
+    return "" if event.get("tau") is None else f" to {100 * float(event['tau']):.3g} %"
 
 
 def _low(event: Mapping[str, Any], name: str) -> str:

@@ -31,7 +31,7 @@ from esper.tamiyo import TrialPlan
 from esper.tolaria.batches import Batch, DataSource
 
 if TYPE_CHECKING:
-    from esper.tolaria.population import HostRecipe
+    from esper.tolaria.recipe import HostRecipe
 
 # Validation is cut into parts of this size; how gains differ between them tells their error.
 PART = 64

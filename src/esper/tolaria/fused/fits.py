@@ -9,7 +9,7 @@ from esper.leyline import ConfigError, InjectionSpec
 from esper.tolaria.batches import TensorSource
 from esper.tolaria.fused.rows import Kind
 from esper.tolaria.fused.stacked import MAX_PIXELS, is_per_pixel, objectives, run
-from esper.tolaria.population import HostRecipe
+from esper.tolaria.recipe import HostRecipe
 
 _RANDOM = (nn.modules.dropout._DropoutNd, nn.RReLU)
 _STATEFUL = (nn.modules.batchnorm._NormBase,)

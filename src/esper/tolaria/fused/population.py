@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from esper.growth import GrownModule
+from esper.growth import GrownModule, scale_output
 from esper.leyline import (
     IS_ACTIVE,
     IS_FULL,
@@ -25,15 +25,10 @@ from esper.tolaria.fused.rows import AdamW, Arena, Kind, Row
 from esper.tolaria.fused.stacked import aligned, objectives
 from esper.tolaria.fused.trials import CandidateBank, CandidateNet, FusedTrials
 from esper.tolaria.gradients import MEASURED
-from esper.tolaria.population import (
-    Evaluation,
-    HostRecipe,
-    TrainReadings,
-    export_network,
-    new_host,
-    new_network,
-)
+from esper.tolaria.population import Evaluation, TrainReadings
+from esper.tolaria.recipe import HostRecipe, export_network, new_host, new_network, on_device
 from esper.tolaria.schedule import batch_factors
+from esper.tolaria.starvation import STRIDE, can_starve, starvation
 from esper.tolaria.trials import TrialReadings, behind_candidates, candidate_key
 
 
@@ -130,16 +125,16 @@ class FusedPopulation:
     ) -> TrainReadings:
         shape = len(self.keys), len(self.template.sites)
         envs = np.flatnonzero(running).tolist()
-        loss, score = np.full((2, len(self.keys)), np.nan)
+        loss, score, rho = np.full((3, len(self.keys)), np.nan)
         seeds = {name: np.full(shape, np.nan) for name in MEASURED}
         sizes: list[int] = []
         if envs:
-            loss[envs], score[envs], sizes = self._train(envs, step, seeds, rates)
+            (loss[envs], score[envs], rho[envs]), sizes = self._train(envs, step, seeds, rates)
         seeds["healthy"] = np.ones(shape, dtype=bool)
         for env, slot, seed in self._active(range(len(self.keys))):
             rows = [row for row in (seed.row, seed.valve) if row is not None]
             seeds["healthy"][env, slot] = all(bool(r.values[0].isfinite().all()) for r in rows)
-        return TrainReadings(loss, score, np.isfinite(loss), len(sizes), sum(sizes), seeds)
+        return TrainReadings(loss, score, np.isfinite(loss), len(sizes), sum(sizes), seeds, rho)
 
     def _switch(self, *, training: bool) -> None:
         """Modules that the table of stacked forms does not know may ask for their mode."""
@@ -162,8 +157,9 @@ class FusedPopulation:
         step: int,
         columns: dict[str, np.ndarray],
         rates: np.ndarray | None,
-    ) -> tuple[np.ndarray, np.ndarray, list[int]]:
-        """Mean loss and score of each host, and the sizes of the batches; fills `columns`."""
+    ) -> tuple[np.ndarray, list[int]]:
+        """Mean loss, score and rho of each host, [3, n], and the sizes of the batches; fills
+        `columns`."""
         self._switch(training=True)
         active = self._active(envs)
         arena, net = self._assemble(envs, active)
@@ -173,7 +169,7 @@ class FusedPopulation:
         meter = Meter(arena, envs, active)
         orders = [self._order(env, step) for env in envs]
         inputs, targets = self.train_data
-        readings, sizes = [], list[int]()
+        readings, sizes, rhos = [], list[int](), list[Tensor]()
         chunks = torch.stack(orders).to(self.device).split(self.data.batch, dim=1)
         for rows in chunks[: self.data.max_batches]:
             target, size = targets[rows], rows.shape[1]
@@ -191,12 +187,22 @@ class FusedPopulation:
             arena.step(gradient, self.adam, factors)
             with torch.no_grad():
                 readings.append(torch.stack([losses.detach(), self.scores(output, target)]))
+                if len(sizes) % STRIDE == 0:
+                    rhos.append(self._rho(output.detach(), target))
             sizes.append(size)
         meter.fill(columns)
         self._hand_out(arena, envs, active)
         values = torch.stack(readings).double().cpu().numpy()
         means = np.average(values, axis=0, weights=sizes)
-        return means[0], means[1], sizes
+        rho = torch.stack(rhos).double().mean(dim=0).cpu().numpy()
+        return np.stack([*means, rho]), sizes
+
+    def _rho(self, output: Tensor, target: Tensor) -> Tensor:
+        """[n]: see `batch_rho`."""
+        classes = not target.is_floating_point() and output.dim() == target.dim() + 1
+        if not (classes and can_starve(self.recipe.loss)):
+            return output.new_full((len(output),), torch.nan)
+        return starvation(output, target)
 
     def _row_envs(
         self, arena: Arena, envs: list[int], active: list[tuple[int, int, Seed]]
@@ -334,6 +340,22 @@ class FusedPopulation:
     def restore(self, envs: np.ndarray, snapshots: Sequence[FusedSnapshot]) -> None:
         for env, snapshot in zip(envs.tolist(), snapshots, strict=True):
             self.hosts[env], self.seeds[env] = snapshot.host, list(snapshot.seeds)
+
+    def cool(self, env: int, tau: float) -> str | None:
+        network = self.network(env)
+        example = on_device(self.recipe.data.example(), self.device)
+        reason = scale_output(network, example, tau)
+        if reason is None:
+            self.hosts[env] = self.host_kind.newborn(network.host)
+            for index, seed in enumerate(self.seeds[env]):
+                slot = network.slot(index)
+                if seed is not None and slot.seed is not None:
+                    valve = seed.valve
+                    if slot.valve is not None and seed.valve_kind is not None:
+                        valve = seed.valve_kind.newborn(slot.valve)
+                    row = seed.kind.newborn(slot.seed)
+                    self.seeds[env][index] = replace(seed, row=row, valve=valve)
+        return reason
 
     def network(self, env: int) -> GrownModule:
         """A copy of one host with its seeds as ordinary modules."""
