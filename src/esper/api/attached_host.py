@@ -14,6 +14,7 @@ from esper.growth import (
     HostSnapshot,
     evaluating,
     export,
+    forget,
     restore_snapshot,
     scale_output,
     sync_slot_group,
@@ -112,7 +113,10 @@ class AttachedHost:
         restore_snapshot(self.network, self.managed(), snapshots[0])
 
     def cool(self, env: int, tau: float) -> str | None:
-        return scale_output(self.network, self.example, tau)
+        reason = scale_output(self.network, self.example, tau)
+        if reason is None:
+            forget(self.managed())
+        return reason
 
     def export(self, env: int) -> nn.Module:
         return export(self.network, self.example)

@@ -46,6 +46,7 @@ from esper.growth.lifecycle import (
 )
 from esper.growth.optimizer import (
     add_slot_groups,
+    forget,
     group_settings,
     lent,
     scaled_rates,
@@ -118,6 +119,7 @@ __all__ = [
     "evaluating",
     "example_params",
     "export",
+    "forget",
     "fossilize",
     "frozen",
     "gate_checks",

@@ -19,6 +19,7 @@ from esper.growth import (
     batch_size,
     call_model,
     evaluating,
+    forget,
     keyed,
     restore_snapshot,
     scale_output,
@@ -109,8 +110,9 @@ class Hosts(Protocol):
         """`snapshots` are some that `snapshot` gave, one for each of `envs`."""
 
     def cool(self, env: int, tau: float) -> str | None:
-        """Scale what the network puts out by `tau`, in its parameters; if that cannot be, nothing
-        changes, and the reason is given."""
+        """Scale what the network puts out by `tau`, in its parameters, and let its optimiser begin
+        anew: gradients have another size. If it cannot be, nothing changes, and the reason is
+        given."""
 
     def export(self, env: int) -> nn.Module: ...
 
@@ -321,7 +323,10 @@ class LoopedPopulation:
 
     def cool(self, env: int, tau: float) -> str | None:
         example = on_device(self.recipe.data.example(), self.device)
-        return scale_output(self.networks[env], example, tau)
+        reason = scale_output(self.networks[env], example, tau)
+        if reason is None:
+            forget(self.optimizers[env])
+        return reason
 
     def export(self, env: int) -> nn.Module:
         return export_network(self.recipe, self.networks[env])

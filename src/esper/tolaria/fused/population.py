@@ -346,12 +346,15 @@ class FusedPopulation:
         example = on_device(self.recipe.data.example(), self.device)
         reason = scale_output(network, example, tau)
         if reason is None:
-            self.hosts[env] = self.host_kind.reread(self.hosts[env], network.host)
+            self.hosts[env] = self.host_kind.newborn(network.host)
             for index, seed in enumerate(self.seeds[env]):
-                module = network.slot(index).seed
-                if seed is not None and module is not None:
-                    row = seed.kind.reread(seed.row, module)
-                    self.seeds[env][index] = replace(seed, row=row)
+                slot = network.slot(index)
+                if seed is not None and slot.seed is not None:
+                    valve = seed.valve
+                    if slot.valve is not None and seed.valve_kind is not None:
+                        valve = seed.valve_kind.newborn(slot.valve)
+                    row = seed.kind.newborn(slot.seed)
+                    self.seeds[env][index] = replace(seed, row=row, valve=valve)
         return reason
 
     def network(self, env: int) -> GrownModule:

@@ -42,12 +42,6 @@ class Kind:
         for param, values in zip(module.parameters(), row.values[0].split(self.sizes), strict=True):
             param.copy_(values.view_as(param))
 
-    @torch.no_grad()
-    def reread(self, row: Row, module: nn.Module) -> Row:
-        """The row with the parameters of a module of this kind."""
-        flat = torch.cat([param.flatten() for param in module.parameters()])
-        return Row(torch.cat([flat[None], row.values[1:]]), row.steps)
-
     def stack(self, rows: Sequence[Row]) -> Params:
         """Parameters [n, *shape] of rows; one row may be asked for several times."""
         flat = torch.stack([row.values[0] for row in rows])
