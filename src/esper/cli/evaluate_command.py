@@ -33,7 +33,7 @@ class EvaluateSettings:
     )
     arms: str | None = option(
         None,
-        "Who is compared, with commas: static, random, heuristic, scripted:NAME, "
+        "Who is compared, with commas: static, random, heuristic, heuristic:trial, scripted:NAME, "
         "or the run directory of a learned policy. Default: static,random,scripted:early,"
         "heuristic; of trained hosts heuristic.",
     )

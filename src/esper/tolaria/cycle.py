@@ -323,6 +323,7 @@ class GrowthCycle:
             total_params=garden.total_params(),
             left=self.purse.share_left(self.step_count / self.rules.max_steps),
             max_seeds=garden.limits.max_seeds,
+            trained=self.start_from == "trained",
         )
 
     # --- the governor --------------------------------------------------------------------------
