@@ -22,8 +22,9 @@ class GrowSettings:
     task: str = option("digits", "What to learn; see `esper tasks`.")
     controller: str = option(
         "heuristic",
-        "Who decides: heuristic, heuristic:rotation (without trials), random, static (never grow), "
-        "scripted:FILE, where FILE may be the actions.txt of an earlier run, or the folder of a training run.",
+        "Who decides: heuristic, heuristic:trial (chooses by trial), random, static (never grow), "
+        "scripted:FILE, where FILE may be the actions.txt of an earlier run, "
+        "or the folder of a training run.",
     )
     key: int = option(0, "Same key, same run, byte for byte.", min=0, max=MOST_KEY)
     steps: int | None = option(

@@ -147,11 +147,13 @@ class _Features:
 class _Call(threading.local):
     """What a seed keeps between where it reads and where it adds, for each thread apart.
 
-    `begun` while this thread is inside the network. Copies start empty.
+    `begun` while this thread is inside the network. `again` is what a bypass read last: activation
+    checkpoints that hold only the layer it adds to come by again, backwards. Copies start empty.
     """
 
     begun = False
     features: _Features | None = None
+    again: _Features | None = None
 
     def __reduce__(self) -> tuple[type["_Call"], tuple[()]]:
         return _Call, ()
@@ -242,7 +244,7 @@ class SeedSlot(nn.Module):
 
     def on_host_input(self, module: nn.Module, args: Any) -> None:
         """A pass begins; nothing is left of one that an error ended."""
-        self._call.begun, self._call.features = True, None
+        self._call.begun, self._call.features, self._call.again = True, None, None
 
     def on_layer_input(self, module: nn.Module, args: Any) -> None:
         """Keep what a bypass reads for the layer that it adds to. Activation checkpoints that hold
@@ -254,8 +256,9 @@ class SeedSlot(nn.Module):
         where it reads."""
         features = self._call.features
         self._call.begun, self._call.features = False, None
+        if self.kind == "bypass":
+            features = self._checkpointed(features)
         if features is None:
-            self._check_not_recomputing()
             return None
         place = host_place(output)
         if place is None:
@@ -271,15 +274,21 @@ class SeedSlot(nn.Module):
     def _rests(self) -> bool:
         return self.muted or self.stage <= SeedStage.GERMINATED
 
-    def _check_not_recomputing(self) -> None:
-        """A checkpoint that holds only the second layer would give other gradients, silently."""
-        if self.kind == "bypass" and not self._rests and torch._C._current_graph_task_id() != -1:
-            assert self.site.widening is not None
-            raise ConfigError(
-                f"activation checkpoints part {self.site.widening.first.module!r} from "
-                f"{self.site.widening.second.module!r}, which a bypass in slot {self.site.slot_id} "
-                "joins; checkpoint both together, or grow something else there"
-            )
+    def _checkpointed(self, features: _Features | None) -> _Features | None:
+        """What was read, in this pass or, for a checkpoint that runs again, in the one before."""
+        call = self._call
+        if features is None and not self._rests and torch._C._current_graph_task_id() != -1:
+            if call.again is None:
+                raise ConfigError(
+                    f"a bypass in slot {self.site.slot_id} is run again in another thread than its "
+                    "first layer; put both layers into one activation checkpoint"
+                )
+            return call.again
+        call.again = features if self.training else None
+        if call.again is not None and not torch.is_grad_enabled():
+            # A checkpoint hides the graph: that which runs again must not go beyond it.
+            call.again = _Features(call.again.as_read().detach())
+        return features
 
     def _blend(self, target: Tensor, change: Tensor) -> Tensor:
         if self.stage == SeedStage.TRAINING:

@@ -181,6 +181,7 @@ def _evaluation_parts(report: Mapping[str, Any] | None) -> list[str]:
     keys = len(report["keys"])
     return [
         f"{report.get('steps')} epochs on {keys} paired keys of {_md(report.get('task'))}.",
+        *([_md(report["crossover"])] if report.get("crossover") else []),
         _table(("arm", "test score", "parameters", "multiply-adds"), arms),
         _table(("difference", "mean", "95 % interval", "p (Holm)"), pairs),
     ]

@@ -21,6 +21,7 @@ ENTRY_POINT_GROUP = "esper.controllers"
 BUILT_IN: dict[str, Callable[..., Controller]] = {
     "heuristic": HeuristicController,
     "heuristic:rotation": HeuristicController.by_rotation,
+    "heuristic:trial": HeuristicController.by_trial,
     "random": RandomController,
     "static": StaticController,
     "scripted": ScriptedController.load,

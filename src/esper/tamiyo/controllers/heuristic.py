@@ -1,8 +1,8 @@
 """The controller that follows rules of thumb: grow when the host plateaus, keep what helps.
 
-What to grow is found by trial: the candidate that lowers the validation loss most for its cost.
-Where nobody can run trials, and for `heuristic:rotation`, blueprints take turns in the first slot
-that is free.
+What to grow: blueprints take turns in the first slot that is free. `heuristic:trial` grows the
+candidate that lowers the validation loss most in a short trial, and nothing if none does; where
+nobody can run trials it goes by turns too.
 
 It does not wait until the host has settled: late growth costs more than it saves, and whether a
 seed helped is measured by taking it out, not by what the host learned meanwhile.
@@ -42,7 +42,7 @@ class HeuristicConfig:
     epochs_between_trials   after trials in which nothing was found
     """
 
-    choose_by: Literal["trial", "rotation"] = "trial"
+    choose_by: Literal["rotation", "trial"] = "rotation"
     plateau_epochs_to_germinate: int = c.PLATEAU_EPOCHS_TO_GERMINATE
     min_epochs_before_germinate: int = c.MIN_EPOCHS_BEFORE_GERMINATE
     cull_after_epochs_without_improvement: int = c.CULL_AFTER_EPOCHS_WITHOUT_IMPROVEMENT
@@ -90,12 +90,16 @@ class HeuristicController:
 
     def __init__(self, config: HeuristicConfig | None = None) -> None:
         self.config = config or HeuristicConfig()
-        self.name = "heuristic" if self.config.choose_by == "trial" else "heuristic:rotation"
+        self.name = f"heuristic:{self.config.choose_by}" if config else "heuristic"
         self.trial_plan = TrialPlan(self.config.blueprints_to_try)
 
     @staticmethod
     def by_rotation() -> "HeuristicController":
         return HeuristicController(HeuristicConfig("rotation"))
+
+    @staticmethod
+    def by_trial() -> "HeuristicController":
+        return HeuristicController(HeuristicConfig("trial"))
 
     def reset(self, n_envs: int) -> None:
         self.next_in_rotation = np.zeros(n_envs, dtype=np.int64)
