@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import RESULTS, Row, append, compare, finished, print_json, print_table
 
+from common import RESULTS, Row, append, compare, finished, print_json, print_table
 from esper.growth import CNNHost, count_params
 from esper.leyline import BLUEPRINT, OP, SLOT, LifecycleOp
 from esper.tamiyo import Situation, find_controller, wait
@@ -71,9 +71,7 @@ class Plant:
     def act(self, situation: Situation) -> np.ndarray:
         actions = wait(situation.n_envs)
         held = situation.table.holds_seed.any(axis=1)
-        keep = situation.masks.slot[
-            np.arange(len(held)), LifecycleOp.FOSSILIZE, self.slots
-        ]
+        keep = situation.masks.slot[np.arange(len(held)), LifecycleOp.FOSSILIZE, self.slots]
         plant = situation.running & ~held & (situation.step == 0)
         for where, op in ((plant, LifecycleOp.GERMINATE), (keep, LifecycleOp.FOSSILIZE)):
             actions[where, OP], actions[where, SLOT] = op, self.slots[where]
@@ -87,7 +85,9 @@ def fixed_rules(task: Task) -> list[tuple[int, str]]:
 
 def trials_of_host(task: Task, data: DataSplits, keys: Sequence[int]) -> list[Row]:
     """All arms on one host, for all keys."""
-    fresh = TrialRules(task.steps, counterfactuals=False, population="fused", schedule=task.schedule)
+    fresh = TrialRules(
+        task.steps, counterfactuals=False, population="fused", schedule=task.schedule
+    )
     static = find_controller("static")
     hosts = train(task.recipe(data), keys, fresh, static, task=task.name, attribute=False)
     weights = {h.outcome.key: h.model.state_dict() for h in hosts}
@@ -128,7 +128,9 @@ def trials_of_host(task: Task, data: DataSplits, keys: Sequence[int]) -> list[Ro
     return found + _drawn(found, candidates, keys)
 
 
-def _drawn(found: Sequence[Row], candidates: Sequence[tuple[int, str]], keys: Sequence[int]) -> list[Row]:
+def _drawn(
+    found: Sequence[Row], candidates: Sequence[tuple[int, str]], keys: Sequence[int]
+) -> list[Row]:
     """The random choice of each key, and the best one in hindsight."""
     drawn = []
     for key in keys:
@@ -142,7 +144,9 @@ def _drawn(found: Sequence[Row], candidates: Sequence[tuple[int, str]], keys: Se
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--part", choices=list(HOSTS), default="final")
     parser.add_argument("--hosts", type=int, default=None, help="only the first so many")
     part = parser.parse_args().part

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -17,7 +19,7 @@ from esper.leyline.events import SeedCulled, SeedFossilized, SeedGerminated, See
 from esper.tamiyo import RandomController, make_controller, wait
 from esper.tamiyo.controllers.scripted import ScriptedController
 from esper.tolaria.environment import GrowthEnv
-from esper.tolaria.garden import Budget
+from esper.tolaria.garden import Budget, Validation
 from esper.tolaria.population import LoopedPopulation
 from esper.tolaria.transition import Transition
 from esper.tolaria.trial import play, settle
@@ -169,7 +171,7 @@ def test_a_gated_blend_reports_what_it_applies(kind: str) -> None:
     env_rows = []
     situation = env.reset()
     controller = ScriptedController(script, "x")
-    with_gate = env.garden.valve_params[0]
+    with_gate = env.garden.valve_params[0, default_catalogue().index("conv_light")]
     while situation.running.any():
         before = situation
         situation = env.step(controller.act(situation)).after
@@ -305,3 +307,16 @@ def test_the_heuristic_goes_through_full_lifecycles(task_name: str) -> None:
     stages = {e.to_stage for e in listener.events if isinstance(e, SeedStageChanged)}
     assert {"GERMINATED", "TRAINING", "BLENDING", "HOLDING"} <= stages
     assert stages & {"FOSSILIZED", "CULLED"}
+
+
+def test_where_the_rate_decays_the_latest_within_chance_of_the_best_is_kept() -> None:
+    env = digits_env([1, 2], max_steps=3, keep_best=True)
+    env.prefer_later, env.answers_per_sample = True, 1
+    env.start()
+    # Of 900 answers 90 % right: chance is one point, and a little more below that.
+    for step, scores in enumerate(([90.0, 90.0], [89.1, 88.8])):
+        env.step_count = step
+        validation = replace(Validation.nothing(2, 3, samples=900), score=np.array(scores))
+        env._keep_best(validation, np.ones(2, dtype=bool))
+    assert [saved.step for saved in env.best if saved] == [1, 0]
+    assert env.best_score.tolist() == [90.0, 90.0]

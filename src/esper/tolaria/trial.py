@@ -84,7 +84,11 @@ class TrialRules:
 
 # How a network that arrives trained is grown; `steps` is for the caller to say.
 RESCUE = TrialRules(
-    steps=1, incubation="joint", start="trained", schedule=RateSchedule(warmup=0.1, decay=0.5)
+    steps=1,
+    incubation="joint",
+    start="trained",
+    cooling=True,
+    schedule=RateSchedule(warmup=0.1, decay=0.5),
 )
 
 
