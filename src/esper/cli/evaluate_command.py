@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, cast
 
 from esper.cli.options import option
 from esper.leyline import ConfigError
-from esper.leyline.constants import MOST_COUNT
+from esper.leyline.constants import MOST_COUNT, MOST_KEY
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -38,6 +38,7 @@ class EvaluateSettings:
         "heuristic; of trained hosts heuristic.",
     )
     keys: int = option(20, "Paired keys: each arm trains on each.", min=1, max=MOST_COUNT)
+    first_key: int = option(0, "The first of them; the others follow.", min=0, max=MOST_KEY)
     steps: int | None = option(
         None, "Epochs to train; each task has its default.", min=1, max=MOST_COUNT
     )
@@ -92,6 +93,7 @@ def evaluate(settings: EvaluateSettings) -> None:
     plan = EvaluationSettings(
         arms=_arms(settings),
         keys=settings.keys,
+        first_key=settings.first_key,
         steps=settings.steps,
         tune=settings.tune,
         controls=settings.controls,

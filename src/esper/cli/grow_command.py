@@ -38,9 +38,9 @@ class GrowSettings:
     )
     overwrite: bool = option(False, "Replace a run that is already there.")
     max_params: float | None = option(
-        None, "Most parameters, as a multiple of the host's, such as 1.5."
+        None, "Most parameters: a multiple of the host's, such as 1.5, or a number above 100."
     )
-    max_macs: float | None = option(None, "Most multiply-adds, as a multiple of the host's.")
+    max_macs: float | None = option(None, "Most multiply-adds per example, likewise.")
     incubation: str = option(
         "isolated",
         "isolated: a seed learns without acting before it is blended in; "

@@ -83,7 +83,7 @@ def evaluate(
         arms = choose_arms(bench, controllers, settings.reference)
     else:
         arms = choose_scenario(bench, controllers, settings.reference, settings.extra, before)
-    trained = list(_train_all(bench, arms, settings.keys))
+    trained = list(_train_all(bench, arms, settings.evaluation_keys))
     trials = [trial_of(task, data, arm, run) for runs in trained for arm, run in runs.items()]
     summaries = [summary(arm, trials) for arm in arms]
     return EvaluationReport(
@@ -93,7 +93,7 @@ def evaluate(
         extra=settings.extra,
         arms_wanted=settings.arms,
         steps=steps,
-        keys=tuple(range(len(trained))),
+        keys=tuple(settings.evaluation_keys[: len(trained)]),
         keys_wanted=settings.keys,
         tuning_keys=bench.tuning_keys if bench.tuned_anything else (),
         learning_rates=bench.rates,
@@ -115,12 +115,12 @@ def _rehearse(task: Task, data: DataSplits, controllers: dict[str, Controller]) 
         controller.act(situation)
 
 
-def _train_all(bench: Bench, arms: Sequence[Arm], keys: int) -> Iterator[dict[str, Run]]:
+def _train_all(bench: Bench, arms: Sequence[Arm], keys: range) -> Iterator[dict[str, Run]]:
     """For each key its trained arms; blocks of keys are the outer loop, so that every result is a
     pair, also after Ctrl-C."""
-    total, at_a_time = keys * len(arms), SIDE_BY_SIDE[bench.population]
-    for first in range(0, keys, at_a_time):
-        block = range(first, min(first + at_a_time, keys))
+    total, at_a_time = len(keys) * len(arms), SIDE_BY_SIDE[bench.population]
+    for first in range(0, len(keys), at_a_time):
+        block = keys[first : first + at_a_time]
         runs: list[dict[str, Run]] = [{} for _ in block]
         try:
             for i, arm in enumerate(arms):

@@ -30,14 +30,13 @@ from esper.proof.choices import Arm, Bench, PlanFor, labelled, mean_validation, 
 from esper.proof.record import Run
 from esper.proof.shapes import random_shapes
 from esper.tamiyo import Controller
-from esper.tolaria import DataSplits, RateSchedule, Task, Topology, TrialRules
+from esper.tolaria import RESCUE, DataSplits, Task, Topology, TrialRules
 
 HOST, WIDE_HOST = "host", "wide-host"
 CONTINUE, CONTINUE_COOLED = "continue", "continue-cooled"
 BEST_SCRATCH, FOUND_SCRATCH = "best-scratch", "found-scratch"
 RANDOM_SHAPE, WIDE_COOLED = "random-shape", "wide-from-start-cooled"
 
-SCHEDULE = RateSchedule(warmup=0.1, decay=0.4)
 # A network that grows costs more with each epoch: with long ones it leaves much of a small budget.
 LEAST_DECISIONS = 6
 
@@ -81,7 +80,7 @@ class Stage:
         )
         rules = TrialRules(
             max(1, epochs if trained else epochs - 1),
-            schedule=SCHEDULE,
+            schedule=RESCUE.schedule,
             max_macs=budget,
             population=bench.population,
             **how,

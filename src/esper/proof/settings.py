@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from esper.leyline import ConfigError
 from esper.tolaria import Precision, check_population, check_precision
 
-FIRST_TUNING_KEY = 1_000_000  # so that they never meet evaluation keys, which count from 0
+FIRST_TUNING_KEY = 1_000_000  # so that they never meet evaluation keys, which are below
 STATIC = "static"
 SCENARIOS = ("scratch", "trained", "shift")
 
@@ -16,7 +16,7 @@ class EvaluationSettings:
     """What is compared.
 
     arms         static, random, heuristic, scripted:NAME or a run directory of a learned policy
-    keys        how many evaluation keys, from 0
+    keys         how many evaluation keys, from `first_key` on
     steps        epochs of every arm; None: the task's
     tune         every arm chooses its learning rate from the same grid, on tuning keys
     controls     add the control arms, made for the arm `control_for`
@@ -39,6 +39,7 @@ class EvaluationSettings:
     precision: Precision = "fp32"
     scenario: str = "scratch"
     extra: tuple[float, ...] = ()
+    first_key: int = 0
 
     def __post_init__(self) -> None:
         check_population(self.population)
@@ -53,6 +54,11 @@ class EvaluationSettings:
             raise ConfigError(
                 f"keys must lie between 1 and {FIRST_TUNING_KEY - 1}, got {self.keys}"
             )
+        if not 0 <= self.first_key <= FIRST_TUNING_KEY - self.keys:
+            raise ConfigError(
+                f"evaluation keys must lie below {FIRST_TUNING_KEY}, where tuning keys begin; got "
+                f"{self.keys} from {self.first_key} on"
+            )
         if self.steps is not None and self.steps < 1:
             raise ConfigError(f"steps must be at least 1, got {self.steps}")
         if self.control_for is not None and self.control_for not in self.arms:
@@ -60,6 +66,10 @@ class EvaluationSettings:
                 f"controls cannot be made for {self.control_for!r}, which is not among the arms "
                 f"{', '.join(self.arms)}"
             )
+
+    @property
+    def evaluation_keys(self) -> range:
+        return range(self.first_key, self.first_key + self.keys)
 
     @property
     def reference(self) -> str | None:
