@@ -1,12 +1,11 @@
 """Claim G: does a transformer that grows from one layer to four pay?
 
     python benchmarks/claims/depth.py [--keys 8] [--results FILE]
-    python benchmarks/claims/depth.py --pilot RATE,RATE,... [--keys 3]
+    python benchmarks/claims/depth.py --pilot RATE,RATE,... [--keys 1]
 
 The protocol is in docs/claims.md. Finished trials are in the file of results; the script goes on
-where it was stopped. The last line is one JSON object. `--pilot` runs every arm with the smaller
-budget at every rate, for half as long, on keys that the final run does not use, and looks at
-validation only.
+where it was stopped. The last line is one JSON object. `--pilot` runs the arms at every rate on
+keys that the final run does not use, and looks at validation only.
 """
 
 import argparse
@@ -21,6 +20,7 @@ import torch
 
 from common import RESULTS, compare, means, print_json, print_table, run_missing
 from esper.growth import TransformerHost, evaluating
+from esper.growth.blueprints.modules import nearly_zero_
 from esper.leyline import BLUEPRINT, OP, SLOT, LifecycleOp
 from esper.tamiyo import Controller, Situation, StaticController, wait
 from esper.tolaria import RateSchedule, TrialRules, find_task, train
@@ -39,26 +39,28 @@ SMALL_BUDGET = FULL_BUDGET * 3 // 4
 GROW_AT = 0.5  # share of the budget that is spent when the layers come
 BLUEPRINT_NAME = "transformer_blocks"
 FIRST_PILOT_KEY = 1000
-PILOT_SHARE = 0.5  # of the budget
 
 
 @dataclass(frozen=True)
 class Arm:
-    """`layers` at birth; `grows` to three more; `rate` was chosen on the keys of the pilot."""
+    """`layers` at birth; `grows` to three more; all layers after the first are `calm` at birth,
+    nearly the identity, like those that grow. Rate and birth were chosen in the pilot."""
 
     layers: int
     grows: bool
     budget: int
     rate: float
+    calm: bool = False
 
 
+# The last one decides nothing, and is run after all others.
 ARMS = {
-    "grown 1 to 4": Arm(1, True, SMALL_BUDGET, 1e-2),
-    "static 1": Arm(1, False, SMALL_BUDGET, 1e-2),
-    "static 2": Arm(2, False, SMALL_BUDGET, 1e-2),
-    "static 3": Arm(3, False, SMALL_BUDGET, 1e-2),
-    "static 4": Arm(4, False, SMALL_BUDGET, 1e-2),
-    "static 4 full": Arm(4, False, FULL_BUDGET, 1e-2),
+    "grown 1 to 4": Arm(1, True, SMALL_BUDGET, 8e-3),
+    "static 1": Arm(1, False, SMALL_BUDGET, 1.6e-2),
+    "static 2": Arm(2, False, SMALL_BUDGET, 8e-3, calm=True),
+    "static 3": Arm(3, False, SMALL_BUDGET, 8e-3, calm=True),
+    "static 4 full": Arm(4, False, FULL_BUDGET, 8e-3, calm=True),
+    "static 4": Arm(4, False, SMALL_BUDGET, 8e-3, calm=True),
 }
 FAMILY = tuple(("grown 1 to 4", other) for other in list(ARMS)[1:])
 
@@ -94,20 +96,26 @@ def load() -> DataSplits:
     return replace(data, val_x=data.val_x[::VAL_EVERY], val_y=data.val_y[::VAL_EVERY])
 
 
-def task_of(arm: Arm) -> Task:
-    build = partial(
-        TransformerHost,
+def host(layers: int, calm: bool) -> TransformerHost:
+    made = TransformerHost(
         vocab=256,
         n_embd=WIDTH,
         n_head=4,
-        n_layer=arm.layers,
+        n_layer=layers,
         block_size=CONTEXT,
         dropout=0.0,
         num_segments=1,
     )
+    for block in made.blocks[1:] if calm else ():
+        nearly_zero_(block.proj)
+        nearly_zero_(block.out)
+    return made
+
+
+def task_of(arm: Arm) -> Task:
     return replace(
         find_task("pydocs"),
-        build=build,
+        build=partial(host, arm.layers, arm.calm),
         slots=(f"blocks.{arm.layers - 1}",),
         batch=BATCH,
         batches_per_epoch=BATCHES,
@@ -136,6 +144,7 @@ def run(arm: Arm, key: int, data: DataSplits, *, test: bool) -> dict[str, Any]:
         "params": outcome.params,
         "train_macs": outcome.train_macs,
         "steps": outcome.steps,
+        "germinated": outcome.germinated,
         "seeds": len(outcome.seeds),
     }
     if test:
@@ -164,11 +173,13 @@ def settings() -> dict[str, Any]:
 
 
 def pilot(rates: Sequence[float], keys: int, results: Path, data: DataSplits) -> Mapping[str, Any]:
+    """The arms with the smaller budget, at every rate; those of several layers with both births."""
     arms = {
-        f"{name} at {rate:g}": replace(arm, rate=rate, budget=int(arm.budget * PILOT_SHARE))
+        f"{name}{', calm' if calm else ''} at {rate:g}": replace(arm, rate=rate, calm=calm)
         for name, arm in ARMS.items()
-        for rate in rates
         if arm.budget == SMALL_BUDGET
+        for rate in rates
+        for calm in ((False, True) if arm.layers > 1 else (False,))
     }
     first = FIRST_PILOT_KEY
     trials = run_missing(
@@ -185,13 +196,14 @@ def pilot(rates: Sequence[float], keys: int, results: Path, data: DataSplits) ->
 
 
 def final(keys: int, results: Path, data: DataSplits) -> Mapping[str, Any]:
-    trials = run_missing(
-        results,
-        settings(),
-        list(ARMS),
-        range(keys),
-        lambda arm, key: run(ARMS[arm], key, data, test=True),
-    )
+    for arms in (list(ARMS)[:-1], list(ARMS)):
+        trials = run_missing(
+            results,
+            settings(),
+            arms,
+            range(keys),
+            lambda arm, key: run(ARMS[arm], key, data, test=True),
+        )
     columns = ("test_loss", "test_score", "val_loss", "params", "train_macs", "seeds")
     table = means(trials, list(ARMS), (*columns, "cpu_seconds"))
     print_table({"arm": name, **row} for name, row in table.items())
@@ -210,7 +222,7 @@ def main() -> None:
     data = load()
     if options.pilot:
         results = options.results or RESULTS / "depth-pilot.jsonl"
-        print_json(pilot(options.pilot, options.keys or 3, results, data))
+        print_json(pilot(options.pilot, options.keys or 1, results, data))
     else:
         print_json(final(options.keys or 8, options.results or RESULTS / "depth.jsonl", data))
 
