@@ -99,18 +99,20 @@ def _norm(params: list[nn.Parameter]) -> float:
 
 
 class PlainPopulation(LoopedPopulation):
-    def train_epoch(self, running: np.ndarray, step: int) -> TrainReadings:
-        loss, score = np.full((2, len(self.keys)), np.nan)
+    def train_epoch(
+        self, running: np.ndarray, step: int, rates: np.ndarray | None = None
+    ) -> TrainReadings:
+        loss, score, rho = np.full((3, len(self.keys)), np.nan)
         meters = [PlainMeter(network) for network in self.networks]
         samples = 0
         for env in np.flatnonzero(running).tolist():
-            loss[env], score[env], samples = self._train_one(env, step, meters[env])
+            loss[env], score[env], samples = self._train_plainly(env, step, meters[env])
         columns = [meter.result() for meter in meters]
         seeds = {name: np.stack([column[name] for column in columns]) for name in columns[0]}
         batches = max(meter.batches for meter in meters)
-        return TrainReadings(loss, score, np.isfinite(loss), batches, samples, seeds)
+        return TrainReadings(loss, score, np.isfinite(loss), batches, samples, seeds, rho)
 
-    def _train_one(self, env: int, step: int, meter: GradientMeter) -> tuple[float, float, int]:
+    def _train_plainly(self, env: int, step: int, meter: GradientMeter) -> tuple[float, float, int]:
         recipe, network, optimizer = self.recipe, self.networks[env], self.optimizers[env]
         key = int(self.keys[env])
         network.train()

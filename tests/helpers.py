@@ -55,9 +55,10 @@ def wrap(name: str, catalogue: BlueprintCatalogue | None = None) -> tuple[GrownM
     return GrownModule.wrap(host, host.slot_modules, x, catalogue), x  # type: ignore[arg-type]
 
 
-def fitting(name: str) -> list[str]:
+def fitting(name: str, kinds: tuple[str, ...] = ("residual", "branch", "bypass")) -> list[str]:
     """Blueprints that fit the hosts of a topology."""
-    return [spec.name for spec in default_catalogue().specs if name in spec.factories]
+    specs = default_catalogue().specs
+    return [spec.name for spec in specs if name in spec.factories and spec.kind in kinds]
 
 
 def plant(

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -51,6 +52,19 @@ def test_a_scheduler_from_before_can_be_given() -> None:
         scheduler.step()
         loop.body.step(loop.accuracy())
     assert {g["lr"] for g in loop.optimizer.param_groups} == {3e-3 * 0.5**6}
+
+
+def test_the_host_of_a_body_can_be_cooled_and_a_rollback_undoes_it() -> None:
+    loop = Loop()
+    loop.body.manage(loop.optimizer)
+    loop.epoch()
+    host, envs = loop.body.host, np.array([0])
+    loop.body.model.eval()
+    saved, before = host.snapshot(envs), loop.body.model(loop.x).detach()
+    assert host.cool(0, 0.25) is None
+    assert torch.equal(loop.body.model(loop.x), 0.25 * before)
+    host.restore(envs, saved)
+    assert torch.equal(loop.body.model(loop.x), before)
 
 
 def test_a_broken_epoch_is_undone() -> None:

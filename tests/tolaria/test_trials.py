@@ -1,5 +1,7 @@
 """Trials of candidates: all at once is one by one, and nothing is left behind."""
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,13 +17,14 @@ from trial_support import (
     recipe,
 )
 
-from esper.growth import LifecycleRules, take_snapshot
+from esper.growth import CNNHost, LifecycleRules, default_catalogue, take_snapshot
 from esper.leyline import ConfigError, SeedStage
 from esper.tamiyo import TrialPlan
-from esper.tolaria import FusedPopulation, GrowthEnv, LoopedPopulation
+from esper.tolaria import FusedPopulation, GrowthEnv, LoopedPopulation, find_task
 from esper.tolaria.trials import summed_up
 from helpers import plant
 
+CATALOGUE = default_catalogue()
 PLAN = TrialPlan(EVERYTHING, steps=5, batch=24, val_samples=130)
 
 
@@ -37,7 +40,9 @@ def test_all_at_once_is_one_by_one(host, clip):
     population = trained(host, [3], max_grad_norm=clip)
     tried = everything(population)
     found = population.try_candidates(tried, PLAN, step=2)
-    assert found.shared.all()
+    # A block of a transformer adds what it had before the layer that a bypass adds to.
+    alone = [host == "transformer" and spec.kind == "bypass" for spec in CATALOGUE.specs]
+    np.testing.assert_array_equal(found.shared, np.tile(np.invert(alone), (3, 1)))
     expected = np.full(tried.shape, np.nan)
     for env, slot, blueprint in np.argwhere(tried).tolist():
         expected[env, slot, blueprint] = by_hand(population, env, slot, blueprint, PLAN, 2)
@@ -46,7 +51,13 @@ def test_all_at_once_is_one_by_one(host, clip):
     assert np.nanstd(found.gain) > 1e-2
 
 
-@pytest.mark.parametrize("seeds", [("branch", "conv_light"), ("conv_light", "branch")])
+@pytest.mark.parametrize(
+    "seeds",
+    [
+        *[("branch", "conv_light"), ("conv_light", "branch")],
+        *[("widen_double", "branch"), ("branch", "widen_half")],
+    ],
+)
 @pytest.mark.parametrize("kind", [LoopedPopulation, FusedPopulation])
 def test_seeds_that_are_there_take_part(seeds, kind):
     looped = trained("cnn", [3, 4])
@@ -83,14 +94,20 @@ def test_fused_trials_are_looped_trials(host, clip):
 
 
 @pytest.mark.parametrize(
-    ("host", "shared"),
-    [(Skips, [True, False]), (MixesExamples, [False, False]), (InPlace, [True, True])],
+    ("host", "shared", "bypasses"),
+    [
+        (Skips, [True, False], [False, False]),
+        (MixesExamples, [False, False], [False, True]),
+        (InPlace, [True, True], [True, True]),
+    ],
 )
-def test_models_that_take_no_copies_are_noticed(host, shared):
+def test_models_that_take_no_copies_are_noticed(host, shared, bypasses):
     population = trained("cnn", [5], build=host, slots=("first", "second"))
     tried = everything(population)
     found = population.try_candidates(tried, PLAN, 0)
-    assert found.shared.all(axis=1).tolist() == shared
+    bypass = np.array([spec.kind == "bypass" for spec in CATALOGUE.specs])
+    assert found.shared[:, ~bypass].all(axis=1).tolist() == shared
+    assert found.shared[:, bypass].all(axis=1).tolist() == bypasses
     for env, slot, blueprint in np.argwhere(tried).tolist():
         expected = by_hand(population, env, slot, blueprint, PLAN, 0)
         assert found.gain[env, slot, blueprint] == pytest.approx(expected, abs=1e-4)
@@ -196,6 +213,21 @@ def test_only_what_could_be_planted_is_tried():
     light = env.garden.narrator.catalogue.index("conv_light")
     tried = np.argwhere(~np.isnan(scores.gain[0])).tolist()
     assert tried == [[0, light], [2, light]]
+
+
+def test_the_way_around_a_narrow_block_ranks_first():
+    """Blocks of 8, 1 and 8 channels: only a branch from the first one goes past the second."""
+    task = find_task("digits")
+    task = replace(task, build=lambda: CNNHost(widths=(8, 1, 8), in_channels=1))
+    population = FusedPopulation(task.recipe(task.load(Path("unused"))), range(4))
+    for step in range(15):
+        population.train_epoch(np.ones(4, dtype=bool), step)
+    names = population.template.catalogue.names
+    tried = everything(population) & np.isin(names, ("branch", "conv_light"))
+    gain = population.try_candidates(tried, TrialPlan(("branch", "conv_light")), 15).gain
+    best = np.nan_to_num(gain, nan=-np.inf).reshape(4, -1).argmax(axis=1)
+    slot, blueprint = np.unravel_index(best, gain.shape[1:])
+    assert sum((slot == 0) & (blueprint == names.index("branch"))) >= 3
 
 
 @pytest.mark.parametrize("wrong", [{"steps": 0}, {"batch": 0}, {"val_samples": 0}])

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW
 
-from esper.growth import MLPHost, TransformerHost, default_catalogue, keyed
+from esper.growth import MLPHost, TransformerHost, default_catalogue, keyed, seed_costs
 from esper.leyline import SeedStage
 from esper.tamiyo import TrialPlan
 from esper.tolaria import HostRecipe, LoopedPopulation, TensorSource
@@ -53,9 +53,7 @@ def everything(population: Any) -> np.ndarray:
     """bool[E, S, B]: every blueprint that fits an empty slot, for all hosts."""
     template, hosts = population.template, len(population.keys)
     tried = np.zeros((hosts, len(template.sites), len(template.catalogue)), dtype=bool)
-    for slot, site in enumerate(template.sites):
-        for b, spec in enumerate(template.catalogue.specs):
-            tried[:, slot, b] = site.topology in spec.factories
+    tried[:] = seed_costs(template.catalogue, template.sites, template.output)[0]
     return tried
 
 

@@ -14,7 +14,9 @@ from esper.growth import (
     HostSnapshot,
     evaluating,
     export,
+    forget,
     restore_snapshot,
+    scale_output,
     sync_slot_group,
     take_snapshot,
 )
@@ -109,6 +111,12 @@ class AttachedHost:
 
     def restore(self, envs: np.ndarray, snapshots: Sequence[HostSnapshot]) -> None:
         restore_snapshot(self.network, self.managed(), snapshots[0])
+
+    def cool(self, env: int, tau: float) -> str | None:
+        reason = scale_output(self.network, self.example, tau)
+        if reason is None:
+            forget(self.managed())
+        return reason
 
     def export(self, env: int) -> nn.Module:
         return export(self.network, self.example)

@@ -255,6 +255,7 @@ class Body:
             batches=self.optimizer_steps,
             samples=0,
             seeds={name: column[None] for name, column in self.meter.result().items()},
+            rho=np.array([np.nan]),
         )
 
     def _watch_gradients(self) -> None:

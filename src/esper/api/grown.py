@@ -45,6 +45,11 @@ class Grown:
     outcome: EpisodeOutcome
     example: Any
 
+    @property
+    def topology(self) -> dict[str, str]:
+        """What has grown: the blueprint of each seed that is kept, by module."""
+        return {seed.module: seed.blueprint for seed in self.outcome.seeds}
+
     def export(self) -> nn.Module:
         """A plain module for use without Esper, checked to give the live network's output."""
         return export(self.model, self.example)
@@ -123,7 +128,7 @@ def load(
             f"the network in {folder} was grown with other blueprints; give them as blueprints="
         )
     try:
-        sites = [InjectionSpec(**site) for site in tree["sites"]]
+        sites = [InjectionSpec.from_tree(site) for site in tree["sites"]]
         output = None if tree["output"] is None else OutputSpec(**tree["output"])
         network = GrownModule(model, sites, output, catalogue, tree["host_macs"])
         snapshot = snapshot_from_tree(tree["network"])

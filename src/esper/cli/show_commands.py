@@ -85,7 +85,11 @@ def blueprints() -> None:
         _add(table, spec.name, spec.kind, fits, ", ".join(shown), spec.description)
     console = Console()
     console.print(table)
-    say(console, "\nA branch is counted for a network with ten outputs.")
+    say(
+        console,
+        "\nA branch is counted for a network with ten outputs, a bypass between two layers of",
+    )
+    say(console, "that width (convolutions of width 3 for maps).")
 
 
 def data_list() -> None:

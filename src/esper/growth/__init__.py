@@ -14,6 +14,7 @@ from esper.growth.blueprints import (
     example_params,
     seed_costs,
 )
+from esper.growth.blueprints.bypass import Mean
 from esper.growth.blueprints.modules import ChannelAttention, Renormalize
 from esper.growth.candidates import (
     CandidatePass,
@@ -45,6 +46,7 @@ from esper.growth.lifecycle import (
 )
 from esper.growth.optimizer import (
     add_slot_groups,
+    forget,
     group_settings,
     lent,
     scaled_rates,
@@ -53,6 +55,7 @@ from esper.growth.optimizer import (
     with_inner,
     without_empty_groups,
 )
+from esper.growth.output_scale import scale_output
 from esper.growth.seed_slot import SeedSlot, valve_params
 from esper.growth.sites import (
     CallInput,
@@ -93,6 +96,7 @@ __all__ = [
     "Layouts",
     "LifecycleRules",
     "MLPHost",
+    "Mean",
     "OutputSpec",
     "Renormalize",
     "SeedSlot",
@@ -115,6 +119,7 @@ __all__ = [
     "evaluating",
     "example_params",
     "export",
+    "forget",
     "fossilize",
     "frozen",
     "gate_checks",
@@ -133,6 +138,7 @@ __all__ = [
     "one_slot",
     "read_tree",
     "restore_snapshot",
+    "scale_output",
     "scaled_rates",
     "scheduled_alpha",
     "seed_costs",

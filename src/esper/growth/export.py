@@ -2,8 +2,9 @@
 
 The host's own modules stay as they are. Each seed becomes a torch.fx GraphModule, which carries its
 code with it, and acts as a forward hook on the module of its slot. A branch keeps its result for
-the end of the pass, where a hook on the whole network adds it to the output. What is kept belongs
-to the thread, not to the module: the module is a function of its input, in any number of threads.
+the end of the pass, where a hook on the whole network adds it to the output; a bypass from before
+one layer to behind another. What is kept belongs to the thread, not to the module: the module is a
+function of its input, in any number of threads.
 """
 
 import copy
@@ -82,7 +83,7 @@ class _Graft:
         self.tools = SimpleNamespace(
             thread=threading.current_thread,
             id=id,
-            name="grown_{}".format,
+            name="grown_{}{}".format,
             get=getattr,
             set=setattr,
             delete=delattr,
@@ -94,20 +95,41 @@ class _Graft:
         # The holder passes on what it gets, for hosts that call whatever modules they have.
         holder = nn.Identity()
         for slot in slots:
+            if slot.kind == "bypass":
+                continue
             module = self.host.get_submodule(slot.site.module)
             place = self._place(module, slot_place)
-            hook = self._slot_hook(slot, self.live.catalogue[slot.blueprint].name, place)
+            hook = self._slot_hook(slot, place)
             holder.add_module(slot.site.slot_id, hook)
             module.register_forward_hook(hook)
-            if slot.is_branch or place.form in ("mapping", "dataclass"):
+            if slot.kind == "branch" or place.form in ("mapping", "dataclass"):
                 setattr(module, f"{self.name}_tools", self.tools)
-        branches = [slot.site.slot_id for slot in slots if slot.is_branch]
+        branches = [slot.site.slot_id for slot in slots if slot.kind == "branch"]
+        bypasses = [slot for slot in slots if slot.kind == "bypass"]
+        if branches or bypasses:
+            setattr(self.host, f"{self.name}_tools", self.tools)
+            begin = self._begin_hook([slot.site.slot_id for slot in bypasses], bool(branches))
+            self.host.register_forward_pre_hook(begin)
         if branches:
             place = self._place(self.host, host_place)
-            setattr(self.host, f"{self.name}_tools", self.tools)
-            self.host.register_forward_pre_hook(self._begin_hook())
             self.host.register_forward_hook(self._end_hook(branches, place))
+        # Before all other hooks of the layer, the last one first: they end in the order of slots.
+        for slot in reversed(bypasses):
+            self._add_bypass(slot, holder)
         self._hold(holder)
+
+    def _add_bypass(self, slot: SeedSlot, holder: nn.Module) -> None:
+        assert slot.site.widening is not None
+        first, second = (
+            self.host.get_submodule(layer.module)
+            for layer in (slot.site.widening.first, slot.site.widening.second)
+        )
+        for layer in (first, second):
+            setattr(layer, f"{self.name}_tools", self.tools)
+        reading = self._reading_hook(slot)
+        holder.add_module(slot.site.slot_id, reading)
+        first.register_forward_pre_hook(reading)
+        second.register_forward_hook(self._adding_hook(slot.site.slot_id), prepend=True)
 
     def _place(self, module: nn.Module, place_of: Callable[[Any], Place | None]) -> Place:
         """Where a module's output has its tensor, with the seeds that are there already."""
@@ -139,9 +161,7 @@ class _Graft:
     def _tool(self, graph: fx.Graph, module: fx.Node) -> fx.Node:
         return graph.call_function(getattr, (module, f"{self.name}_tools"))
 
-    def _slot_hook(self, slot: SeedSlot, blueprint: str, place: Place) -> fx.GraphModule:
-        assert slot.seed is not None
-        parts: dict[str, Any] = {"seed": _trace(slot.seed, blueprint)}
+    def _slot_hook(self, slot: SeedSlot, place: Place) -> fx.GraphModule:
         graph = fx.Graph()
         module, _, output = (graph.placeholder(name) for name in ("module", "args", "output"))
         h = target = self._take(graph, module, output, place)
@@ -150,15 +170,10 @@ class _Graft:
         # A copy for a branch, because the host may change its features in place further on; and
         # for maps, because GroupNorm kills the process (see seed_slot) when an export with a frozen
         # host is trained channels last.
-        if slot.is_branch or slot.site.topology.startswith("cnn"):
+        if slot.kind == "branch" or slot.site.topology.startswith("cnn"):
             h = graph.call_method("clone", (h,), {"memory_format": torch.contiguous_format})
-        delta = graph.call_module("seed", (h,))
-        if slot.valve is not None:
-            parts["valve"] = _trace(slot.valve, blueprint)
-            delta = graph.call_function(operator.mul, (graph.call_module("valve", (h,)), delta))
-        elif slot.alpha != 1.0:
-            delta = graph.call_function(operator.mul, (slot.alpha, delta))
-        if slot.is_branch:
+        parts, delta = self._change(graph, slot, h)
+        if slot.kind == "branch":
             self._keep(graph, module, slot.site.slot_id, delta)
             graph.output(output)
         else:
@@ -166,7 +181,55 @@ class _Graft:
                 delta = graph.call_method("permute", (delta, *slot.site.writing))
             blended = graph.call_function(operator.add, (target, delta))
             graph.output(self._put(graph, module, output, place, blended))
-        return fx.GraphModule(parts, graph, class_name=f"Grown_{blueprint}")
+        return fx.GraphModule(parts, graph, class_name=self._class_name(slot))
+
+    def _class_name(self, slot: SeedSlot) -> str:
+        return f"Grown_{self.live.catalogue[slot.blueprint].name}"
+
+    def _change(
+        self, graph: fx.Graph, slot: SeedSlot, h: fx.Node
+    ) -> tuple[dict[str, Any], fx.Node]:
+        """The modules that what a seed adds is made of, and what it is."""
+        assert slot.seed is not None
+        blueprint = self.live.catalogue[slot.blueprint].name
+        parts: dict[str, Any] = {"seed": _trace(slot.seed, blueprint)}
+        delta = graph.call_module("seed", (h,))
+        if slot.valve is not None:
+            parts["valve"] = _trace(slot.valve, blueprint)
+            delta = graph.call_function(operator.mul, (graph.call_module("valve", (h,)), delta))
+        elif slot.alpha != 1.0:
+            delta = graph.call_function(operator.mul, (slot.alpha, delta))
+        return parts, delta
+
+    # A bypass, in Python; outside a pass too, where checkpoints come by again, backwards:
+    #   begin   forget thread.name_r0c0        a pass that never comes by adds nothing
+    #   before the first layer     thread.name_r0c0 = delta
+    #   behind the second layer    output + getattr(thread, "name_r0c0", 0.0); forget it
+
+    def _reading_hook(self, slot: SeedSlot) -> fx.GraphModule:
+        graph = fx.Graph()
+        module, args = (graph.placeholder(name) for name in ("module", "args"))
+        h = graph.call_function(operator.getitem, (args, 0))
+        # A copy, because the host may change what it read in place further on.
+        h = graph.call_method("clone", (h,), {"memory_format": torch.contiguous_format})
+        parts, delta = self._change(graph, slot, h)
+        graph.call_method("set", (*self._kept(graph, module, slot.site.slot_id), delta))
+        graph.output(None)
+        return fx.GraphModule(parts, graph, class_name=self._class_name(slot))
+
+    def _adding_hook(self, slot_id: str) -> fx.GraphModule:
+        graph = fx.Graph()
+        module, _, output = (graph.placeholder(name) for name in ("module", "args", "output"))
+        kept = self._kept(graph, module, slot_id)
+        delta = graph.call_method("get", (*kept, 0.0))
+        self._forget(graph, kept)
+        graph.output(graph.call_function(operator.add, (output, delta)))
+        return fx.GraphModule({}, graph, class_name="GrownLayer")
+
+    def _forget(self, graph: fx.Graph, kept: tuple[fx.Node, fx.Node, fx.Node]) -> None:
+        # Set first: there may be nothing to delete.
+        graph.call_method("set", (*kept, 0.0))
+        graph.call_method("delete", kept)
 
     # What follows in Python, for a branch:
     #   name    "grown_" + id(tools)
@@ -174,11 +237,13 @@ class _Graft:
     #   slot    thread.name["r0c0"] = delta        outside a pass there is none: nothing is kept
     #   end     output + thread.name.get("r0c0", 0.0)    a pass that never came by adds nothing
 
-    def _begin_hook(self) -> fx.GraphModule:
+    def _begin_hook(self, bypasses: list[str], branches: bool) -> fx.GraphModule:
         graph = fx.Graph()
         module, _ = (graph.placeholder(name) for name in ("module", "args"))
-        kept = self._kept(graph, module)
-        graph.call_method("set", (*kept, {}))
+        for slot_id in bypasses:
+            self._forget(graph, self._kept(graph, module, slot_id))
+        if branches:
+            graph.call_method("set", (*self._kept(graph, module), {}))
         graph.output(None)
         return fx.GraphModule({}, graph, class_name="GrownInput")
 
@@ -199,15 +264,15 @@ class _Graft:
         graph.output(self._put(graph, module, output, place, total))
         return fx.GraphModule({}, graph, class_name="GrownOutput")
 
-    def _kept(self, graph: fx.Graph, module: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node]:
-        """Tools, this thread, and the name of its attribute with what branches keep."""
+    def _kept(
+        self, graph: fx.Graph, module: fx.Node, slot_id: str = ""
+    ) -> tuple[fx.Node, fx.Node, fx.Node]:
+        """Tools, this thread, and the name of its attribute with what branches (or the bypass of
+        that slot) keep."""
         tools = self._tool(graph, module)
         thread = graph.call_method("thread", (tools,))
-        return (
-            tools,
-            thread,
-            graph.call_method("name", (tools, graph.call_method("id", (tools, tools)))),
-        )
+        own = graph.call_method("id", (tools, tools))
+        return tools, thread, graph.call_method("name", (tools, own, slot_id))
 
     # `take` and `put` of esper.growth.outputs, as code.
 

@@ -97,7 +97,7 @@ class GrownModule(nn.Module):
         self.host_macs = host_macs
         self.slots = nn.ModuleDict({site.slot_id: SeedSlot(site) for site in sites})
         self._handles: dict[int, list[RemovableHandle]] = {}
-        self._branches: list[RemovableHandle] = []
+        self._later: list[RemovableHandle] = []
 
     @staticmethod
     def wrap(
@@ -159,23 +159,21 @@ class GrownModule(nn.Module):
         if slot.seed is not None:
             raise InvalidStateMachineError(f"slot {slot.site.slot_id} already holds a seed")
         seed, valve = self.new_seed(index, blueprint, blend, key)
-        branch = self.catalogue[blueprint].kind == "branch"
-        slot.plant(seed, valve, blueprint, blend, branch=branch)
+        slot.plant(seed, valve, blueprint, blend, self.catalogue[blueprint].kind)
         slot.train(self.host.training)
         try:
             self._check_shape(slot)
         except ConfigError:
             slot.clear()
             raise
-        module = self.host.get_submodule(slot.site.module)
         self._handles[index] = [
             self.host.register_forward_pre_hook(slot.follow_mode),
-            module.register_forward_hook(slot.on_slot_output),
+            self._hook_reading(slot),
+            self.host.register_state_dict_pre_hook(_warn_of_partial_state),
         ]
-        if slot.is_branch:
+        if slot.kind != "residual":
             self._handles[index].append(self.host.register_forward_pre_hook(slot.on_host_input))
-            self._hook_branches()
-        self._handles[index].append(self.host.register_state_dict_pre_hook(_warn_of_partial_state))
+            self._hook_later()
         _forget_compiled()
 
     def new_seed(
@@ -194,33 +192,51 @@ class GrownModule(nn.Module):
     def _like(self) -> Tensor:
         return next(self.host.parameters(), torch.empty(0))
 
-    def _hook_branches(self) -> None:
-        """Branches are added in the order of slots, whenever they germinated: a sum of floats
-        depends on it."""
-        for handle in self._branches:
+    def _hook_reading(self, slot: SeedSlot) -> RemovableHandle:
+        if slot.kind == "bypass":
+            assert slot.site.widening is not None
+            layer = self.host.get_submodule(slot.site.widening.first.module)
+            return layer.register_forward_pre_hook(slot.on_layer_input)
+        module = self.host.get_submodule(slot.site.module)
+        return module.register_forward_hook(slot.on_slot_output)
+
+    def _hook_later(self) -> None:
+        """Branches and bypasses are added in the order of slots, whenever they germinated: a sum
+        of floats depends on it. Bypasses come before all other hooks: they are of the layer."""
+        for handle in self._later:
             handle.remove()
-        self._branches = [
-            self.host.register_forward_hook(slot.on_host_output)
-            for _, slot in self.each_slot()
-            if slot.is_branch
+        slots = [slot for _, slot in self.each_slot()]
+        self._later = [
+            self.host.register_forward_hook(slot.on_later_output)
+            for slot in slots
+            if slot.kind == "branch"
         ]
+        for slot in reversed(slots):
+            if slot.kind == "bypass":
+                assert slot.site.widening is not None
+                layer = self.host.get_submodule(slot.site.widening.second.module)
+                self._later.append(layer.register_forward_hook(slot.on_later_output, prepend=True))
 
     def _check_shape(self, slot: SeedSlot) -> None:
         assert slot.seed is not None
-        like = self._like()
-        features = torch.zeros(2, *slot.site.shape, device=like.device, dtype=like.dtype)
+        like, site = self._like(), slot.site
+        reads = self.catalogue[slot.blueprint].reads(site, 2)
+        features = torch.zeros(reads, device=like.device, dtype=like.dtype)
         expected = features.shape
-        if slot.is_branch:
+        if slot.kind == "bypass":
+            assert site.widening is not None
+            expected = torch.Size(site.widening.adds)
+        if slot.kind == "branch":
             assert self.output is not None
             expected = torch.Size((2, self.output.outputs))
             if self.output.per_position:
-                expected = torch.Size((2, slot.site.shape[0], self.output.outputs))
+                expected = torch.Size((2, site.shape[0], self.output.outputs))
         with evaluating(slot.seed):
             shape = slot.seed(features).shape
         if shape != expected:
             raise ConfigError(
                 f"blueprint {self.catalogue[slot.blueprint].name!r} must return shape "
-                f"{tuple(expected)} in slot {slot.site.slot_id}, it returned {tuple(shape)}"
+                f"{tuple(expected)} in slot {site.slot_id}, it returned {tuple(shape)}"
             )
 
     def remove(self, index: int) -> None:
@@ -228,7 +244,7 @@ class GrownModule(nn.Module):
         for handle in self._handles.pop(index, []):
             handle.remove()
         self.slot(index).clear()
-        self._hook_branches()
+        self._hook_later()
         _forget_compiled()
 
     def set_blend(self, index: int, stage: SeedStage, alpha: float) -> None:

@@ -148,6 +148,12 @@ def with_inner(optimizer: Optimizer) -> list[Optimizer]:
     return found
 
 
+def forget(optimizer: Optimizer) -> None:
+    """Begin anew with the parameters as they are: no moments, no count of steps."""
+    for part in with_inner(optimizer):
+        part.state.clear()
+
+
 def slot_group(optimizer: Optimizer, slot_id: str) -> dict[str, Any]:
     return next(group for group in optimizer.param_groups if group.get(SLOT_KEY) == slot_id)
 

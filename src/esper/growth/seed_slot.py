@@ -4,6 +4,10 @@ While TRAINING a seed learns in isolation: it reads detached features, and the n
 the host's own, bit for bit, although gradients reach the seed as if it were blended in. From
 BLENDING on the output is `h + alpha * delta(h)` and gradients pass through the seed like through
 any layer.
+
+A residual seed reads and adds at the output of the slot's module. The others read first and add
+later in the pass: a branch to the network's output, a bypass from the input of one layer to the
+output of another.
 """
 
 import threading
@@ -14,10 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from esper.growth.blueprints import OutputSpec, count_params
+from esper.growth.blueprints import BlueprintCatalogue, OutputSpec, count_params
 from esper.growth.blueprints.modules import nearly_zero_
 from esper.growth.outputs import host_place, put, slot_place, take
-from esper.leyline import IS_BLENDED, IS_FULL, ConfigError, InjectionSpec, SeedStage
+from esper.leyline import IS_BLENDED, IS_FULL, ConfigError, InjectionSpec, SeedStage, Widening
 
 
 class _Isolate(torch.autograd.Function):
@@ -78,6 +82,9 @@ class BlendValve(nn.Module):
 
 def make_valve(site: InjectionSpec, kind: str, output: OutputSpec | None) -> BlendValve:
     """The valve of a gated blend for a seed of that kind at `site`."""
+    if kind == "bypass":
+        assert site.widening is not None
+        return _bypass_valve(site.widening)
     if site.topology.startswith("cnn"):
         space = len(site.shape) - 1
         pool = tuple(range(2, 2 + space))
@@ -88,14 +95,28 @@ def make_valve(site: InjectionSpec, kind: str, output: OutputSpec | None) -> Ble
     return BlendValve(site.channels)
 
 
-def valve_params(sites: list[InjectionSpec]) -> np.ndarray:
-    """int[S]: parameters of the valve that a gated blend adds while it lasts."""
+def _bypass_valve(widening: Widening) -> BlendValve:
+    """It reads what the bypass reads: maps on the whole, anything else position by position."""
+    reads = widening.reads
+    if widening.first.kind == "Linear":
+        return BlendValve(reads[-1])
+    return BlendValve(reads[1], tuple(range(2, len(reads))), len(widening.adds) - 2)
+
+
+def valve_params(catalogue: BlueprintCatalogue, sites: list[InjectionSpec]) -> np.ndarray:
+    """int[S, B]: parameters of the valve that a gated blend adds while it lasts."""
+    bypass = np.array([spec.kind == "bypass" for spec in catalogue.specs])
     with torch.device("meta"):
-        return np.array([count_params(BlendValve(site.channels)) for site in sites])
+        usual = [count_params(BlendValve(site.channels)) for site in sites]
+        wide = [
+            0 if site.widening is None else count_params(_bypass_valve(site.widening))
+            for site in sites
+        ]
+    return np.where(bypass, np.array(wide)[:, None], np.array(usual)[:, None])
 
 
 class _Features:
-    """What a branch read at its slot, for the end of the pass.
+    """What a branch or bypass read, for later in the pass.
 
     The host may change its features in place in the meantime: then a copy is what was read. Else
     it is the features themselves, so that gradients are summed in the same order with or without.
@@ -124,13 +145,15 @@ class _Features:
 
 
 class _Call(threading.local):
-    """What a branch keeps between its slot and the network's output, for each thread apart.
+    """What a seed keeps between where it reads and where it adds, for each thread apart.
 
-    `begun` while this thread is inside the network. Copies start empty.
+    `begun` while this thread is inside the network. `again` is what a bypass read last: activation
+    checkpoints that hold only the layer it adds to come by again, backwards. Copies start empty.
     """
 
     begun = False
     features: _Features | None = None
+    again: _Features | None = None
 
     def __reduce__(self) -> tuple[type["_Call"], tuple[()]]:
         return _Call, ()
@@ -156,11 +179,11 @@ class SeedSlot(nn.Module):
         self.clear()
 
     def plant(
-        self, seed: nn.Module, valve: BlendValve | None, blueprint: int, blend: int, *, branch: bool
+        self, seed: nn.Module, valve: BlendValve | None, blueprint: int, blend: int, kind: str
     ) -> None:
         self.seed = seed
         self.valve = valve
-        self.is_branch = branch
+        self.kind = kind
         self.blueprint, self.blend = blueprint, blend
         self.set_blend(SeedStage.GERMINATED, 0.0)
 
@@ -175,7 +198,7 @@ class SeedSlot(nn.Module):
     def clear(self) -> None:
         self.seed = None
         self.valve = None
-        self.is_branch = False
+        self.kind = ""
         self.blueprint = self.blend = -1
         self.stage = SeedStage.DORMANT
         self.alpha = 0.0
@@ -203,7 +226,7 @@ class SeedSlot(nn.Module):
 
     def on_slot_output(self, module: nn.Module, args: Any, output: Any) -> Any:
         """Blend into the output of the slot's module, or keep a branch's path for the end."""
-        if self.muted or self.stage <= SeedStage.GERMINATED:
+        if self._rests:
             return None
         place = slot_place(output)
         if place is None:
@@ -212,7 +235,7 @@ class SeedSlot(nn.Module):
                 f"({type(output).__name__}), unlike on the example"
             )
         h = take(output, place)
-        if self.is_branch:
+        if self.kind == "branch":
             # Outside a pass nobody asks for it: activation checkpoints come by again, backwards.
             features = _Features(h)
             self._call.features = features if self._call.begun else None
@@ -221,12 +244,20 @@ class SeedSlot(nn.Module):
 
     def on_host_input(self, module: nn.Module, args: Any) -> None:
         """A pass begins; nothing is left of one that an error ended."""
-        self._call.begun, self._call.features = True, None
+        self._call.begun, self._call.features, self._call.again = True, None, None
 
-    def on_host_output(self, module: nn.Module, args: Any, output: Any) -> Any:
-        """Add the branch's path to the network's output, if this pass came by the slot."""
+    def on_layer_input(self, module: nn.Module, args: Any) -> None:
+        """Keep what a bypass reads for the layer that it adds to. Activation checkpoints that hold
+        both layers come by again, backwards, and find it."""
+        self._call.features = None if self._rests else _Features(args[0])
+
+    def on_later_output(self, module: nn.Module, args: Any, output: Any) -> Any:
+        """Add a branch to the network's output or a bypass to a layer's, if this pass came by
+        where it reads."""
         features = self._call.features
         self._call.begun, self._call.features = False, None
+        if self.kind == "bypass":
+            features = self._checkpointed(features)
         if features is None:
             return None
         place = host_place(output)
@@ -239,6 +270,26 @@ class SeedSlot(nn.Module):
             change = self.change(features.as_read())
         return put(output, place, self._blend(take(output, place), change))
 
+    @property
+    def _rests(self) -> bool:
+        return self.muted or self.stage <= SeedStage.GERMINATED
+
+    def _checkpointed(self, features: _Features | None) -> _Features | None:
+        """What was read, in this pass or, for a checkpoint that runs again, in the one before."""
+        call = self._call
+        if features is None and not self._rests and torch._C._current_graph_task_id() != -1:
+            if call.again is None:
+                raise ConfigError(
+                    f"a bypass in slot {self.site.slot_id} is run again in another thread than its "
+                    "first layer; put both layers into one activation checkpoint"
+                )
+            return call.again
+        call.again = features if self.training else None
+        if call.again is not None and not torch.is_grad_enabled():
+            # A checkpoint hides the graph: that which runs again must not go beyond it.
+            call.again = _Features(call.again.as_read().detach())
+        return features
+
     def _blend(self, target: Tensor, change: Tensor) -> Tensor:
         if self.stage == SeedStage.TRAINING:
             return _Isolate.apply(target, change)
@@ -248,7 +299,8 @@ class SeedSlot(nn.Module):
         """What the seed adds, times alpha from BLENDING on, in the layout of what it adds to."""
         assert self.seed is not None
         isolated = self.stage == SeedStage.TRAINING
-        reading, writing = self.site.reading, () if self.is_branch else self.site.writing
+        reading = () if self.kind == "bypass" else self.site.reading
+        writing = self.site.writing if self.kind == "residual" else ()
         h = h.permute(reading) if reading else h
         change = self.seed(_safe_to_read(h.detach() if isolated else h))
         if not isolated:

@@ -24,7 +24,8 @@ from esper.growth.layouts import (
     layout_of,
 )
 from esper.growth.outputs import host_place, slot_place, take
-from esper.leyline import ConfigError, InjectionSpec, format_slot_id
+from esper.growth.trails import Trails
+from esper.leyline import ConfigError, InjectionSpec, Widening, format_slot_id
 
 SlotChoice = Sequence[str] | str | Callable[[str, nn.Module], bool]
 Layouts = Mapping[str, str]
@@ -38,6 +39,7 @@ class SlotInfo:
     `layout` has a letter for each dimension of the output (B batch, C channels, T tokens or time,
     L length, D H W) and is "?" where neither the module nor what feeds it says; then it must be
     given before a seed can grow there. `shape` is without the batch, in the order of the layout.
+    `widening` is the hidden layer that a bypass can make wider.
     """
 
     name: str
@@ -48,6 +50,7 @@ class SlotInfo:
     params: int
     macs: int
     calls: int
+    widening: Widening | None = None
 
 
 class SlotListing(list[SlotInfo]):
@@ -129,11 +132,13 @@ class _Watch:
     """What hooks on every module saw in one pass: outputs, how they are laid out, causality."""
 
     tracker: DimsTracker
+    trails: Trails
     seen: dict[nn.Module, list[tuple[Tensor, Dims]]] = field(default_factory=dict)
     causal: bool = False
 
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
         self.causal |= kwargs.get("is_causal") is True
+        self.trails.passed(module, args, output)
         place = slot_place(output)
         if place is not None:
             features = take(output, place)
@@ -150,11 +155,12 @@ def probe(model: nn.Module, example: Any, layout: Layouts | None = None) -> Prob
     model cannot run on the example, and for a layout that cannot be.
     """
     batch = batch_size(example)
-    tracker, attention = DimsTracker(), CausalWatch()
-    watch = _Watch(tracker)
+    tracker, trails, attention = DimsTracker(), Trails(), CausalWatch()
+    watch = _Watch(tracker, trails)
     for tensor in tensors_in(example):
         if tensor.dim() > 0 and len(tensor) == batch:
             tracker[tensor] = Dims(batch=0)
+        trails.begin(tensor)
     handles = [
         module.register_forward_hook(watch, with_kwargs=True)
         for name, module in model.named_modules()
@@ -162,7 +168,7 @@ def probe(model: nn.Module, example: Any, layout: Layouts | None = None) -> Prob
     ]
     counter = flop_counter()
     try:
-        with evaluating(model), counter, tracker, attention:
+        with evaluating(model), counter, tracker, trails, attention:
             output = call_model(model, example)
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         raise ConfigError(
@@ -175,13 +181,15 @@ def probe(model: nn.Module, example: Any, layout: Layouts | None = None) -> Prob
     given = _check_layouts(model, layout or {}, watch.seen)
     flops = counter.get_flop_counts()
     listing = SlotListing()
-    for name, module in model.named_modules():
+    names = {module: name for name, module in model.named_modules()}
+    for module, name in names.items():
         found = _slot_layout(watch.seen.get(module, []), given.get(name), batch, name)
         # A copy of a GraphModule loses its hooks.
         if found is None or isinstance(module, fx.GraphModule):
             continue
         macs = sum(flops.get(f"{type(model).__name__}.{name}", {}).values()) // 2 // batch
-        listing.append(_slot_info(name, module, found, watch.seen[module], macs))
+        slot = _slot_info(name, module, found, watch.seen[module], macs)
+        listing.append(replace(slot, widening=trails.widening(module, names, batch)))
     order = {module: i for i, module in enumerate(watch.seen)}
     listing.sort(key=lambda slot: order[model.get_submodule(slot.name)])
     return Probe(
@@ -331,12 +339,19 @@ def _site(slot: SlotInfo, index: int, count: int, *, causal: bool) -> InjectionS
         calls=slot.calls,
         layout=slot.layout,
         causal=causal,
+        widening=None if causal and _looks_around(slot.widening) else slot.widening,
     )
     if not spec.reading:
         return spec
     sizes = dict(zip(slot.layout.replace("B", ""), slot.shape, strict=True))
     letters = [slot.layout[i] for i in spec.reading if slot.layout[i] != "B"]
     return replace(spec, shape=tuple(sizes[letter] for letter in letters))
+
+
+def _looks_around(widening: Widening | None) -> bool:
+    """Convolutions as the host's would be causal, the valve of a gated blend, which reads their
+    mean over all positions, would not."""
+    return widening is not None and widening.first.kind != "Linear"
 
 
 def _matching(model: nn.Module, entry: str, found: SlotListing) -> list[str]:

@@ -50,6 +50,7 @@ from esper.leyline.stages import (
     is_terminal_stage,
     is_valid_transition,
 )
+from esper.leyline.widening import LayerSpec, Step, Widening
 
 __all__ = [
     "BLEND",
@@ -84,6 +85,7 @@ __all__ = [
     "History",
     "InjectionSpec",
     "InvalidStateMachineError",
+    "LayerSpec",
     "LifecycleOp",
     "NullRecorder",
     "Recorder",
@@ -92,8 +94,10 @@ __all__ = [
     "SeedStateReport",
     "SlotConfig",
     "SlotIdError",
+    "Step",
     "TrainingSignals",
     "TwinReport",
+    "Widening",
     "constants",
     "draw_key",
     "format_slot_id",

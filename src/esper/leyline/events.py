@@ -30,6 +30,21 @@ class HostStabilized(Event):
 
 
 @dataclass(frozen=True)
+class HostCooled(Event):
+    """The output of a starved host, with `rho`, was scaled by `tau`."""
+
+    rho: float
+    tau: float
+
+
+@dataclass(frozen=True)
+class CoolingRefused(Event):
+    """A starved host was not cooled, for this reason."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
 class SeedEvent(Event):
     """`module` is the network's own name for the place that `slot_id` stands for."""
 

@@ -1,11 +1,13 @@
 """Where a host can grow: the description of one slot, and the ordered list of all of them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 from esper.leyline.errors import ConfigError
 from esper.leyline.slot_id import format_slot_id, parse_slot_id, validate_slot_ids
+from esper.leyline.widening import Widening
 
 # How each topology's seeds read features: B batch, C channels, T tokens or time, L length, D H W.
 SEED_LAYOUTS = {
@@ -30,6 +32,7 @@ class InjectionSpec:
     calls        how often one pass through the host uses the module
     position     0 at the input, 1 at the output
     layer_range  the host layers this slot stands for, as (start, end)
+    widening     the hidden layer in the module that a bypass makes wider; None if there is none
     """
 
     slot_id: str
@@ -42,6 +45,15 @@ class InjectionSpec:
     calls: int = 1
     layout: str = ""
     causal: bool = False
+    widening: Widening | None = None
+
+    @staticmethod
+    def from_tree(tree: Mapping[str, Any]) -> "InjectionSpec":
+        """The inverse of `dataclasses.asdict`."""
+        found = tree.get("widening")
+        return InjectionSpec(
+            **{**tree, "widening": None if found is None else Widening.from_tree(found)}
+        )
 
     @property
     def reading(self) -> tuple[int, ...]:

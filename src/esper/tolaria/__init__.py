@@ -35,12 +35,14 @@ if TYPE_CHECKING:
     )
     from esper.tolaria.population import (
         Evaluation,
-        HostRecipe,
         Hosts,
         LoopedPopulation,
         Population,
-        Precision,
         TrainReadings,
+    )
+    from esper.tolaria.recipe import (
+        HostRecipe,
+        Precision,
         check_precision,
         export_network,
         new_network,
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
     from esper.tolaria.tasks import Task, all_tasks, find_task
     from esper.tolaria.transition import Transition
     from esper.tolaria.trial import (
+        RESCUE,
         Topology,
         Trained,
         TrialRules,
@@ -61,6 +64,7 @@ if TYPE_CHECKING:
 
 # Loaded on first use: the data catalogue has to answer without waiting for torch.
 _HOMES = {
+    "RESCUE": "trial",
     "Attribution": "attribution",
     "Budget": "garden",
     "CoalitionGame": "attribution",
@@ -74,7 +78,7 @@ _HOMES = {
     "GradientMeter": "gradients",
     "GrowthCycle": "cycle",
     "GrowthEnv": "environment",
-    "HostRecipe": "population",
+    "HostRecipe": "recipe",
     "Hosts": "population",
     "LOSSES": "objectives",
     "LoaderSource": "batches",
@@ -83,7 +87,7 @@ _HOMES = {
     "Population": "population",
     "PopulationChoice": "choice",
     "PopulationKind": "choice",
-    "Precision": "population",
+    "Precision": "recipe",
     "RateSchedule": "schedule",
     "SCORES": "objectives",
     "TRAINING_COST": "garden",
@@ -101,16 +105,16 @@ _HOMES = {
     "attribute_seeds": "attribution",
     "check_fit": "objectives",
     "check_population": "choice",
-    "check_precision": "population",
+    "check_precision": "recipe",
     "choose_population": "choice",
     "cycle_state": "resuming",
     "data_root": "data.catalogue",
-    "export_network": "population",
+    "export_network": "recipe",
     "find_objective": "objectives",
     "find_task": "tasks",
     "load_cycle_state": "resuming",
     "make_env": "trial",
-    "new_network": "population",
+    "new_network": "recipe",
     "play": "trial",
     "settle": "trial",
     "share": "data.shared",

@@ -16,7 +16,8 @@ from esper.growth import count_params, seed_costs
 from esper.leyline import ConfigError, SeedStage
 from esper.tamiyo import usable_blueprints
 from esper.tolaria.fused import FusedPopulation, refuse_unless_fusable, why_not_fused
-from esper.tolaria.population import HostRecipe, LoopedPopulation, Population, new_network
+from esper.tolaria.population import LoopedPopulation, Population
+from esper.tolaria.recipe import HostRecipe, new_network
 
 log = logging.getLogger("esper")
 

@@ -11,18 +11,25 @@ from typing import Literal
 import numpy as np
 
 from esper.growth import LifecycleRules, SlotTable, age
-from esper.leyline import InvalidStateMachineError, NullRecorder, Recorder, TrainingSignals
+from esper.leyline import (
+    InvalidStateMachineError,
+    LifecycleOp,
+    NullRecorder,
+    Recorder,
+    TrainingSignals,
+)
+from esper.leyline.constants import COOLING_STARVED, COOLING_TARGET
 from esper.leyline.events import (
-    GovernorPanic,
-    GovernorRollback,
+    CoolingRefused,
     GovernorSnapshot,
+    HostCooled,
     HostStabilized,
 )
 from esper.tamiyo import SignalTracker, Situation, compute_action_masks, wait
 from esper.tolaria.batches import DataSize
+from esper.tolaria.cooling import Cooler
 from esper.tolaria.garden import Budget, Garden, SavedHost, Validation
-from esper.tolaria.governor import Governor, Verdict
-from esper.tolaria.narrator import absent
+from esper.tolaria.governor import Governor, Verdict, panic_event, rollback_event
 from esper.tolaria.objectives import standard_error
 from esper.tolaria.population import Hosts, TrainReadings
 from esper.tolaria.spending import Purse
@@ -37,6 +44,8 @@ class GrowthCycle:
     on_panic         what a rollback means: the end of the episode ('terminate'), or that the run
                      goes on without the culprit ('continue')
     keep_best        also keep each host as it was at its best validation score, for `settle`
+    prefer_later     the best is the latest of those that are within chance of it: where the rate
+                     decays the end is better than what validation happened to like before
     counterfactuals  measure what every seed is worth by leaving it out; without, a network that is
                      not going to change pays for plain validation only
     answers_per_sample   of validation, where the score is the percentage of right ones
@@ -44,6 +53,7 @@ class GrowthCycle:
     max_macs         the whole bill of a host, settling included: its episode ends when what is left
                      does not pay for another epoch. `data_size` is what the first one takes; where
                      that is not known, it is trained on trust
+    cooler           cools starved hosts: trained ones at the start, any when a seed is germinated
     """
 
     def __init__(
@@ -57,15 +67,18 @@ class GrowthCycle:
         random_guess_loss: float | None = None,
         recorder: Recorder | None = None,
         keep_best: bool = False,
+        prefer_later: bool = False,
         counterfactuals: bool = True,
         answers_per_sample: int | None = None,
         start: Literal["fresh", "trained"] = "fresh",
         max_macs: int | None = None,
         data_size: DataSize | None = None,
+        cooler: Cooler | None = None,
     ) -> None:
         self.population, self.rules = population, rules
-        self.start_from = start
-        self.on_panic, self.keep_best = on_panic, keep_best
+        self.start_from, self.cooler = start, cooler
+        self.rho = np.full(len(population.keys), np.nan)  # how much is left to learn, if known
+        self.on_panic, self.keep_best, self.prefer_later = on_panic, keep_best, prefer_later
         self.answers_per_sample = answers_per_sample
         self.recorder: Recorder = recorder or NullRecorder()
         self.n_envs = len(population.keys)
@@ -87,7 +100,7 @@ class GrowthCycle:
         self.best: list[SavedHost | None] = [None] * self.n_envs
         self.best_score = np.full(self.n_envs, -np.inf)
         self.culled_before = np.zeros(self.n_envs, dtype=np.int64)
-        self.trial_macs = np.zeros(self.n_envs, dtype=np.int64)  # since the last step
+        self.macs_between = np.zeros(self.n_envs, dtype=np.int64)  # spent since the last step
         self.actions = wait(self.n_envs)
         self.before: Situation | None = None
         self.situation: Situation | None = None
@@ -117,6 +130,7 @@ class GrowthCycle:
             )
         self.before, self.actions = self.situation, actions.copy()
         self.step_count += 1
+        self._cool_where_seeds_come()
         fossilized = self.garden.apply(actions, self.step_count, self.score)
         # Fossils are for good: a rollback of this very epoch must not lose this one.
         self._save(fossilized)
@@ -140,11 +154,13 @@ class GrowthCycle:
         )
         age(self.table, acted)
         for env in np.flatnonzero(verdict.panic).tolist():
-            self._announce_panic(env, verdict, validation)
+            self.recorder.event(panic_event(env, self.step_count, verdict, validation.loss[env]))
         self._take_in(validation, train, acted & ~verdict.rollback, verdict.panic)
         if verdict.rollback.any():
             validation = self._roll_back(verdict, validation)
         self.score = np.where(acted, validation.score, self.score)
+        # What a rollback brings back was not measured.
+        self.rho = np.where(acted, np.where(verdict.rollback, np.nan, train.rho), self.rho)
         # Nothing moves on while a network is broken: what it shows is not the seeds' doing.
         healthy = acted & ~verdict.panic
         self.garden.tick(healthy, self.step_count)
@@ -165,10 +181,10 @@ class GrowthCycle:
             terminated=terminated,
             truncated=truncated,
             rolled_back=verdict.rollback,
-            train_macs=self.garden.train_macs - spent + self.trial_macs,
+            train_macs=self.garden.train_macs - spent + self.macs_between,
             host_macs=self.garden.host_train_macs - spent_by_hosts,
         )
-        self.trial_macs = np.zeros_like(self.trial_macs)
+        self.macs_between = np.zeros_like(self.macs_between)
         self._tell(transition)
         return transition
 
@@ -204,6 +220,38 @@ class GrowthCycle:
             )
         )
 
+    # --- cooling -------------------------------------------------------------------------------
+
+    def _cool_where_seeds_come(self) -> None:
+        if self.cooler is None:
+            return
+        slot, blueprint, _, op = self.actions.T
+        cost = self.cooler.cost(self.garden.total_macs())
+        paid, seeds = self.affords(cost), self.purse.affords_seed(self.best, cost)
+        if seeds is not None:
+            paid = seeds[np.arange(self.n_envs), slot, blueprint]
+        self._cool(self.running & (op == LifecycleOp.GERMINATE), paid)
+
+    def _cool(self, envs: np.ndarray, paid: np.ndarray) -> None:
+        """Cool the hosts among `envs` that are starved, where it is `paid` for (bool[E])."""
+        assert self.cooler is not None
+        for env in np.flatnonzero(envs & ~(self.rho >= COOLING_STARVED)).tolist():
+            if not paid[env]:
+                reason = "the budget does not pay for looking at it"
+                self.recorder.event(CoolingRefused(env, self.step_count, reason))
+                continue
+            done = self.cooler.cool(env, self.step_count)
+            macs = done.samples * int(self.garden.total_macs()[env])
+            self.garden.train_macs[env] += macs
+            self.macs_between[env] += macs
+            self.rho[env] = done.rho
+            if done.refused is not None:
+                self.recorder.event(CoolingRefused(env, self.step_count, done.refused))
+            elif done.tau < 1.0:
+                self.rho[env] = COOLING_TARGET
+                self.governor.renew(env)
+                self.recorder.event(HostCooled(env, self.step_count, done.rho, done.tau))
+
     # --- parts of a step -----------------------------------------------------------------------
 
     def _take_in(
@@ -216,11 +264,13 @@ class GrowthCycle:
         self._keep_best(validation, envs & ~broken)
 
     def _keep_best(self, validation: Validation, envs: np.ndarray) -> None:
-        """Remember the hosts among `envs` (bool[E]) that have never been better."""
+        """Remember the hosts among `envs` (bool[E]) that have never been better; with
+        `prefer_later`, never better by more than chance."""
         if not self.keep_best:
             return
-        better = np.flatnonzero(envs & (validation.score > self.best_score))
-        self.best_score[better] = validation.score[better]
+        margin = np.nan_to_num(self._chance(validation)) if self.prefer_later else 0.0
+        better = np.flatnonzero(envs & (validation.score > self.best_score - margin))
+        self.best_score[better] = np.maximum(self.best_score, validation.score)[better]
         for env, saved in zip(better.tolist(), self._snapshots(better), strict=True):
             self.best[env] = saved
 
@@ -278,6 +328,7 @@ class GrowthCycle:
             total_params=garden.total_params(),
             left=self.purse.share_left(self.step_count / self.rules.max_steps),
             max_seeds=garden.limits.max_seeds,
+            trained=self.start_from == "trained",
         )
 
     # --- the governor --------------------------------------------------------------------------
@@ -300,18 +351,6 @@ class GrowthCycle:
             size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
             self.recorder.event(GovernorSnapshot(env, self.step_count, len(tensors), size))
 
-    def _announce_panic(self, env: int, verdict: Verdict, validation: Validation) -> None:
-        self.recorder.event(
-            GovernorPanic(
-                env,
-                self.step_count,
-                reason=verdict.reasons[env],
-                loss=absent(validation.loss[env]),
-                threshold=absent(verdict.threshold[env]),
-                consecutive_panics=int(verdict.consecutive[env]),
-            )
-        )
-
     def _roll_back(self, verdict: Verdict, broken: Validation) -> Validation:
         """Restore the last healthy hosts, close their culprits' slots, evaluate what is left."""
         envs = np.flatnonzero(verdict.rollback)
@@ -321,18 +360,9 @@ class GrowthCycle:
         self.garden.counts["rollbacks"][envs] += 1
         slots = self.garden.narrator.slots
         for env, blamed in culprits.items():
+            names = [(slots.names[slot], slots.slot_ids[slot]) for slot in blamed]
             self.recorder.event(
-                GovernorRollback(
-                    env,
-                    self.step_count,
-                    reason=verdict.reasons[env],
-                    loss_at_panic=absent(broken.loss[env]),
-                    loss_threshold=absent(verdict.threshold[env]),
-                    consecutive_panics=int(verdict.consecutive[env]),
-                    restored_step=saved[env].step,
-                    culprit_modules=tuple(slots.names[slot] for slot in blamed),
-                    culprit_slots=tuple(slots.slot_ids[slot] for slot in blamed),
-                )
+                rollback_event(env, self.step_count, verdict, broken.loss[env], saved[env], names)
             )
             for slot in blamed:
                 self.garden.embargo(env, slot, self.step_count)

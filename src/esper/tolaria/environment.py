@@ -46,8 +46,16 @@ class GrowthEnv(GrowthCycle):
         lists (slot, blueprint) pairs that every host has from birth, as fossils."""
         self.start(topology)
         if self.start_from == "trained":
-            return self.finish(TrainReadings.nothing(self.n_envs)).after
+            situation = self.finish(TrainReadings.nothing(self.n_envs)).after
+            return situation if self.cooler is None else self._cool_at_first(situation)
         return self.finish(self._train()).after
+
+    def _cool_at_first(self, situation: Situation) -> Situation:
+        """Hosts have been looked at as they came: that is what the best is compared with."""
+        assert self.cooler is not None
+        self._cool(self.running, self.affords(self.cooler.cost(self.garden.total_macs())))
+        self.situation = self._look(situation.signals)
+        return self.situation
 
     def try_candidates(self, plan: TrialPlan, envs: np.ndarray) -> Situation:
         """Find out what candidates would bring to some running hosts (bool[E]) before the next
@@ -62,7 +70,7 @@ class GrowthEnv(GrowthCycle):
         found = self.population.try_candidates(tried, plan, self.step_count)
         spent = garden.trial_macs(tried, found)
         garden.train_macs += spent
-        self.trial_macs += spent
+        self.macs_between += spent
         scores = TrialScores(
             found.gain, found.error, garden.limits.params, garden.limits.macs, self.step_count
         )

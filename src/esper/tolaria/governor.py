@@ -4,12 +4,15 @@ One snapshot per host, in CPU memory, taken only of a healthy host. The loop ask
 host it finds broken is restored, any other one may be snapshot afterwards.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from esper.leyline import constants as c
+from esper.leyline.events import GovernorPanic, GovernorRollback
 from esper.tolaria.garden import SavedHost
+from esper.tolaria.narrator import absent
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,8 @@ class Governor:
     def __init__(
         self, n_envs: int, random_guess_loss: float | None = None, *, trained: bool = False
     ) -> None:
-        self.random_guess_loss, self.trained = random_guess_loss, trained
+        self.random_guess_loss = random_guess_loss
+        self.trusts = np.full(n_envs, trained)  # the next loss, if it is the first
         self.saved: list[SavedHost | None] = [None] * n_envs
         self.history = np.full((n_envs, c.GOVERNOR_HISTORY_WINDOW), np.nan)
         self.last_score = np.full(n_envs, np.nan)
@@ -95,10 +99,8 @@ class Governor:
         The first loss has only a random guess to be compared with; where that is not known, any
         finite loss may be the scale of the task, and no loss is too high in itself.
         """
-        guess = self.random_guess_loss
-        if guess is None or self.trained:
-            guess = np.inf
-        usual = np.where(known > 0, mean, guess)
+        guess = np.inf if self.random_guess_loss is None else self.random_guess_loss
+        usual = np.where(known > 0, mean, np.where(self.trusts, np.inf, guess))
         statistical = np.where(
             known >= c.GOVERNOR_MIN_HISTORY, mean + c.GOVERNOR_SENSITIVITY * deviation, 0.0
         )
@@ -114,6 +116,12 @@ class Governor:
         saved = self.saved[env]
         assert saved is not None, "a host is saved before its first epoch"
         return saved
+
+    def renew(self, env: int) -> None:
+        """Forget the losses of a network whose output was scaled: those that come have another
+        scale. What is known of its score stays."""
+        self.history[env] = np.nan
+        self.trusts[env] = False
 
     def forgive(self, env: int) -> None:
         """Start counting panics anew, after a rollback."""
@@ -136,3 +144,39 @@ def _mean_and_deviation(history: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     mean = values.sum(axis=1) / count
     variance = (np.where(present, (values - mean[:, None]) ** 2, 0.0)).sum(axis=1) / count
     return mean, np.sqrt(variance)
+
+
+# --- what it tells -------------------------------------------------------------------------------
+
+
+def panic_event(env: int, step: int, verdict: Verdict, loss: float) -> GovernorPanic:
+    return GovernorPanic(
+        env,
+        step,
+        reason=verdict.reasons[env],
+        loss=absent(loss),
+        threshold=absent(verdict.threshold[env]),
+        consecutive_panics=int(verdict.consecutive[env]),
+    )
+
+
+def rollback_event(
+    env: int,
+    step: int,
+    verdict: Verdict,
+    loss: float,
+    restored: SavedHost,
+    culprits: Sequence[tuple[str, str]],
+) -> GovernorRollback:
+    """`culprits` are the modules and ids of slots that are closed."""
+    return GovernorRollback(
+        env,
+        step,
+        reason=verdict.reasons[env],
+        loss_at_panic=absent(loss),
+        loss_threshold=absent(verdict.threshold[env]),
+        consecutive_panics=int(verdict.consecutive[env]),
+        restored_step=restored.step,
+        culprit_modules=tuple(module for module, _ in culprits),
+        culprit_slots=tuple(slot_id for _, slot_id in culprits),
+    )

@@ -1,11 +1,11 @@
 """Populations of hosts behind one small protocol over arrays of environments, and its readable
 form: a loop over ordinary modules."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -13,69 +13,31 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from esper.growth import (
-    BlueprintCatalogue,
     GrownModule,
     HostSnapshot,
-    Layouts,
-    SlotChoice,
     add_slot_groups,
     batch_size,
     call_model,
     evaluating,
-    export,
+    forget,
     keyed,
-    map_tensors,
     restore_snapshot,
+    scale_output,
     scaled_rates,
     sync_slot_group,
     take_snapshot,
     takes_copies,
     without_empty_groups,
 )
-from esper.leyline import ConfigError, SeedStage, draw_key
+from esper.leyline import SeedStage, draw_key
 from esper.tamiyo import TrialPlan
-from esper.tolaria.batches import Batch, DataSource
+from esper.tolaria.batches import Batch
 from esper.tolaria.gradients import GradientMeter
-from esper.tolaria.objectives import Objective, WholeSetScore
+from esper.tolaria.objectives import WholeSetScore
+from esper.tolaria.recipe import HostRecipe, export_network, new_network, on_device
 from esper.tolaria.schedule import batch_factors
+from esper.tolaria.starvation import STRIDE, batch_rho
 from esper.tolaria.trials import HostTrials, TrialReadings, behind_candidates
-
-Precision = Literal["fp32", "bf16"]
-
-
-def check_precision(precision: str) -> None:
-    """Raises ConfigError for a precision that there is not."""
-    if precision not in get_args(Precision):
-        raise ConfigError(f"precision must be fp32 or bf16, got {precision!r}")
-
-
-@dataclass(frozen=True)
-class HostRecipe:
-    """How to make one host and train it. `build` runs with torch's generators at the host's key.
-
-    With `precision` bf16 the products of forward and backward passes are computed in bfloat16;
-    parameters, optimiser and objectives stay in float32.
-    `layout` and `causal` are those of `GrownModule.wrap`.
-    `weights` are state dicts of hosts that arrive trained, by key.
-    """
-
-    build: Callable[[], nn.Module]
-    slots: SlotChoice
-    data: DataSource
-    loss: Objective
-    score: Objective
-    optimizer: Callable[[Iterable[nn.Parameter]], Optimizer]
-    catalogue: BlueprintCatalogue
-    max_grad_norm: float | None = None
-    precision: Precision = "fp32"
-    layout: Layouts | None = None
-    causal: bool | None = None
-    weights: Mapping[int, Mapping[str, Tensor]] | None = None
-
-    def __post_init__(self) -> None:
-        check_precision(self.precision)
-        if self.max_grad_norm is not None and self.max_grad_norm <= 0:
-            raise ConfigError(f"max_grad_norm must be above 0 or None, got {self.max_grad_norm}")
 
 
 @dataclass(frozen=True)
@@ -84,6 +46,7 @@ class TrainReadings:
 
     finite   bool[E], False if the training of a host went to NaN or infinity
     samples  examples that each host was trained on
+    rho      how much was left to learn, see `tolaria/starvation.py`
     seeds    columns of the slot table that training measures, [E, S] each
     """
 
@@ -93,12 +56,13 @@ class TrainReadings:
     batches: int
     samples: int
     seeds: dict[str, np.ndarray]
+    rho: np.ndarray
 
     @staticmethod
     def nothing(n_envs: int) -> "TrainReadings":
         """Of hosts that were not trained."""
-        loss, score = np.full((2, n_envs), np.nan)
-        return TrainReadings(loss, score, np.ones(n_envs, dtype=bool), 0, 0, {})
+        loss, score, rho = np.full((3, n_envs), np.nan)
+        return TrainReadings(loss, score, np.ones(n_envs, dtype=bool), 0, 0, {}, rho)
 
 
 @dataclass(frozen=True)
@@ -145,6 +109,11 @@ class Hosts(Protocol):
     def restore(self, envs: np.ndarray, snapshots: Sequence[Any]) -> None:
         """`snapshots` are some that `snapshot` gave, one for each of `envs`."""
 
+    def cool(self, env: int, tau: float) -> str | None:
+        """Scale what the network puts out by `tau`, in its parameters, and let its optimiser begin
+        anew: gradients have another size. If it cannot be, nothing changes, and the reason is
+        given."""
+
     def export(self, env: int) -> nn.Module: ...
 
 
@@ -163,57 +132,6 @@ class Population(Hosts, Protocol):
     def try_candidates(self, tried: np.ndarray, plan: TrialPlan, step: int) -> TrialReadings:
         """Try the candidates of which `tried` (bool[E, S, B]) is True, all in empty slots. Hosts
         and seeds stay as they are."""
-
-
-def new_host(recipe: HostRecipe, key: int, device: torch.device) -> nn.Module:
-    """The host of a key, at birth or with the weights that it arrives with. Raises ConfigError if
-    there is nothing to train in it, or if there are no weights for it."""
-    with keyed(draw_key(key, "host")):
-        host = recipe.build().to(device)
-    if not any(p.requires_grad for p in host.parameters()):
-        raise ConfigError(f"{type(host).__name__} has no trainable parameters")
-    if recipe.weights is not None:
-        _load_weights(host, key, recipe.weights)
-    return host
-
-
-def _load_weights(host: nn.Module, key: int, weights: Mapping[int, Mapping[str, Tensor]]) -> None:
-    if key not in weights:
-        known = ", ".join(str(each) for each in weights)
-        raise ConfigError(f"there are no weights for the host of key {key}, only for {known}")
-    try:
-        host.load_state_dict(weights[key])
-    except RuntimeError as error:
-        raise ConfigError(
-            f"the weights of key {key} do not fit {type(host).__name__}: "
-            + " ".join(str(error).split("\n\t")[1:2])
-        ) from error
-
-
-def new_network(recipe: HostRecipe, key: int, device: torch.device) -> GrownModule:
-    """The same with its slots; raises ConfigError for slots that it cannot have."""
-    host, example = new_host(recipe, key, device), on_device(recipe.data.example(), device)
-    return GrownModule.wrap(
-        host,
-        recipe.slots,
-        example,
-        recipe.catalogue,
-        layout=recipe.layout,
-        causal=recipe.causal,
-    )
-
-
-def export_network(recipe: HostRecipe, network: GrownModule) -> nn.Module:
-    """`network`, of this recipe, as a plain module."""
-    device = next(network.parameters()).device
-    return export(network, on_device(recipe.data.example(), device))
-
-
-def on_device(value: Any, device: torch.device) -> Any:
-    """`value` with all tensors in it on the device."""
-    if device.type == "cpu":
-        return value
-    return map_tensors(lambda tensor: tensor.to(device), value)
 
 
 class LoopedPopulation:
@@ -263,20 +181,22 @@ class LoopedPopulation:
     def train_epoch(
         self, running: np.ndarray, step: int, rates: np.ndarray | None = None
     ) -> TrainReadings:
-        loss, score = np.full((2, len(self.keys)), np.nan)
+        loss, score, rho = np.full((3, len(self.keys)), np.nan)
         meters = [GradientMeter(network) for network in self.networks]
         samples = 0
         for env in np.flatnonzero(running).tolist():
             rate = np.ones(2) if rates is None else rates[env]
-            loss[env], score[env], samples = self._train_one(env, step, meters[env], rate)
+            means, samples = self._train_one(env, step, meters[env], rate)
+            loss[env], score[env], rho[env] = means
         columns = [meter.result() for meter in meters]
         seeds = {name: np.stack([column[name] for column in columns]) for name in columns[0]}
         batches = max(meter.batches for meter in meters)
-        return TrainReadings(loss, score, np.isfinite(loss), batches, samples, seeds)
+        return TrainReadings(loss, score, np.isfinite(loss), batches, samples, seeds, rho)
 
     def _train_one(
         self, env: int, step: int, meter: GradientMeter, rates: np.ndarray
-    ) -> tuple[float, float, int]:
+    ) -> tuple[tuple[float, float, float], int]:
+        """Loss, score and rho of the epoch, and its examples."""
         recipe, network, optimizer = self.recipe, self.networks[env], self.optimizers[env]
         key = int(self.keys[env])
         network.train()
@@ -285,7 +205,7 @@ class LoopedPopulation:
         # Host and seeds are clipped apart: a seed can never shrink or poison the host's gradients.
         groups = [params for params in (host, *seeds) if params]
         trained = [param for params in groups for param in params]
-        readings, sizes = [], list[int]()
+        readings, sizes, rhos = [], list[int](), list[Tensor]()
         scheduled = bool((rates != 1.0).any())
         batches = recipe.data.size().batches if scheduled else None
         with (
@@ -312,14 +232,17 @@ class LoopedPopulation:
                 optimizer.step()
                 with torch.no_grad():
                     readings += [loss.detach(), recipe.score(output, target)]
+                    if len(sizes) % STRIDE == 0:
+                        rhos.append(batch_rho(recipe.loss, output, target))
                 sizes.append(batch_size(inputs))
         # One transfer from the device per epoch.
         values = np.array(torch.stack(readings).tolist()).reshape(-1, 2)
         loss_mean, score_mean = np.average(values, axis=0, weights=sizes).tolist()
-        return loss_mean, score_mean, sum(sizes)
+        return (loss_mean, score_mean, float(torch.stack(rhos).mean())), sum(sizes)
 
     def try_candidates(self, tried: np.ndarray, plan: TrialPlan, step: int) -> TrialReadings:
-        shared = np.broadcast_to(self._takes_copies[:, None], tried.shape[1:])
+        bypass = np.array([spec.kind == "bypass" for spec in self.template.catalogue.specs])
+        shared = np.where(bypass, *self._takes_copies[::-1, :, None])
         readings = TrialReadings.nothing(tried, shared, self._behind)
         samples = (0, 0)
         for env in np.flatnonzero(tried.any(axis=(1, 2))).tolist():
@@ -342,12 +265,17 @@ class LoopedPopulation:
 
     @cached_property
     def _takes_copies(self) -> np.ndarray:
-        """bool[S]: of which slots candidates can be tried on one pass."""
+        """bool[2, S]: of which slots candidates can be tried on one pass, others and bypasses."""
         network, batches = self.template, self.recipe.data.train_batches(0)
         with keyed(0):
             inputs, _ = next(self._batches(batches))
         slots = range(len(network.sites))
-        return np.array([takes_copies(network, slot, inputs) for slot in slots])
+        return np.array(
+            [
+                [takes_copies(network, slot, inputs, bypass=bypass) for slot in slots]
+                for bypass in (False, True)
+            ]
+        )
 
     @cached_property
     def _behind(self) -> np.ndarray:
@@ -392,6 +320,13 @@ class LoopedPopulation:
 
     def network(self, env: int) -> GrownModule:
         return self.networks[env]
+
+    def cool(self, env: int, tau: float) -> str | None:
+        example = on_device(self.recipe.data.example(), self.device)
+        reason = scale_output(self.networks[env], example, tau)
+        if reason is None:
+            forget(self.optimizers[env])
+        return reason
 
     def export(self, env: int) -> nn.Module:
         return export_network(self.recipe, self.networks[env])

@@ -17,7 +17,7 @@ from esper.tolaria.garden import SavedHost
 _COUNTERS = ("step_count", "batches_done")
 _ARRAYS = (
     *("running", "broken", "score", "best_score", "culled_before", "actions"),
-    *("steps_taken", "progress"),
+    *("steps_taken", "progress", "rho"),
 )
 
 

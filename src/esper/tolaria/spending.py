@@ -57,9 +57,9 @@ class Purse:
         needed = self.training() + evaluation + self.reserve(evaluation, best)
         return np.asarray(self._left() - more >= needed)
 
-    def affords_seed(self, best: Best) -> np.ndarray | None:
-        """bool[E, S, B]: is another epoch paid for if this is germinated? None if all are. A seed
-        that is isolated at first costs nothing in the epoch after its germination."""
+    def affords_seed(self, best: Best, more: int | np.ndarray = 0) -> np.ndarray | None:
+        """bool[E, S, B]: is another epoch paid for if this is germinated, after `more`? None if all
+        that `affords` it may: a seed that is isolated costs nothing in its first epoch."""
         garden = self.garden
         if self.max_macs is None or garden.rules.incubation == "isolated":
             return None
@@ -71,7 +71,7 @@ class Purse:
         evaluation = self.evaluation()[:, None, None] + self.samples[1] * passes
         training = self.training()[:, None, None] + TRAINING_COST * self.samples[0] * seed
         needed = training + evaluation + self.reserve(evaluation, best)
-        return np.asarray(self._left()[:, None, None] >= needed)
+        return np.asarray((self._left() - more)[:, None, None] >= needed)
 
     def epochs(self, best: Best) -> np.ndarray:
         """int[E]: how many epochs are paid for if hosts stay as they are."""

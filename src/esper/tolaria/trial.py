@@ -19,19 +19,17 @@ from esper.leyline.events import ShapleyComputed
 from esper.tamiyo import AsksForTrials, Controller
 from esper.tolaria.attribution import attribute_seeds
 from esper.tolaria.choice import PopulationKind
+from esper.tolaria.cooling import Cooler
 from esper.tolaria.cycle import GrowthCycle
 from esper.tolaria.environment import GrowthEnv
 from esper.tolaria.fused import FusedPopulation
 from esper.tolaria.garden import Budget, Validation
 from esper.tolaria.narrator import absent
 from esper.tolaria.objectives import answers_per_sample, random_guess_loss
-from esper.tolaria.population import (
-    HostRecipe,
-    LoopedPopulation,
-    Population,
-    export_network,
-)
+from esper.tolaria.population import LoopedPopulation, Population
+from esper.tolaria.recipe import HostRecipe, export_network
 from esper.tolaria.schedule import RateSchedule
+from esper.tolaria.starvation import can_starve
 from esper.tolaria.transition import Transition
 
 # (slot, blueprint) pairs of indices.
@@ -50,6 +48,8 @@ class TrialRules:
     start            fresh: the hosts are new, and an epoch warms them up before the first decision;
                      trained: they arrive trained, and are only looked at before it
     schedule         of the learning rate, over the steps or over the budget
+    cooling          cool starved hosts: trained ones at the start, any when a seed is germinated;
+                     where the loss is no cross entropy nothing is cooled
     max_macs         most multiply-adds that a host may cost in all, `steps` at most; it needs
                      `keep_best`
     """
@@ -64,6 +64,7 @@ class TrialRules:
     counterfactuals: bool = True
     population: PopulationKind = "looped"
     start: Literal["fresh", "trained"] = "fresh"
+    cooling: bool = False
     schedule: RateSchedule | None = None
     max_macs: int | None = None
 
@@ -79,6 +80,16 @@ class TrialRules:
     @property
     def lifecycle(self) -> LifecycleRules:
         return LifecycleRules(self.steps, self.incubation)
+
+
+# How a network that arrives trained is grown; `steps` is for the caller to say.
+RESCUE = TrialRules(
+    steps=1,
+    incubation="joint",
+    start="trained",
+    cooling=True,
+    schedule=RateSchedule(warmup=0.1, decay=0.5),
+)
 
 
 @dataclass(frozen=True)
@@ -109,6 +120,7 @@ def make_env(
     kind = FusedPopulation if rules.population == "fused" else LoopedPopulation
     population: Population = kind(recipe, keys, device)
     output, (_, target) = population.template.output, next(recipe.data.val_batches())
+    cooler = Cooler(population, recipe, torch.device(device))
     return GrowthEnv(
         population,
         rules.lifecycle,
@@ -118,9 +130,11 @@ def make_env(
         random_guess_loss=random_guess_loss(recipe.loss, output.outputs if output else None),
         recorder=recorder,
         keep_best=rules.keep_best,
+        prefer_later=rules.schedule is not None and rules.schedule.decay > 0.0,
         counterfactuals=rules.counterfactuals,
         answers_per_sample=answers_per_sample(recipe.score, target),
         start=rules.start,
+        cooler=cooler if rules.cooling and can_starve(recipe.loss) else None,
         schedule=rules.schedule,
         max_macs=rules.max_macs,
         data_size=None if rules.max_macs is None else recipe.data.size(),

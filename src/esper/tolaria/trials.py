@@ -31,10 +31,10 @@ from esper.tamiyo import TrialPlan
 from esper.tolaria.batches import Batch, DataSource
 
 if TYPE_CHECKING:
-    from esper.tolaria.population import HostRecipe
+    from esper.tolaria.recipe import HostRecipe
 
 # Validation is cut into parts of this size; how gains differ between them tells their error.
-PART = 64
+PART = 128
 
 Pass = Callable[[Any], list[Any]]
 
@@ -110,8 +110,12 @@ def summed_up(losses: np.ndarray, sizes: Sequence[int]) -> tuple[np.ndarray, np.
 
 def behind_candidates(network: GrownModule, example: Any) -> np.ndarray:
     """int[S, B]: multiply-adds per example that the host does behind what a candidate adds."""
-    branch = np.array([spec.kind == "branch" for spec in network.catalogue.specs])
-    return np.where(branch, 0, macs_behind(network, example)[:, None])
+    branch, bypass = (
+        np.array([spec.kind == kind for spec in network.catalogue.specs])
+        for kind in ("branch", "bypass")
+    )
+    slot, layer = macs_behind(network, example)[:, :, None]
+    return np.where(branch, 0, np.where(bypass, layer, slot))
 
 
 class HostTrials:

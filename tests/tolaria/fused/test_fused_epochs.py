@@ -46,7 +46,10 @@ def test_every_blueprint_in_every_slot_at_every_stage(host: str, blueprint: str)
 
 
 @pytest.mark.parametrize("blend", range(len(BLEND_NAMES)))
-@pytest.mark.parametrize(("host", "blueprint"), [("cnn", "conv_light"), ("mlp", "lora")])
+@pytest.mark.parametrize(
+    ("host", "blueprint"),
+    [("cnn", "conv_light"), ("cnn", "widen_half"), ("mlp", "lora"), ("mlp", "widen_double")],
+)
 def test_every_blend_of_seeds_and_branches(host: str, blueprint: str, blend: int) -> None:
     """Through their stages: valves open, and leave when the blend is full."""
     looped, fused = both = pair(recipe(host), [1, 2, 3])
@@ -64,7 +67,7 @@ def test_every_blend_of_seeds_and_branches(host: str, blueprint: str, blend: int
 def mixed(host: str, **changes: object):  # type: ignore[no-untyped-def]
     """Four hosts with different seeds, at different stages, side by side."""
     both = looped, fused = pair(recipe(host, **changes), [1, 2, 3, 4])  # type: ignore[arg-type]
-    names = [name for name in fitting(host) if name != "branch"]
+    names = [*fitting(host, ("residual",))[:3], "widen_double"]
     for env in range(4):
         for slot in range(3 if env != 2 else 0):
             stage = list(STAGES)[(env + slot) % 5]

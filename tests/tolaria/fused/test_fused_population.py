@@ -121,12 +121,15 @@ def test_a_host_does_not_depend_on_its_neighbours(host: str, last_batch: int) ->
         assert np.array_equal(one.alpha[0], all_of_them.alpha[env])
 
 
-@pytest.mark.parametrize("host", ["cnn", "mlp"])
-def test_coalitions(host: str) -> None:
+@pytest.mark.parametrize(
+    ("host", "kind"),
+    [("cnn", "conv_light"), ("cnn", "widen_half"), ("mlp", "mlp"), ("mlp", "widen_double")],
+)
+def test_coalitions(host: str, kind: str) -> None:
     """All eight coalitions of three seeds, of hosts with none, some and many, in any order."""
     both = looped, fused = pair(recipe(host), [1, 2, 3, 4])
-    kind = "conv_light" if host == "cnn" else "mlp"
-    for slot, name in enumerate((kind, "branch", "norm")):
+    last = "norm" if kind != "widen_half" else kind
+    for slot, name in enumerate((kind, "branch", last)):
         plant(both, 0, slot, name, SeedStage.BLENDING, 0.6, GATED)
         plant(both, 1, slot, "branch", SeedStage.HOLDING)
     plant(both, 2, 1, kind, SeedStage.TRAINING, 0.0)
@@ -192,7 +195,7 @@ def test_a_snapshot_holds_its_own_rows_only() -> None:
 @pytest.mark.parametrize("host", ["cnn", "mlp"])
 def test_export_equals_the_live_network(host: str) -> None:
     population = FusedPopulation(recipe(host), [1, 2])
-    for slot, name in enumerate(("norm", "branch", "branch")):
+    for slot, name in enumerate(("norm", "branch", "widen_half")):
         plant((population,), 1, slot, name, SeedStage.BLENDING, 0.6, GATED)
     population.train_epoch(np.ones(2, dtype=bool), 0)
     exported = population.export(1)

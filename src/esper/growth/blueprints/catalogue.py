@@ -13,11 +13,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from esper.growth.blueprints import modules
+from esper.growth.blueprints import bypass, modules
 from esper.growth.counting import flop_counter
-from esper.leyline import SEED_LAYOUTS, ConfigError, InjectionSpec
+from esper.leyline import SEED_LAYOUTS, ConfigError, InjectionSpec, LayerSpec, Widening
 
 ENTRY_POINT_GROUP = "esper.blueprints"
+
+BlueprintKind = Literal["residual", "branch", "bypass"]
 
 
 @dataclass(frozen=True)
@@ -37,15 +39,16 @@ class BlueprintSpec:
     """How to make one kind of seed.
 
     factories  for each topology the blueprint serves, a function that makes the module:
-               `f(channels)` for a residual seed, which returns the change to its input, and
+               `f(channels)` for a residual seed, which returns the change to its input,
                `f(channels, outputs, per_position=bool)` for a branch, which returns the change to
-               the network's output
+               the network's output, and `f(widening)` for a bypass, which reads the input of the
+               widening's first layer and returns the change to the output of its second
     mixes_positions  its factory for sequences also takes `causal=bool`: where the host does not
                look ahead, neither may the seed
     """
 
     name: str
-    kind: Literal["residual", "branch"]
+    kind: BlueprintKind
     factories: Mapping[str, Callable[..., nn.Module]]
     description: str
     mixes_positions: bool = False
@@ -57,12 +60,26 @@ class BlueprintSpec:
                 f"blueprint {self.name!r} does not fit slot {site.slot_id}: it serves "
                 f"{', '.join(self.factories) or 'no slot'}, the slot is {site.topology}"
             )
+        if self.kind == "bypass":
+            if site.widening is None:
+                raise ConfigError(
+                    f"blueprint {self.name!r} does not fit slot {site.slot_id}: no layer in "
+                    f"{site.module!r}, used once in a pass, hands on to another one alone"
+                )
+            return self.factories[site.topology](site.widening)
         arguments: dict[str, Any] = {}
         if self.kind == "branch":
             arguments = self._branch_arguments(site, output)
         if self.mixes_positions and site.topology == "transformer":
             arguments["causal"] = site.causal
         return self.factories[site.topology](site.channels, **arguments)
+
+    def reads(self, site: InjectionSpec, batch: int) -> tuple[int, ...]:
+        """The shape that its seed reads at a slot for `batch` examples; a bypass has as many as
+        the example had that the slot was found with."""
+        if self.kind == "bypass" and site.widening is not None:
+            return site.widening.reads
+        return (batch, *site.shape)
 
     def _branch_arguments(self, site: InjectionSpec, output: OutputSpec | None) -> dict[str, Any]:
         if output is None:
@@ -211,6 +228,18 @@ BUILT_IN = BlueprintCatalogue(
             "three more layers in a row",
             mixes_positions=True,
         ),
+        BlueprintSpec(
+            "widen_half",
+            "bypass",
+            dict.fromkeys(SEED_LAYOUTS, partial(bypass.widen, share=0.5)),
+            "half as many channels again in the slot's last hidden layer",
+        ),
+        BlueprintSpec(
+            "widen_double",
+            "bypass",
+            dict.fromkeys(SEED_LAYOUTS, partial(bypass.widen, share=1.0)),
+            "as many channels again in the slot's last hidden layer",
+        ),
     )
 )
 
@@ -237,12 +266,15 @@ def _seed_cost(
     try:
         with torch.device("meta"):
             seed = blueprint.build(site, output)
-            features = torch.zeros(1, *site.shape)
+            features = torch.zeros(blueprint.reads(site, 1))
     except ConfigError:
         return None
     with flop_counter() as counter, torch.no_grad():
         seed.eval()(features)
-    return count_params(seed), site.calls * counter.get_total_flops() // 2
+    macs = counter.get_total_flops() // 2
+    if blueprint.kind == "bypass" and site.widening is not None:
+        return count_params(seed), macs // site.widening.batch
+    return count_params(seed), site.calls * macs
 
 
 def seed_costs(
@@ -269,6 +301,18 @@ def example_params(blueprint: BlueprintSpec, topology: str, width: int) -> int |
     if layout is None:
         return None
     shape = tuple(width if letter == "C" else 8 for letter in layout[1:])
-    site = InjectionSpec("r0c0", width, 0.0, (0, 1), "", topology, shape)
+    site = InjectionSpec(
+        *("r0c0", width, 0.0, (0, 1), "", topology, shape), widening=_example_widening(shape, width)
+    )
     cost = _seed_cost(blueprint, site, OutputSpec(10, per_position=False))
     return None if cost is None else cost[0]
+
+
+def _example_widening(shape: tuple[int, ...], width: int) -> Widening:
+    """Two layers of that width in a row: convolutions of width 3 for maps, else linear ones."""
+    dims = len(shape) - 1 if shape[0] == width and len(shape) > 1 else 0
+    layer = LayerSpec("", "Linear", width, width, bias=True)
+    if dims:
+        once, thrice = (1,) * dims, (3,) * dims
+        layer = LayerSpec(*("", f"Conv{dims}d", width, width, True), thrice, once, once, once)
+    return Widening(layer, layer, (("ReLU",),), (1, *shape), (1, *shape), 1)

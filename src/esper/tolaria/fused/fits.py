@@ -9,7 +9,7 @@ from esper.leyline import ConfigError, InjectionSpec
 from esper.tolaria.batches import TensorSource
 from esper.tolaria.fused.rows import Kind
 from esper.tolaria.fused.stacked import MAX_PIXELS, is_per_pixel, objectives, run
-from esper.tolaria.population import HostRecipe
+from esper.tolaria.recipe import HostRecipe
 
 _RANDOM = (nn.modules.dropout._DropoutNd, nn.RReLU)
 _STATEFUL = (nn.modules.batchnorm._NormBase,)
@@ -128,20 +128,20 @@ def _blueprints(template: GrownModule) -> str | None:
                     seed = spec.build(site, template.output)
             except ConfigError:
                 continue
-            reason = _modules(seed) or _cannot_run(seed, site)
+            reason = _modules(seed) or _cannot_run(seed, spec.reads(site, 2))
             if reason is not None:
                 return f"blueprint {spec.name!r} has {reason}"
     return None
 
 
-def _cannot_run(seed: nn.Module, site: InjectionSpec) -> str | None:
+def _cannot_run(seed: nn.Module, reads: tuple[int, ...]) -> str | None:
     kind = Kind(seed)
     if not kind.params:
         return "no parameters"
     params = kind.stack([kind.newborn(seed)] * 2)
     try:
         with torch.no_grad():
-            run(seed, params, torch.zeros(2, 2, *site.shape))
+            run(seed, params, torch.zeros(2, *reads))
     except (RuntimeError, TypeError, ValueError) as error:
         return f"a form that vmap cannot run ({_first_line(error)})"
     return None

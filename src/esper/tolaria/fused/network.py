@@ -11,16 +11,22 @@ from torch import Tensor, nn
 from esper.growth import CNNHost
 from esper.leyline import IS_BLENDED, SeedStage
 from esper.tolaria.fused.rows import Kind, Params, Row
-from esper.tolaria.fused.stacked import cnn_block, run
+from esper.tolaria.fused.stacked import Add, cnn_block, in_windows, mlp_block, run
+
+# In this order seeds of a slot stand: by kind of blueprint, branches last.
+ROLES = ("bypass", "residual", "branch")
 
 
 @dataclass(frozen=True)
 class Seed:
-    """One seed: what it is, how far it is blended in, its row and that of its valve."""
+    """One seed: what it is, how far it is blended in, its row and that of its valve.
+
+    `role` is the kind of its blueprint: residual, branch or bypass.
+    """
 
     kind: Kind
     valve_kind: Kind | None
-    branch: bool
+    role: str
     blueprint: int
     blend: int
     row: Row
@@ -29,9 +35,17 @@ class Seed:
     alpha: float = 0.0
 
     @property
-    def place(self) -> tuple[bool, int]:
-        """By this seeds of a slot are sorted: by kind, branches last."""
-        return self.branch, self.blueprint
+    def place(self) -> tuple[int, int]:
+        """By this seeds of a slot are sorted."""
+        return ROLES.index(self.role), self.blueprint
+
+    @property
+    def branch(self) -> bool:
+        return self.role == "branch"
+
+    @property
+    def bypass(self) -> bool:
+        return self.role == "bypass"
 
     @property
     def isolated(self) -> bool:
@@ -121,12 +135,19 @@ Stack = Callable[[Kind, list[Row]], Params]
 class Group:
     """Seeds of one slot that run together; seeds[i] reads row rows[i] of the features.
 
-    They stand by kind, branches last. `stack` gives the parameters of a bank, whose rows stand in
-    the same order; it is called once for each kind, seeds first, then the valves.
+    They stand by kind, branches last; bypasses are a group of their own, which reads what comes to
+    the block (the rows `reads`, if those differ) and adds to the next layer. `stack` gives the
+    parameters of a bank, whose rows stand in the same order; it is called once for each kind, seeds
+    first, then the valves.
     """
 
     def __init__(
-        self, rows: Sequence[int], seeds: Sequence[Seed], stack: Stack, device: torch.device
+        self,
+        rows: Sequence[int],
+        seeds: Sequence[Seed],
+        stack: Stack,
+        device: torch.device,
+        reads: Sequence[int] | None = None,
     ) -> None:
         order = sorted(range(len(seeds)), key=lambda i: seeds[i].place)
         self.seeds = [seeds[i] for i in order]
@@ -137,7 +158,8 @@ class Group:
             self.banks.append((kind, len(held), stack(kind, held)))
         self.valves = [i for i, seed in enumerate(self.seeds) if seed.gated]
         self.n_residual = sum(not seed.branch for seed in self.seeds)
-        self.all = Entries.of(self.rows, self.seeds, device)
+        read = self.rows if reads is None else [reads[i] for i in order]
+        self.all = Entries.of(read, self.seeds, device)
         split = self.n_residual
         self.residual = Entries.of(self.rows[:split], self.seeds[:split], device)
         if self.valves:
@@ -183,6 +205,17 @@ class Group:
             features = self.residual.merge(features, _join(deltas[:first_branch]))
         return features, deltas[first_branch:], alphas
 
+    def ahead(self, features: Tensor) -> tuple[Add, Tensor | None]:
+        """How a group of bypasses changes what the next layer gives out, and the alphas of the
+        valves."""
+        deltas, alphas = self.run(features)
+        delta = _join(deltas)
+
+        def add(x: Tensor, windows: bool) -> Tensor:
+            return self.residual.merge(x, in_windows(delta) if windows else delta)
+
+        return add, alphas
+
 
 def _join(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -202,21 +235,29 @@ class Trunk:
     def begin(self, x: Tensor) -> Tensor:
         return x if self.convolutional else x.flatten(2)
 
-    def block(self, index: int, params: Params, x: Tensor) -> Tensor:
-        form = cnn_block if self.convolutional else run
-        return form(self.blocks[index], params, x)
+    def block(self, index: int, params: Params, x: Tensor, add: Add | None) -> Tensor:
+        form = cnn_block if self.convolutional else mlp_block
+        return form(self.blocks[index], params, x, add)
 
-    def finish(self, params: Params, x: Tensor) -> Tensor:
-        return run(self.head, params, x.flatten(3).mean(-1) if self.convolutional else x)
+    def finish(self, params: Params, x: Tensor, add: Add | None) -> Tensor:
+        out = run(self.head, params, x.flatten(3).mean(-1) if self.convolutional else x)
+        return out if add is None else add(out, False)
 
 
 class TrainNet:
-    """Hosts 0 to n-1 with all their active seeds, for an epoch of training."""
+    """Hosts 0 to n-1 with all their active seeds, for an epoch of training; `bypasses` are groups
+    like the others, by slot."""
 
     def __init__(
-        self, trunk: Trunk, host_params: Params, groups: dict[int, Group], device: torch.device
+        self,
+        trunk: Trunk,
+        host_params: Params,
+        groups: dict[int, Group],
+        bypasses: dict[int, Group],
+        device: torch.device,
     ) -> None:
-        self.trunk, self.host_params, self.groups = trunk, host_params, groups
+        self.trunk, self.host_params = trunk, host_params
+        self.groups, self.bypasses = groups, bypasses
         slots = sorted(groups)
         rows = [row for s in slots for row in groups[s].rows[groups[s].n_residual :]]
         seeds = [seed for s in slots for seed in groups[s].seeds[groups[s].n_residual :]]
@@ -225,13 +266,15 @@ class TrainNet:
     def forward(self, x: Tensor) -> Tensor:
         """[n, B, ...] to the networks' output [n, B, outputs]."""
         trunk, branches = self.trunk, []
-        x = trunk.begin(x)
+        x, add = trunk.begin(x), None
         for index, slot in enumerate(trunk.slot_after):
-            x = trunk.block(index, self.host_params, x)
+            before, x, add = x, trunk.block(index, self.host_params, x, add), None
+            if slot is not None and slot in self.bypasses:
+                add, _ = self.bypasses[slot].ahead(before)
             if slot is not None and slot in self.groups:
                 x, added, _ = self.groups[slot].blend(x)
                 branches += added
-        out = trunk.finish(self.host_params, x)
+        out = trunk.finish(self.host_params, x, add)
         if self.branches is not None:
             out = self.branches.merge(out, _join(branches))
         return out
@@ -241,12 +284,14 @@ class TrainNet:
 class _Stop:
     """One block and what follows it: it runs with the parameters of `hosts` (int[R]), then rows are
     taken from `parents`, then the group acts. `readers` (int[j]) are the places, among the group's
-    branches, of what is added to the outputs of the net's `branches`."""
+    branches, of what is added to the outputs of the net's `branches`. `bypass` reads what came to
+    the block, and adds to the layer after the group."""
 
     hosts: Tensor
     parents: Tensor | None = None
     group: Group | None = None
     readers: Tensor | None = None
+    bypass: Group | None = None
 
 
 class CoalitionNet:
@@ -270,8 +315,9 @@ class CoalitionNet:
         # The row of the present block that each network uses, and the host of each row.
         self._state, self._row_hosts = hosts, np.arange(len(seeds))
         self._adding: list[tuple[int, Seed]] = []
-        # For each (host, slot) the place of its valve in the group, in its complete network.
-        self.valve_of: dict[tuple[int, int], int] = {}
+        # For each (host, slot), in its complete network: is it a bypass, and the place of its valve
+        # in the group.
+        self.valve_of: dict[tuple[int, int], tuple[bool, int]] = {}
         self.stops = [self._plan(slot) for slot in trunk.slot_after]
         self.last_hosts = torch.tensor(self._row_hosts, device=device)
         self.state = torch.tensor(self._state, device=device)
@@ -280,7 +326,8 @@ class CoalitionNet:
 
     def _plan(self, slot: int | None) -> _Stop:
         """The next block and the slot behind it. Networks of one row that differ in whether the
-        slot's seed adds to it go on in two rows; those that differ in a branch do not yet."""
+        slot's seed adds to it (or, of a bypass, to the next layer) go on in two rows; those that
+        differ in a branch do not yet."""
         n_hosts = len(self.seeds)
         before = torch.tensor(self._row_hosts, device=self.device)
         if slot is None:
@@ -291,8 +338,8 @@ class CoalitionNet:
             if (seed := held[slot]) is not None and seed.blended
         }
         has_branch = np.array([h in acting and acting[h].branch for h in range(n_hosts)])
-        has_residual = np.array([h in acting and not acting[h].branch for h in range(n_hosts)])
-        takes = self.present[:, slot] & has_residual[self.hosts]
+        parts = np.array([h in acting and not acting[h].branch for h in range(n_hosts)])
+        takes = self.present[:, slot] & parts[self.hosts]
         wants = np.flatnonzero(self.present[:, slot] & has_branch[self.hosts])
         # Sorted: rows of the next block stand in the order of those they come from.
         codes, self._state = np.unique(self._state * 2 + takes, return_inverse=True)
@@ -300,29 +347,42 @@ class CoalitionNet:
         self._row_hosts = self._row_hosts[parents]
         fork = None if np.array_equal(parents, same) else torch.tensor(parents, device=self.device)
         rows = sorted({*np.flatnonzero(codes % 2).tolist(), *self._state[wants].tolist()})
-        if not rows:
-            return _Stop(before, fork)
-        held = [acting[host] for host in self._row_hosts[rows].tolist()]
-        group = Group(rows, held, Kind.stack, self.device)
-        self._note_valves(slot, group)
+        held = {row: acting[int(self._row_hosts[row])] for row in rows}
+        ahead = {row: seed for row, seed in held.items() if seed.bypass}
+        bypass = None
+        if ahead:
+            reads = parents[list(ahead)].tolist()
+            seeds = list(ahead.values())
+            bypass = Group(list(ahead), seeds, Kind.stack, self.device, reads)
+            self._note_valves(slot, bypass, bypass=True)
+        here = {row: seed for row, seed in held.items() if not seed.bypass}
+        if not here:
+            return _Stop(before, fork, bypass=bypass)
+        group = Group(list(here), list(here.values()), Kind.stack, self.device)
+        self._note_valves(slot, group, bypass=False)
         place = {row: i for i, row in enumerate(group.rows[group.n_residual :])}
         self._adding += [(k, acting[int(self.hosts[k])]) for k in wants.tolist()]
         readers = [place[row] for row in self._state[wants].tolist()]
-        return _Stop(before, fork, group, torch.tensor(readers, device=self.device))
+        return _Stop(before, fork, group, torch.tensor(readers, device=self.device), bypass)
 
-    def _note_valves(self, slot: int, group: Group) -> None:
+    def _note_valves(self, slot: int, group: Group, *, bypass: bool) -> None:
         places = {group.rows[i]: place for place, i in enumerate(group.valves)}
         for k in np.flatnonzero(self.present.all(axis=1)).tolist():
             if int(self._state[k]) in places:
-                self.valve_of[int(self.hosts[k]), slot] = places[int(self._state[k])]
+                self.valve_of[int(self.hosts[k]), slot] = bypass, places[int(self._state[k])]
 
-    def forward(self, x: Tensor) -> tuple[Tensor, dict[int, Tensor]]:
+    def forward(self, x: Tensor) -> tuple[Tensor, dict[tuple[int, bool], Tensor]]:
         """The same batch [B, ...] for all: outputs [K, B, outputs], and for each slot with valves
-        the alphas they applied [v, B, 1]."""
+        (of bypasses or not) the alphas they applied [v, B, 1]."""
         trunk, branches, alphas = self.trunk, [], {}
-        x = trunk.begin(x.expand(len(self.stops[0].hosts), *x.shape))
+        x, add = trunk.begin(x.expand(len(self.stops[0].hosts), *x.shape)), None
         for index, (slot, stop) in enumerate(zip(trunk.slot_after, self.stops, strict=True)):
-            x = trunk.block(index, self._params(trunk.blocks[index], stop.hosts), x)
+            params = self._params(trunk.blocks[index], stop.hosts)
+            before, x, add = x, trunk.block(index, params, x, add), None
+            if slot is not None and stop.bypass is not None:
+                add, applied = stop.bypass.ahead(before)
+                if applied is not None:
+                    alphas[slot, True] = applied
             if stop.parents is not None:
                 x = x.index_select(0, stop.parents)
             if slot is not None and stop.group is not None:
@@ -331,8 +391,8 @@ class CoalitionNet:
                     assert stop.readers is not None
                     branches.append(_join(added).index_select(0, stop.readers))
                 if applied is not None:
-                    alphas[slot] = applied
-        out = trunk.finish(self._params(trunk.head, self.last_hosts), x)
+                    alphas[slot, False] = applied
+        out = trunk.finish(self._params(trunk.head, self.last_hosts), x, add)
         out = out.index_select(0, self.state)
         if self.branches is not None:
             out = self.branches.merge(out, _join(branches))

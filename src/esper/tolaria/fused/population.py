@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from esper.growth import GrownModule
+from esper.growth import GrownModule, scale_output
 from esper.leyline import (
     IS_ACTIVE,
     IS_FULL,
@@ -25,15 +25,10 @@ from esper.tolaria.fused.rows import AdamW, Arena, Kind, Row
 from esper.tolaria.fused.stacked import aligned, objectives
 from esper.tolaria.fused.trials import CandidateBank, CandidateNet, FusedTrials
 from esper.tolaria.gradients import MEASURED
-from esper.tolaria.population import (
-    Evaluation,
-    HostRecipe,
-    TrainReadings,
-    export_network,
-    new_host,
-    new_network,
-)
+from esper.tolaria.population import Evaluation, TrainReadings
+from esper.tolaria.recipe import HostRecipe, export_network, new_host, new_network, on_device
 from esper.tolaria.schedule import batch_factors
+from esper.tolaria.starvation import STRIDE, can_starve, starvation
 from esper.tolaria.trials import TrialReadings, behind_candidates, candidate_key
 
 
@@ -70,7 +65,7 @@ class FusedPopulation:
         self.host_kind = Kind(self.template.host)
         self.trunk = Trunk(self.template.host, [site.module for site in self.template.sites])
         self.kinds: dict[tuple[int, int], Kind] = {}
-        self.valve_kinds: dict[int, Kind] = {}
+        self.valve_kinds: dict[tuple[int, bool], Kind] = {}
         born = (new_host(recipe, int(key), self.device) for key in self.keys)
         self.hosts = [self.host_kind.newborn(host) for host in born]
         n_slots = len(self.template.sites)
@@ -86,12 +81,13 @@ class FusedPopulation:
             raise InvalidStateMachineError(f"slot {slot_id} already holds a seed")
         seed, valve = template.new_seed(slot, blueprint, blend, key)
         kind, valve_kind = self._kind(slot, blueprint, seed), None
+        role = self._role(blueprint)
         if valve is not None:
-            valve_kind = self.valve_kinds.setdefault(slot, Kind(valve))
+            valve_kind = self.valve_kinds.setdefault((slot, role == "bypass"), Kind(valve))
         self.seeds[env][slot] = Seed(
             kind,
             valve_kind,
-            self._is_branch(blueprint),
+            role,
             blueprint,
             blend,
             kind.newborn(seed),
@@ -106,8 +102,8 @@ class FusedPopulation:
             self.kinds[slot, blueprint] = Kind(seed)
         return self.kinds[slot, blueprint]
 
-    def _is_branch(self, blueprint: int) -> bool:
-        return self.template.catalogue[blueprint].kind == "branch"
+    def _role(self, blueprint: int) -> str:
+        return self.template.catalogue[blueprint].kind
 
     def remove(self, env: int, slot: int) -> None:
         self.seeds[env][slot] = None
@@ -129,16 +125,16 @@ class FusedPopulation:
     ) -> TrainReadings:
         shape = len(self.keys), len(self.template.sites)
         envs = np.flatnonzero(running).tolist()
-        loss, score = np.full((2, len(self.keys)), np.nan)
+        loss, score, rho = np.full((3, len(self.keys)), np.nan)
         seeds = {name: np.full(shape, np.nan) for name in MEASURED}
         sizes: list[int] = []
         if envs:
-            loss[envs], score[envs], sizes = self._train(envs, step, seeds, rates)
+            (loss[envs], score[envs], rho[envs]), sizes = self._train(envs, step, seeds, rates)
         seeds["healthy"] = np.ones(shape, dtype=bool)
         for env, slot, seed in self._active(range(len(self.keys))):
             rows = [row for row in (seed.row, seed.valve) if row is not None]
             seeds["healthy"][env, slot] = all(bool(r.values[0].isfinite().all()) for r in rows)
-        return TrainReadings(loss, score, np.isfinite(loss), len(sizes), sum(sizes), seeds)
+        return TrainReadings(loss, score, np.isfinite(loss), len(sizes), sum(sizes), seeds, rho)
 
     def _switch(self, *, training: bool) -> None:
         """Modules that the table of stacked forms does not know may ask for their mode."""
@@ -161,8 +157,9 @@ class FusedPopulation:
         step: int,
         columns: dict[str, np.ndarray],
         rates: np.ndarray | None,
-    ) -> tuple[np.ndarray, np.ndarray, list[int]]:
-        """Mean loss and score of each host, and the sizes of the batches; fills `columns`."""
+    ) -> tuple[np.ndarray, list[int]]:
+        """Mean loss, score and rho of each host, [3, n], and the sizes of the batches; fills
+        `columns`."""
         self._switch(training=True)
         active = self._active(envs)
         arena, net = self._assemble(envs, active)
@@ -172,7 +169,7 @@ class FusedPopulation:
         meter = Meter(arena, envs, active)
         orders = [self._order(env, step) for env in envs]
         inputs, targets = self.train_data
-        readings, sizes = [], list[int]()
+        readings, sizes, rhos = [], list[int](), list[Tensor]()
         chunks = torch.stack(orders).to(self.device).split(self.data.batch, dim=1)
         for rows in chunks[: self.data.max_batches]:
             target, size = targets[rows], rows.shape[1]
@@ -190,12 +187,22 @@ class FusedPopulation:
             arena.step(gradient, self.adam, factors)
             with torch.no_grad():
                 readings.append(torch.stack([losses.detach(), self.scores(output, target)]))
+                if len(sizes) % STRIDE == 0:
+                    rhos.append(self._rho(output.detach(), target))
             sizes.append(size)
         meter.fill(columns)
         self._hand_out(arena, envs, active)
         values = torch.stack(readings).double().cpu().numpy()
         means = np.average(values, axis=0, weights=sizes)
-        return means[0], means[1], sizes
+        rho = torch.stack(rhos).double().mean(dim=0).cpu().numpy()
+        return np.stack([*means, rho]), sizes
+
+    def _rho(self, output: Tensor, target: Tensor) -> Tensor:
+        """[n]: see `batch_rho`."""
+        classes = not target.is_floating_point() and output.dim() == target.dim() + 1
+        if not (classes and can_starve(self.recipe.loss)):
+            return output.new_full((len(output),), torch.nan)
+        return starvation(output, target)
 
     def _row_envs(
         self, arena: Arena, envs: list[int], active: list[tuple[int, int, Seed]]
@@ -224,12 +231,13 @@ class FusedPopulation:
         arena = Arena(list(banks.items()))
         leaves = dict(zip(banks, arena.leaves, strict=True))
         place = {env: i for i, env in enumerate(envs)}
-        groups = {}
-        for slot in sorted({slot for _, slot, _ in active}):
-            held = [(place[env], seed) for env, s, seed in active if s == slot]
+        groups: dict[bool, dict[int, Group]] = {True: {}, False: {}}
+        for slot, bypass in sorted({(slot, seed.bypass) for _, slot, seed in active}):
+            held = [(place[e], seed) for e, s, seed in active if (s, seed.bypass) == (slot, bypass)]
             rows, seeds = [row for row, _ in held], [seed for _, seed in held]
-            groups[slot] = Group(rows, seeds, lambda kind, rows: leaves[kind], self.device)
-        return arena, TrainNet(self.trunk, leaves[self.host_kind], groups, self.device)
+            groups[bypass][slot] = Group(rows, seeds, lambda kind, rows: leaves[kind], self.device)
+        params = leaves[self.host_kind]
+        return arena, TrainNet(self.trunk, params, groups[False], groups[True], self.device)
 
     def _hand_out(self, arena: Arena, envs: list[int], active: list[tuple[int, int, Seed]]) -> None:
         new = {kind: iter(rows) for (kind, _), rows in zip(arena.banks, arena.rows(), strict=True)}
@@ -276,9 +284,9 @@ class FusedPopulation:
                 )[0]
                 for host in hosts
             ]
-            kind, branch = self._kind(slot, blueprint, born[0]), self._is_branch(blueprint)
+            kind, role = self._kind(slot, blueprint, born[0]), self._role(blueprint)
             rows = [kind.newborn(seed) for seed in born]
-            banks.append(CandidateBank(slot, blueprint, branch, kind, hosts, rows))
+            banks.append(CandidateBank(slot, blueprint, role, kind, hosts, rows))
         return banks
 
     @cached_property
@@ -297,7 +305,7 @@ class FusedPopulation:
         params = self.host_kind.stack([self.hosts[env] for env in chosen.tolist()])
         net = CoalitionNet(self.trunk, params, seeds, hosts, present, self.device)
         totals = torch.zeros(len(envs), 2, dtype=torch.float64, device=self.device)
-        opened: dict[int, Tensor] = {}
+        opened: dict[tuple[int, bool], Tensor] = {}
         samples = 0
         for inputs, target in self.data.val_batches():
             size = len(target)
@@ -306,20 +314,22 @@ class FusedPopulation:
             targets = target.to(self.device).expand(len(envs), *target.shape)
             found = [self.losses(output, targets), self.scores(output, targets)]
             totals += torch.stack(found, dim=1) * size
-            for slot, alpha in alphas.items():
-                opened[slot] = opened.get(slot, torch.zeros(())) + alpha[:, :size].sum(dim=(1, 2))
+            for where, alpha in alphas.items():
+                opened[where] = opened.get(where, torch.zeros(())) + alpha[:, :size].sum(dim=(1, 2))
             samples += size
         means = (totals / samples).cpu().numpy()
         return Evaluation(means[:, 0], means[:, 1], self._applied(net, opened, samples), samples)
 
-    def _applied(self, net: CoalitionNet, opened: dict[int, Tensor], samples: int) -> np.ndarray:
+    def _applied(
+        self, net: CoalitionNet, opened: dict[tuple[int, bool], Tensor], samples: int
+    ) -> np.ndarray:
         """[K, S]: the alpha of each seed, of a valve its mean in the complete network."""
         alpha = np.array(
             [[0.0 if seed is None else seed.alpha for seed in held] for held in net.seeds]
         )
-        means = {slot: (total / samples).cpu().numpy() for slot, total in opened.items()}
-        for (host, slot), place in net.valve_of.items():
-            alpha[host, slot] = means[slot][place]
+        means = {where: (total / samples).cpu().numpy() for where, total in opened.items()}
+        for (host, slot), (bypass, place) in net.valve_of.items():
+            alpha[host, slot] = means[slot, bypass][place]
         return alpha[net.hosts]
 
     # --- going back, and out -------------------------------------------------------------------
@@ -330,6 +340,22 @@ class FusedPopulation:
     def restore(self, envs: np.ndarray, snapshots: Sequence[FusedSnapshot]) -> None:
         for env, snapshot in zip(envs.tolist(), snapshots, strict=True):
             self.hosts[env], self.seeds[env] = snapshot.host, list(snapshot.seeds)
+
+    def cool(self, env: int, tau: float) -> str | None:
+        network = self.network(env)
+        example = on_device(self.recipe.data.example(), self.device)
+        reason = scale_output(network, example, tau)
+        if reason is None:
+            self.hosts[env] = self.host_kind.newborn(network.host)
+            for index, seed in enumerate(self.seeds[env]):
+                slot = network.slot(index)
+                if seed is not None and slot.seed is not None:
+                    valve = seed.valve
+                    if slot.valve is not None and seed.valve_kind is not None:
+                        valve = seed.valve_kind.newborn(slot.valve)
+                    row = seed.kind.newborn(slot.seed)
+                    self.seeds[env][index] = replace(seed, row=row, valve=valve)
+        return reason
 
     def network(self, env: int) -> GrownModule:
         """A copy of one host with its seeds as ordinary modules."""

@@ -13,13 +13,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from esper.growth import ChannelAttention, Renormalize
+from esper.growth import ChannelAttention, Mean, Renormalize
 from esper.tolaria.fused.rows import Params
 from esper.tolaria.objectives import Objective, accuracy, cross_entropy
 
 MAX_PIXELS = 64
 ALIGNED_BATCH = 16
 Form = Callable[[nn.Module, Params, Tensor], Tensor]
+# What a layer gives out, and whether that is in windows, to what it gives out with something added.
+Add = Callable[[Tensor, bool], Tensor]
 
 
 def aligned(size: int) -> Tensor:
@@ -127,11 +129,16 @@ def is_per_pixel(convolution: nn.Conv2d) -> bool:
     return numbers == ((1, 1), (1, 1), (0, 0)) and convolution.groups == 1
 
 
+def in_windows(x: Tensor) -> Tensor:
+    """[n, B, C, H, W] to [n, B, C, 4, windows]: pixels that a 2x2 pool compares."""
+    *lead, height, width = x.shape
+    x = x.reshape(*lead, height // 2, 2, width // 2, 2)
+    return x.permute(0, 1, 2, 4, 6, 3, 5).reshape(*lead, 4, -1)
+
+
 def _per_pixel(module: nn.Conv2d, params: Params, x: Tensor, windows: bool) -> Tensor:
+    x = in_windows(x) if windows else x
     n, batch, channels, *shape = x.shape
-    if windows:
-        x = x.view(n, batch, channels, shape[0] // 2, 2, shape[1] // 2, 2)
-        x, shape = x.permute(0, 1, 2, 4, 6, 3, 5), [4, shape[0] * shape[1] // 4]
     weight = params[module.weight].view(n, 1, module.out_channels, channels)
     y = (weight @ x.reshape(n, batch, channels, -1)).view(n, batch, -1, *shape)
     return y if module.bias is None else y + params[module.bias].view(n, 1, -1, 1, 1)
@@ -174,6 +181,11 @@ def _pooling(size: object, image: tuple[int, int], device: torch.device) -> Tens
     return F.adaptive_avg_pool2d(eye, size).flatten(1).to(device)  # type: ignore[arg-type]
 
 
+def _per_example(module: nn.Module, params: Params, x: Tensor) -> Tensor:
+    """A module without parameters that looks at one example at a time."""
+    return module(x.flatten(0, 1)).unflatten(0, x.shape[:2])
+
+
 def _adaptive_pool(module: nn.Module, params: Params, x: Tensor) -> Tensor:
     assert isinstance(module, nn.AdaptiveAvgPool2d)
     size = module.output_size
@@ -199,14 +211,28 @@ def _channel_attention(module: nn.Module, params: Params, x: Tensor) -> Tensor:
     return x * torch.tanh(run(module.excite, params, z) / 2)[..., None, None]
 
 
-def cnn_block(block: nn.Module, params: Params, x: Tensor) -> Tensor:
-    """A block of CNNHost."""
+def cnn_block(block: nn.Module, params: Params, x: Tensor, add: Add | None = None) -> Tensor:
+    """A block of CNNHost; `add` changes what its convolution gives out."""
     convolution, norm, *pool, relu = block.children()
     image = x.shape[-2:]
-    x = group_norm(norm, params, conv(convolution, params, x, windows=bool(pool)))
+    x = conv(convolution, params, x, windows=bool(pool))
+    if add is not None:
+        x = add(x, bool(pool))
+    x = group_norm(norm, params, x)
     if pool:
         x = x.max(dim=3).values.view(*x.shape[:3], image[0] // 2, image[1] // 2)
     return relu(x)
+
+
+def mlp_block(block: nn.Module, params: Params, x: Tensor, add: Add | None = None) -> Tensor:
+    """A block of MLPHost; `add` changes what its linear layer gives out."""
+    linear, *others = block.children()
+    x = run(linear, params, x)
+    if add is not None:
+        x = add(x, False)
+    for layer in others:
+        x = run(layer, params, x)
+    return x
 
 
 FORMS: dict[type[nn.Module], Form] = {
@@ -216,7 +242,9 @@ FORMS: dict[type[nn.Module], Form] = {
     nn.GroupNorm: group_norm,
     nn.LayerNorm: _layer_norm,
     nn.AdaptiveAvgPool2d: _adaptive_pool,
+    nn.MaxPool2d: _per_example,
     nn.Flatten: _flatten,
+    Mean: _per_example,
     nn.ReLU: _pointwise,
     nn.GELU: _pointwise,
     nn.SiLU: _pointwise,

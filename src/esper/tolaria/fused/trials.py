@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -12,7 +13,7 @@ from esper.tamiyo import TrialPlan
 from esper.tolaria.batches import TensorSource
 from esper.tolaria.fused.network import Entries, Group, Seed, Trunk
 from esper.tolaria.fused.rows import AdamW, Arena, Kind, Params, Row
-from esper.tolaria.fused.stacked import aligned, run
+from esper.tolaria.fused.stacked import Add, aligned, in_windows, run
 from esper.tolaria.objectives import Objective
 from esper.tolaria.trials import summed_up, trial_parts
 
@@ -23,22 +24,28 @@ class CandidateBank:
 
     slot: int
     blueprint: int
-    branch: bool
+    role: str
     kind: Kind
     hosts: list[int]
     rows: list[Row]
+
+    @property
+    def branch(self) -> bool:
+        return self.role == "branch"
 
 
 @dataclass(frozen=True)
 class _Stop:
     """One block: it runs with the parameters of `hosts` (int[R]), the seeds that are there already
     act, then candidates append their rows. `readers` are the places, among the group's branches, of
-    what is added to the outputs of the net's `branches`."""
+    what is added to the outputs of the net's `branches`. `bypass` reads what came to the block, and
+    adds to the next layer."""
 
     hosts: Tensor
     group: Group | None
     readers: Tensor
     banks: list[int]
+    bypass: Group | None = None
 
 
 class CandidateNet:
@@ -99,24 +106,30 @@ class CandidateNet:
             for host, held in enumerate(self.seeds)
             if (seed := held[slot]) is not None and seed.blended
         }
-        here = [row for row, host in enumerate(rows) if host in acting]
+        ahead = [row for row, host in enumerate(rows) if host in acting and acting[host].bypass]
+        bypass = None
+        if ahead:
+            bypass = Group(ahead, [acting[rows[row]] for row in ahead], Kind.stack, self.device)
+        here = [row for row, h in enumerate(rows) if h in acting and not acting[h].bypass]
         if not here:
-            return _Stop(self._index(rows), None, nobody, self._at(slot))
+            return _Stop(self._index(rows), None, nobody, self._at(slot), bypass)
         group = Group(here, [acting[rows[row]] for row in here], Kind.stack, self.device)
         place = {row: i for i, row in enumerate(group.rows[group.n_residual :])}
         # A copy that begins further on has what its host had here.
         late = [(row, h) for row, h in enumerate(hosts) if h in acting and acting[h].branch]
         adding += [(row, acting[host]) for row, host in late]
         readers = [place[row if row < len(rows) else host] for row, host in late]
-        return _Stop(self._index(rows), group, self._index(readers), self._at(slot))
+        return _Stop(self._index(rows), group, self._index(readers), self._at(slot), bypass)
 
     def forward(self, x: Tensor) -> Tensor:
         """[n, B, ...] to the outputs [n + C, B, outputs]."""
         trunk, late = self.trunk, []
         own: list[Tensor] = []
-        x = trunk.begin(x)
+        x, add = trunk.begin(x), None
         for index, stop in enumerate(self.stops):
-            x = trunk.block(index, self._params(trunk.blocks[index], stop.hosts), x)
+            params = self._params(trunk.blocks[index], stop.hosts)
+            before, x = x, trunk.block(index, params, x, add)
+            add = self._ahead(stop, before)
             if stop.group is not None:
                 x, added, _ = stop.group.blend(x)
                 if added:
@@ -125,10 +138,13 @@ class CandidateNet:
             for b in stop.banks:
                 bank = self.banks[b]
                 base = x.detach().index_select(0, self._index(bank.hosts))
+                if bank.role == "bypass":
+                    copies.append(base)
+                    continue
                 change = run(bank.kind.module, self.leaves[b], base)
                 (own if bank.branch else copies).append(change if bank.branch else base + change)
             x = torch.cat(copies) if len(copies) > 1 else x
-        out = trunk.finish(self._params(trunk.head, self.last_hosts), x)
+        out = trunk.finish(self._params(trunk.head, self.last_hosts), x, add)
         if self.branches is not None:
             out = self.branches.merge(out, torch.cat(late))
         base = out.detach()
@@ -136,8 +152,29 @@ class CandidateNet:
         ends = [base[hosts] + change for hosts, change in zip(branches, own, strict=True)]
         return torch.cat([out, *ends])
 
+    def _ahead(self, stop: _Stop, x: Tensor) -> Add | None:
+        """What bypasses that are there, and candidates for one, add to the next layer."""
+        adds = [] if stop.bypass is None else [stop.bypass.ahead(x)[0]]
+        for b in stop.banks:
+            bank = self.banks[b]
+            if bank.role == "bypass":
+                base = x.detach().index_select(0, self._index(bank.hosts))
+                change = run(bank.kind.module, self.leaves[b], base)
+                adds.append(partial(_add_at, self._index(self.rows[b]), change))
+
+        def add(out: Tensor, windows: bool) -> Tensor:
+            for each in adds:
+                out = each(out, windows)
+            return out
+
+        return add if adds else None
+
     def _params(self, module: nn.Module, hosts: Tensor) -> Params:
         return {p: self.host_params[p].index_select(0, hosts) for p in module.parameters()}
+
+
+def _add_at(rows: Tensor, change: Tensor, out: Tensor, windows: bool) -> Tensor:
+    return out.index_add(0, rows, in_windows(change) if windows else change)
 
 
 class FusedTrials:

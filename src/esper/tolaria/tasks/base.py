@@ -13,7 +13,7 @@ from esper.leyline import ConfigError
 from esper.tolaria.batches import VAL_BATCH, TensorSource
 from esper.tolaria.data.splits import DataSplits
 from esper.tolaria.objectives import Objective, accuracy, cross_entropy
-from esper.tolaria.population import HostRecipe, Precision
+from esper.tolaria.recipe import HostRecipe, Precision
 from esper.tolaria.schedule import RateSchedule
 
 

@@ -1,0 +1,105 @@
+"""Scale what a network puts out by a factor that is folded into its last layers."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from esper.growth.grown_module import GrownModule, keyed
+from esper.growth.outputs import host_place, take
+from esper.growth.seed_slot import SeedSlot
+from esper.growth.sites import call_model, evaluating
+
+# What such a layer puts out is linear in its weight and bias.
+LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+TOLERANCE = 1e-5
+
+
+def scale_output(network: GrownModule, example: Any, factor: float) -> str | None:
+    """Multiply the network's output by `factor`, in the parameters of the host's last layer and of
+    the seeds that add to the output.
+
+    Whether that is what comes of it is tried on the example. If not, every parameter is what it
+    was, bit for bit, and the reason is given.
+    """
+    with evaluating(network):
+        before, last = _run(network, example)
+        if before is None:
+            return "its output holds no tensor that is clearly the one to scale"
+        adding = _adding(network, last[0])
+        parts = [(f"the host's last layer {last[0]}", last[1]), *_seed_layers(adding)]
+        for name, layer in parts:
+            if layer is None or not isinstance(layer._parameters.get("weight"), nn.Parameter):
+                return f"{name} is no linear layer or convolution with a weight of its own"
+        old = _seed_outputs(network, adding)
+        held = [p for _, layer in parts if layer for p in layer._parameters.values()]
+        params = {id(param): param for param in held if param is not None}
+        saved = [(param, param.clone()) for param in params.values()]
+        for param in params.values():
+            param.mul_(factor)
+        after, _ = _run(network, example)
+        expected = [factor * each for each in (before, *old)]
+        found = [after, *_seed_outputs(network, adding)]
+        if all(_close(*pair) for pair in zip(found, expected, strict=True)):
+            return None
+        for param, values in saved:
+            param.copy_(values)
+    return f"its output does not scale with {parts[0][0]}: weights are tied, or something follows"
+
+
+def _run(network: GrownModule, example: Any) -> tuple[Tensor | None, tuple[str, nn.Module | None]]:
+    """The tensor that counts in the output, and the host's last layer with its name."""
+    seen: list[tuple[str, nn.Module | None]] = [("", None)]
+    handles = [
+        module.register_forward_hook(lambda m, i, o, name=name: seen.append((name, m)))
+        for name, module in network.host.named_modules()
+        if isinstance(module, LAYERS)
+    ]
+    try:
+        output = call_model(network, example)
+    finally:
+        for handle in handles:
+            handle.remove()
+    place = host_place(output)
+    return None if place is None else take(output, place).clone(), seen[-1]
+
+
+def _adding(network: GrownModule, last: str) -> list[SeedSlot]:
+    """The slots whose seeds add to the network's output: branches, and bypasses that end at the
+    host's last layer."""
+    found = []
+    for _, slot in network.each_slot():
+        widened = slot.site.widening if slot.kind == "bypass" else None
+        if slot.kind == "branch" or (widened is not None and widened.second.module == last):
+            found.append(slot)
+    return found
+
+
+def _seed_layers(adding: list[SeedSlot]) -> list[tuple[str, nn.Module | None]]:
+    found: list[tuple[str, nn.Module | None]] = []
+    for slot in adding:
+        assert slot.seed is not None
+        layers = [module for module in slot.seed.modules() if isinstance(module, LAYERS)]
+        last = layers[-1] if layers else None
+        found.append((f"the end of the seed in {slot.site.module}", last))
+    return found
+
+
+def _seed_outputs(network: GrownModule, adding: list[SeedSlot]) -> list[Tensor]:
+    """What seeds that add to the output add, whether they act yet or not, to some features."""
+    found = []
+    for slot in adding:
+        assert slot.seed is not None
+        like = next(slot.seed.parameters())
+        shape = network.catalogue[slot.blueprint].reads(slot.site, 2)
+        with keyed(0):
+            features = torch.randn(shape).to(like.device, like.dtype)
+        found.append(slot.seed(features).clone())
+    return found
+
+
+def _close(found: Tensor | None, expected: Tensor) -> bool:
+    """To rounding, relative to the largest of them; False where anything is not finite."""
+    if found is None:
+        return False
+    return bool((found - expected).abs().max() <= TOLERANCE * expected.abs().max())
