@@ -36,7 +36,7 @@ VAL_EVERY = 3  # of the validation windows one in so many is used, as evaluation
 SCHEDULE = RateSchedule(warmup=0.02, decay=0.25)
 FULL_BUDGET = 180 * 10**9  # multiply-adds of the whole run, evaluations included
 SMALL_BUDGET = FULL_BUDGET * 3 // 4
-GROW_AT = 0.5  # share of the budget that is spent when the layers come
+GROW_AT = 0.35  # share of the budget that is spent when the layers come
 BLUEPRINT_NAME = "transformer_blocks"
 FIRST_PILOT_KEY = 1000
 
@@ -55,9 +55,9 @@ class Arm:
 
 # The last one decides nothing, and is run after all others.
 ARMS = {
-    "grown 1 to 4": Arm(1, True, SMALL_BUDGET, 8e-3),
+    "grown 1 to 4": Arm(1, True, SMALL_BUDGET, 1.6e-2),
     "static 1": Arm(1, False, SMALL_BUDGET, 1.6e-2),
-    "static 2": Arm(2, False, SMALL_BUDGET, 8e-3, calm=True),
+    "static 2": Arm(2, False, SMALL_BUDGET, 1.6e-2, calm=True),
     "static 3": Arm(3, False, SMALL_BUDGET, 8e-3, calm=True),
     "static 4 full": Arm(4, False, FULL_BUDGET, 8e-3, calm=True),
     "static 4": Arm(4, False, SMALL_BUDGET, 8e-3, calm=True),
