@@ -169,7 +169,7 @@ def test_a_gated_blend_reports_what_it_applies(kind: str) -> None:
     env_rows = []
     situation = env.reset()
     controller = ScriptedController(script, "x")
-    with_gate = env.garden.valve_params[0]
+    with_gate = env.garden.valve_params[0, default_catalogue().index("conv_light")]
     while situation.running.any():
         before = situation
         situation = env.step(controller.act(situation)).after
