@@ -8,12 +8,14 @@ if TYPE_CHECKING:
         Body,
         Callback,
         Grown,
+        Shape,
         attach,
         export,
         grow,
         list_slots,
         load,
         load_policy,
+        shape,
     )
     from esper.growth import (
         BlueprintCatalogue,
@@ -37,6 +39,7 @@ _HOMES = {
     "EsperWarning": "esper.leyline",
     "Grown": "esper.api",
     "GrownModule": "esper.growth",
+    "Shape": "esper.api",
     "attach": "esper.api",
     "default_catalogue": "esper.growth",
     "export": "esper.api",
@@ -44,6 +47,7 @@ _HOMES = {
     "list_slots": "esper.api",
     "load": "esper.api",
     "load_policy": "esper.api",
+    "shape": "esper.api",
 }
 
 __all__ = [
@@ -56,6 +60,7 @@ __all__ = [
     "EsperWarning",
     "Grown",
     "GrownModule",
+    "Shape",
     "__version__",
     "attach",
     "default_catalogue",
@@ -64,6 +69,7 @@ __all__ = [
     "list_slots",
     "load",
     "load_policy",
+    "shape",
 ]
 
 

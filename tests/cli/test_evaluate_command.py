@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shlex
 import signal
 from pathlib import Path
 
@@ -9,6 +10,8 @@ import pytest
 
 from command_support import esper, esper_here, start_esper
 from esper.observatory import evaluation_folder
+from esper.observatory.described import describe
+from esper.proof import evaluation
 
 
 def test_writes_json_csv_and_a_picture(
@@ -51,6 +54,17 @@ def test_writes_json_csv_and_a_picture(
         (["--arms", "static,static"], "more than once"),
         (["--control-for", "oracle"], "not among the arms"),
         (["--task", "cifar10", "--arms", "static"], "cifar10"),
+        (["--scenario", "dreams"], "scenario must be scratch, trained or shift, got 'dreams'"),
+        (["--extra", "0.3"], "extra budgets are for hosts that were trained before"),
+        (["--scenario", "trained", "--extra", "0.1,much"], "must be numbers with commas"),
+        (["--scenario", "trained", "--extra", ""], "must be numbers with commas"),
+        (["--scenario", "trained", "--extra", "0"], "above 0, such as 0.1 or 0.3; got 0.0"),
+        (["--scenario", "trained", "--extra", "-1,0.3"], "above 0"),
+        (["--scenario", "trained", "--extra", "nan"], "above 0"),
+        (["--scenario", "trained", "--extra", "inf"], "above 0"),
+        (["--scenario", "trained", "--extra", "0.3,0.1"], "extra must ascend, got 0.3, 0.1"),
+        (["--scenario", "trained", "--arms", "static"], "is the arm `continue`"),
+        (["--scenario", "shift"], "'digits' does not shift; that of digits_shift_classes"),
     ],
 )
 def test_bad_input_is_one_sentence_before_anything_is_run(
@@ -118,3 +132,35 @@ def test_what_cannot_be_resumed_is_one_sentence(
     assert "give one" in refusal("--resume", "--overwrite")
     with evaluation_folder(tmp_path / "out", overwrite=False, resume=True):
         assert "out is in use by another run" in refusal("--resume")
+
+
+def test_a_scenario_prints_a_table_for_each_extra_budget(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(evaluation, "TUNING_KEYS", 1)
+    words = ["evaluate", "--scenario", "trained", "--extra", "0.5,1", "--arms", "random"]
+    words += ["--keys", "2", "--steps", "4", "--out", "out"]
+    assert esper_here(monkeypatch, *words, cwd=tmp_path) == 0
+    shown = capsys.readouterr().out
+    for extra in ("0.5", "1"):
+        assert f"Extra budget {extra} of what the host's training cost" in shown
+    assert shown.count("random - continue-cooled") == 2
+    assert shown.count("random is ahead") == 1
+    report = json.loads((tmp_path / "out" / "evaluation.json").read_text())
+    assert report["crossover"] in " ".join(shown.split())
+    assert (tmp_path / "out" / "evaluation.png").read_bytes().startswith(b"\x89PNG")
+    again = shlex.split(describe(tmp_path / "out")["reproduce"])
+    for flag, value in (("--scenario", "trained"), ("--extra", "0.5,1"), ("--arms", "random")):
+        assert again[again.index(flag) + 1] == value
+
+
+def test_a_shift_begins_with_hosts_of_the_data_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["evaluate", "--task", "digits_shift_classes", "--scenario", "shift", "--extra", "1"]
+    words += ["--arms", "random", "--keys", "1", "--steps", "6", "--no-controls", "--out", "out"]
+    assert esper_here(monkeypatch, *words, cwd=tmp_path) == 0
+    rows = {row["arm"]: row for row in csv.DictReader((tmp_path / "out" / "trials.csv").open())}
+    # Half of the classes are new to the host: of those it can know none.
+    assert float(rows["host"]["test_score"]) < 55
+    assert float(rows["continue +1"]["test_score"]) > float(rows["host"]["test_score"])

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -17,7 +19,7 @@ from esper.leyline.events import SeedCulled, SeedFossilized, SeedGerminated, See
 from esper.tamiyo import RandomController, make_controller, wait
 from esper.tamiyo.controllers.scripted import ScriptedController
 from esper.tolaria.environment import GrowthEnv
-from esper.tolaria.garden import Budget
+from esper.tolaria.garden import Budget, Validation
 from esper.tolaria.population import LoopedPopulation
 from esper.tolaria.transition import Transition
 from esper.tolaria.trial import play, settle
@@ -224,6 +226,13 @@ def test_a_budget_is_never_exceeded(kind: str) -> None:
         digits_env([1], budget=Budget(params=1.0, macs=1.0))
 
 
+def test_a_budget_may_be_a_number_of_parameters() -> None:
+    assert Budget(params=1200, macs=2.0).room(496, 1000) == (704, 1000)
+    assert Budget(params=100.0).room(496, 1000) == (99 * 496, None)
+    with pytest.raises(ConfigError, match="400 parameters is below the host itself, with 496"):
+        digits_env([1], budget=Budget(params=400))
+
+
 @pytest.mark.parametrize("bad", [{"params": 0.9}, {"macs": -1.0}, {"params": float("nan")}])
 def test_a_budget_below_the_host_is_refused(bad: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match="below the host itself"):
@@ -298,3 +307,16 @@ def test_the_heuristic_goes_through_full_lifecycles(task_name: str) -> None:
     stages = {e.to_stage for e in listener.events if isinstance(e, SeedStageChanged)}
     assert {"GERMINATED", "TRAINING", "BLENDING", "HOLDING"} <= stages
     assert stages & {"FOSSILIZED", "CULLED"}
+
+
+def test_where_the_rate_decays_the_latest_within_chance_of_the_best_is_kept() -> None:
+    env = digits_env([1, 2], max_steps=3, keep_best=True)
+    env.prefer_later, env.answers_per_sample = True, 1
+    env.start()
+    # Of 900 answers 90 % right: chance is one point, and a little more below that.
+    for step, scores in enumerate(([90.0, 90.0], [89.1, 88.8])):
+        env.step_count = step
+        validation = replace(Validation.nothing(2, 3, samples=900), score=np.array(scores))
+        env._keep_best(validation, np.ones(2, dtype=bool))
+    assert [saved.step for saved in env.best if saved] == [1, 0]
+    assert env.best_score.tolist() == [90.0, 90.0]

@@ -1,5 +1,7 @@
 """Trials of candidates: all at once is one by one, and nothing is left behind."""
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,10 +17,10 @@ from trial_support import (
     recipe,
 )
 
-from esper.growth import LifecycleRules, default_catalogue, take_snapshot
+from esper.growth import CNNHost, LifecycleRules, default_catalogue, take_snapshot
 from esper.leyline import ConfigError, SeedStage
 from esper.tamiyo import TrialPlan
-from esper.tolaria import FusedPopulation, GrowthEnv, LoopedPopulation
+from esper.tolaria import FusedPopulation, GrowthEnv, LoopedPopulation, find_task
 from esper.tolaria.trials import summed_up
 from helpers import plant
 
@@ -211,6 +213,21 @@ def test_only_what_could_be_planted_is_tried():
     light = env.garden.narrator.catalogue.index("conv_light")
     tried = np.argwhere(~np.isnan(scores.gain[0])).tolist()
     assert tried == [[0, light], [2, light]]
+
+
+def test_the_way_around_a_narrow_block_ranks_first():
+    """Blocks of 8, 1 and 8 channels: only a branch from the first one goes past the second."""
+    task = find_task("digits")
+    task = replace(task, build=lambda: CNNHost(widths=(8, 1, 8), in_channels=1))
+    population = FusedPopulation(task.recipe(task.load(Path("unused"))), range(4))
+    for step in range(15):
+        population.train_epoch(np.ones(4, dtype=bool), step)
+    names = population.template.catalogue.names
+    tried = everything(population) & np.isin(names, ("branch", "conv_light"))
+    gain = population.try_candidates(tried, TrialPlan(("branch", "conv_light")), 15).gain
+    best = np.nan_to_num(gain, nan=-np.inf).reshape(4, -1).argmax(axis=1)
+    slot, blueprint = np.unravel_index(best, gain.shape[1:])
+    assert sum((slot == 0) & (blueprint == names.index("branch"))) >= 3
 
 
 @pytest.mark.parametrize("wrong", [{"steps": 0}, {"batch": 0}, {"val_samples": 0}])

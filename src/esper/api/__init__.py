@@ -9,6 +9,7 @@ from esper.api.controllers import check_script, find_controller, load_policy
 from esper.api.growing import grow
 from esper.api.grown import Grown, load
 from esper.api.lessons import imitate, learn_offline, record
+from esper.api.shaping import Shape, shape
 from esper.api.training import config_of, one_thread, resume_ppo, train_ppo
 from esper.api.watch import Watch, warn_of_another_task
 
@@ -18,6 +19,7 @@ __all__ = [
     "Body",
     "Callback",
     "Grown",
+    "Shape",
     "Watch",
     "attach",
     "check_script",
@@ -33,6 +35,7 @@ __all__ = [
     "one_thread",
     "record",
     "resume_ppo",
+    "shape",
     "train_ppo",
     "warn_of_another_task",
 ]

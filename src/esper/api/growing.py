@@ -1,7 +1,7 @@
 """`grow`: train a model of the user's own and grow it where that helps."""
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +23,7 @@ from esper.api.objective_checks import check_objectives
 from esper.api.watch import Watch, warn_of_another_task, warn_of_slow_seeds
 from esper.growth import (
     BlueprintCatalogue,
+    GrownModule,
     Layouts,
     SlotChoice,
     default_catalogue,
@@ -32,6 +33,7 @@ from esper.observatory import ARMS, GROWN, draw_growth, epoch_progress, write_su
 from esper.tamiyo import Controller, StaticController
 from esper.tolaria import (
     LOSSES,
+    RESCUE,
     SCORES,
     Budget,
     HostRecipe,
@@ -39,6 +41,7 @@ from esper.tolaria import (
     LoopedPopulation,
     Objective,
     Precision,
+    Topology,
     TrialRules,
     WholeSetScore,
     find_objective,
@@ -65,6 +68,7 @@ def grow(
     loss: str | Objective = "cross_entropy",
     score: str | Callable[[Any, Any], Any] = "accuracy",
     controller: str | Controller = "heuristic",
+    start: Literal["fresh", "trained"] = "fresh",
     steps: int = 30,
     budget: Budget | None = None,
     optimizer: Optimizer | OptimizerMaker | None = None,
@@ -80,8 +84,9 @@ def grow(
     callbacks: Sequence[Callback] = (),
     progress: bool = True,
     blueprints: BlueprintCatalogue | None = None,
-    incubation: Literal["isolated", "joint"] = "isolated",
+    incubation: Literal["isolated", "joint"] | None = None,
     max_seeds: int | None = None,
+    topology: Mapping[str, str] | None = None,
     max_grad_norm: float | None = None,
     precision: Precision = "fp32",
 ) -> Grown:
@@ -102,6 +107,12 @@ def grow(
     function that makes one (default: AdamW, 1e-3); `scheduler` makes a scheduler of it, which is
     stepped after every epoch. With `precision="bf16"` the model computes in bfloat16 while it is
     trained and evaluated.
+
+    `start="trained"` is for a model that arrives trained: the first decision comes before the first
+    epoch, seeds act from birth, a network that has memorised its data is cooled so that seeds can
+    learn, and the learning rate, unless there is a `scheduler`, rises and falls over the run.
+    `topology` is for one that is to have seeds from birth, a blueprint by module: with `controller=
+    "static"`, the `topology` of an earlier run trains what it found anew.
 
     The run ends after `steps` epochs, `patience` epochs without a better score or `max_time`
     seconds, whichever is first. `out` is a folder for its record, with a picture and the network;
@@ -126,7 +137,11 @@ def grow(
         layout=layout,
         causal=causal,
     )
-    rules = TrialRules(decisions(steps), incubation, budget=budget, max_seeds=max_seeds)
+    rules = replace(
+        _rules(start, steps, scheduled=scheduler is not None), budget=budget, max_seeds=max_seeds
+    )
+    if incubation is not None:
+        rules = replace(rules, incubation=incubation)
     if resume and out is None:
         raise ConfigError("resume=True needs the folder of the run: out=DIR")
     check_objectives(model, recipe, _device(model))
@@ -142,6 +157,7 @@ def grow(
         batches_per_epoch=batches_per_epoch,
         resume=resume,
         progress=progress,
+        topology=topology or {},
     )
     caller, folder = Caller(callbacks), None if out is None else Path(out)
     beside = None if folder is None else folder / ARMS / "host-alone"
@@ -178,6 +194,11 @@ class Plan:
     batches_per_epoch: int | None
     resume: bool
     progress: bool
+    topology: Mapping[str, str]
+
+    @property
+    def epochs(self) -> int:
+        return self.rules.steps + (self.rules.start == "fresh")
 
     def of(self, model: nn.Module, optimizer: Any) -> "Plan":
         """The same for another model."""
@@ -190,7 +211,8 @@ class Plan:
         return {
             "model": type(self.model).__name__,
             "controller": controller.name,
-            "steps": self.rules.steps + 1,
+            "start": self.rules.start,
+            "steps": self.epochs,
             "key": self.key,
             "slots": ", ".join(slots),
             "loss": _name(self.recipe.loss),
@@ -206,6 +228,7 @@ class Plan:
             "patience": self.patience,
             "batches_per_epoch": self.batches_per_epoch,
             "scheduled": self.scheduler is not None,
+            "topology": str(dict(self.topology)) if self.topology else None,
         }
 
 
@@ -234,6 +257,7 @@ def _run(
         loaders=plan.loaders,
         stop=StopRule(plan.patience, plan.max_time),
         settings=plan.settings(chosen, network.slot_config.names),
+        topology=_places(plan.topology, network),
     )
     with ExitStack() as stack:
         told: list[Recorder] = []
@@ -242,7 +266,7 @@ def _run(
             record = stack.enter_context(open_record(folder, run, resume=plan.resume))
             told.append(record)
         if plan.progress:
-            told.append(stack.enter_context(epoch_progress(label, plan.rules.steps + 1)))
+            told.append(stack.enter_context(epoch_progress(label, plan.epochs)))
         watch = Watch(history, env, chosen, plan.recipe.data)
         watch.catch_up()
         history.listeners = [*told, *listeners, watch]
@@ -254,6 +278,28 @@ def _run(
             ended=run.play(record),
         )
     return Grown(network, history.rows, history.events, outcome, plan.recipe.data.example())
+
+
+def _rules(start: Literal["fresh", "trained"], steps: int, *, scheduled: bool) -> TrialRules:
+    if start == "fresh":
+        return TrialRules(decisions(steps))
+    return replace(RESCUE, steps=steps, schedule=None if scheduled else RESCUE.schedule)
+
+
+def _places(topology: Mapping[str, str], network: GrownModule) -> Topology:
+    """Slots and blueprints by index; raises ConfigError for those that there are not."""
+    names = network.slot_config.names
+    strange = [module for module in topology if module not in names]
+    if strange:
+        raise ConfigError(
+            f"topology names {strange[0]!r}, which is no slot; the slots are {', '.join(names)}"
+        )
+    catalogue = network.catalogue
+    places = [(names.index(slot), catalogue.index(name)) for slot, name in topology.items()]
+    with torch.device("meta"):
+        for slot, blueprint in places:
+            catalogue[blueprint].build(network.sites[slot], network.output)
+    return tuple(sorted(places))
 
 
 def _make_scheduler(make: Callable[[Optimizer], Any], optimizer: Optimizer) -> Any:

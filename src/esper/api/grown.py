@@ -45,6 +45,11 @@ class Grown:
     outcome: EpisodeOutcome
     example: Any
 
+    @property
+    def topology(self) -> dict[str, str]:
+        """What has grown: the blueprint of each seed that is kept, by module."""
+        return {seed.module: seed.blueprint for seed in self.outcome.seeds}
+
     def export(self) -> nn.Module:
         """A plain module for use without Esper, checked to give the live network's output."""
         return export(self.model, self.example)

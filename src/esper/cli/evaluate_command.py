@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from esper.cli.options import option
-from esper.leyline.constants import MOST_COUNT
+from esper.leyline import ConfigError
+from esper.leyline.constants import MOST_COUNT, MOST_KEY
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -13,16 +14,31 @@ if TYPE_CHECKING:
     from esper.proof import EvaluationReport, Run
     from esper.tolaria import Precision
 
+ARMS, TRAINED_ARMS = "static,random,scripted:early,heuristic", "heuristic"
+EXTRA = (0.1, 0.3, 1.0)
+
 
 @dataclass(frozen=True)
 class EvaluateSettings:
     task: str = option("digits", "What to learn; see `esper tasks`.")
-    arms: str = option(
-        "static,random,scripted:early,heuristic",
-        "Who is compared, with commas: static, random, heuristic, scripted:NAME, "
-        "or the run directory of a learned policy.",
+    scenario: str = option(
+        "scratch",
+        "Hosts begin from scratch, trained, or trained on the data before a shift: scratch, "
+        "trained or shift.",
+    )
+    extra: str | None = option(
+        None,
+        "Extra budgets of the scenarios trained and shift, with commas, as shares of what the "
+        "host's training cost. Default: 0.1,0.3,1.0.",
+    )
+    arms: str | None = option(
+        None,
+        "Who is compared, with commas: static, random, heuristic, heuristic:trial, scripted:NAME, "
+        "or the run directory of a learned policy. Default: static,random,scripted:early,"
+        "heuristic; of trained hosts heuristic.",
     )
     keys: int = option(20, "Paired keys: each arm trains on each.", min=1, max=MOST_COUNT)
+    first_key: int = option(0, "The first of them; the others follow.", min=0, max=MOST_KEY)
     steps: int | None = option(
         None, "Epochs to train; each task has its default.", min=1, max=MOST_COUNT
     )
@@ -54,6 +70,8 @@ def evaluate(settings: EvaluateSettings) -> None:
       esper evaluate --task digits --arms static,random,heuristic --keys 20 --tune
 
       esper evaluate --arms static,heuristic,runs/first --control-for heuristic
+
+      esper evaluate --task digits --scenario trained --extra 0.1,0.3,1.0 --tune
     """
     # Everything that can be wrong is found before the first trial.
     from rich.console import Console
@@ -69,23 +87,33 @@ def evaluate(settings: EvaluateSettings) -> None:
     )
     from esper.proof import EvaluationSettings
     from esper.proof import evaluate as run_evaluation
-    from esper.tolaria import data_root, find_task
+    from esper.tolaria import all_tasks, data_root, find_task
 
     task = find_task(settings.task)
     plan = EvaluationSettings(
-        arms=tuple(arm.strip() for arm in settings.arms.split(",") if arm.strip()),
+        arms=_arms(settings),
         keys=settings.keys,
+        first_key=settings.first_key,
         steps=settings.steps,
         tune=settings.tune,
         controls=settings.controls,
         control_for=settings.control_for,
         population=settings.population,
         precision=cast("Precision", settings.precision),
+        scenario=settings.scenario,
+        extra=_extra(settings),
     )
+    load_before = task.load_before if settings.scenario == "shift" else None
+    if settings.scenario == "shift" and load_before is None:
+        known = [name for name, each in all_tasks().items() if each.load_before]
+        raise ConfigError(
+            f"the data of task {settings.task!r} does not shift; that of {', '.join(known)} does"
+        )
     require_matplotlib()
     for arm in plan.arms:
         find_controller(arm)
     data = task.load(data_root())
+    before = None if load_before is None else load_before(data_root())
     out = Path(settings.out or f"runs/evaluate-{settings.task}")
     console = Console()
 
@@ -96,11 +124,35 @@ def evaluate(settings: EvaluateSettings) -> None:
     with evaluation_folder(out, overwrite=settings.overwrite, resume=settings.resume):
         with one_thread(), PhaseProgress(console) as bar:
             report = run_evaluation(
-                task, data, plan, find_controller, bar.show, folder=out, tell=tell
+                task,
+                data,
+                plan,
+                find_controller,
+                bar.show,
+                before=before,
+                folder=out,
+                tell=tell,
             )
         show_report(console, report)
         for path in (*write_evaluation(out, report.as_dict()), write_report(out)):
             say(console, str(path), whole=True)
+
+
+def _arms(settings: EvaluateSettings) -> tuple[str, ...]:
+    default = ARMS if settings.scenario == "scratch" else TRAINED_ARMS
+    given = default if settings.arms is None else settings.arms
+    return tuple(arm.strip() for arm in given.split(",") if arm.strip())
+
+
+def _extra(settings: EvaluateSettings) -> tuple[float, ...]:
+    if settings.extra is None:
+        return () if settings.scenario == "scratch" else EXTRA
+    try:
+        return tuple(float(share) for share in settings.extra.split(","))
+    except ValueError:
+        raise ConfigError(
+            f"extra must be numbers with commas, such as 0.1,0.3, got {settings.extra!r}"
+        ) from None
 
 
 def run_line(label: str, run: "Run") -> str:
@@ -114,18 +166,27 @@ def run_line(label: str, run: "Run") -> str:
 
 
 def show_report(console: "Console", report: "EvaluationReport") -> None:
-    from esper.observatory import arms_table, comparisons_table, say, seeds_worth_table
+    from esper.observatory import arms_table, at_extra, comparisons_table, say, seeds_worth_table
 
-    rows = report.as_dict()
-    console.print()
-    console.print(arms_table(rows))
-    others = [comparisons_table(rows) if report.comparisons else None, seeds_worth_table(rows)]
-    for table in others:
-        if table is not None:
+    whole = report.as_dict()
+    for extra in report.extra or (None,):
+        rows = whole if extra is None else at_extra(whole, extra)
+        console.print()
+        if extra is not None:
+            say(console, f"Extra budget {extra:g} of what the host's training cost")
             console.print()
-            console.print(table)
+        console.print(arms_table(rows))
+        if rows["comparisons"]:
+            console.print()
+            console.print(comparisons_table(rows))
+    worth = seeds_worth_table(whole)
+    if worth is not None:
+        console.print()
+        console.print(worth)
     console.print()
     say(console, _in_words(report))
+    if report.crossover is not None:
+        say(console, report.crossover)
 
 
 def _in_words(report: "EvaluationReport") -> str:
@@ -142,6 +203,11 @@ def _in_words(report: "EvaluationReport") -> str:
     if report.reference is not None:
         words.append(f"The controls are made for {report.reference}.")
         widths = [f"{arm['arm']} has width {arm['width']}" for arm in report.arms if arm["width"]]
+        widths += [
+            f"{arm['arm']} has the widths {'-'.join(map(str, arm['shape']))}"
+            for arm in report.arms
+            if arm["shape"]
+        ]
         if widths:
             words.append(f"Of the host's family, {' and '.join(widths)}.")
         else:

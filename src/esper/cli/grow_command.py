@@ -22,8 +22,9 @@ class GrowSettings:
     task: str = option("digits", "What to learn; see `esper tasks`.")
     controller: str = option(
         "heuristic",
-        "Who decides: heuristic, random, static (never grow), scripted:FILE, "
-        "where FILE may be the actions.txt of an earlier run, or the folder of a training run.",
+        "Who decides: heuristic, heuristic:trial (chooses by trial), random, static (never grow), "
+        "scripted:FILE, where FILE may be the actions.txt of an earlier run, "
+        "or the folder of a training run.",
     )
     key: int = option(0, "Same key, same run, byte for byte.", min=0, max=MOST_KEY)
     steps: int | None = option(
@@ -37,9 +38,9 @@ class GrowSettings:
     )
     overwrite: bool = option(False, "Replace a run that is already there.")
     max_params: float | None = option(
-        None, "Most parameters, as a multiple of the host's, such as 1.5."
+        None, "Most parameters: a multiple of the host's, such as 1.5, or a number above 100."
     )
-    max_macs: float | None = option(None, "Most multiply-adds, as a multiple of the host's.")
+    max_macs: float | None = option(None, "Most multiply-adds per example, likewise.")
     incubation: str = option(
         "isolated",
         "isolated: a seed learns without acting before it is blended in; "

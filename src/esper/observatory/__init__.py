@@ -7,6 +7,7 @@ Imports `leyline` only.
 from esper.observatory.comparison import compare_runs, comparison_table
 from esper.observatory.evaluation import (
     arms_table,
+    at_extra,
     comparisons_table,
     evaluation_folder,
     seeds_worth_table,
@@ -58,6 +59,7 @@ __all__ = [
     "RunDirectory",
     "StepProgress",
     "arms_table",
+    "at_extra",
     "compare_runs",
     "comparison_table",
     "comparisons_table",

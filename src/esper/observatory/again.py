@@ -32,9 +32,13 @@ def run_again(folder: Path, kind: str, config: Mapping[str, Any]) -> str | None:
 
 
 def evaluate_again(report: Mapping[str, Any]) -> str:
+    arms = [arm["arm"] for arm in report["arms"] if not arm["control_of"]]
+    extra = ",".join(f"{share:g}" for share in report.get("extra") or ())
     given = {
         "task": report.get("task"),
-        "arms": ",".join(arm["arm"] for arm in report["arms"] if not arm["control_of"]),
+        "scenario": report.get("scenario"),
+        "extra": extra or None,
+        "arms": ",".join(report.get("arms_wanted") or arms),
         "keys": whole(report, "keys_wanted"),
         "steps": whole(report, "steps"),
         "tune": len(report.get("learning_rates") or ()) > 1,

@@ -16,6 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from esper.leyline import ConfigError
+from esper.observatory.budget_picture import draw_budgets
 from esper.observatory.picture import INK, LONGEST_NAME, QUIET, in_lines, new_figure
 from esper.observatory.run_directory import lock_folder
 from esper.observatory.terminal import place, plain_table, shown
@@ -82,6 +83,20 @@ def write_evaluation(folder: Path, report: Report) -> list[Path]:
 
 
 # --- terminal ------------------------------------------------------------------------------------
+
+
+def at_extra(report: Report, extra: float) -> Report:
+    """The report of one extra budget alone: its arms by name, and the hosts they begin with."""
+    names = {arm["arm"]: arm["name"] for arm in report["arms"] if arm["extra"] in (None, extra)}
+    return {
+        **report,
+        "arms": [{**arm, "arm": arm["name"]} for arm in report["arms"] if arm["arm"] in names],
+        "comparisons": [
+            {**row, "arm": names[row["arm"]], "versus": names[row["versus"]]}
+            for row in report["comparisons"]
+            if row["arm"] in names and row["versus"] in names
+        ],
+    }
 
 
 def arms_table(report: Report) -> Table:
@@ -169,7 +184,8 @@ def _short(count: float) -> str:
 
 def _name(arm: Mapping[str, Any]) -> str:
     width = "" if arm["width"] is None else f" (width {arm['width']})"
-    return in_lines(arm["arm"] + width, LONGEST_NAME)
+    shape = f" ({'-'.join(map(str, arm['shape']))})" if arm.get("shape") else ""
+    return in_lines(arm["arm"] + width + shape, LONGEST_NAME)
 
 
 def _p(value: float | None) -> str:
@@ -182,16 +198,18 @@ def _p(value: float | None) -> str:
 
 
 def draw_evaluation(path: Path, report: Report) -> Path:
-    """Scores of every arm and key above, paired differences with their intervals below."""
+    """Scores of every arm and key above, or over the extra budget if there is one; paired
+    differences with their intervals below."""
     arms, comparisons = report["arms"], report["comparisons"]
-    heights = [0.36 * len(arms) + 0.9, 0.36 * len(comparisons) + 0.9]
+    budgets = bool(report.get("extra"))
+    heights = [4.5 if budgets else 0.36 * len(arms) + 0.9, 0.36 * len(comparisons) + 0.9]
     figure = new_figure(9, sum(heights) + 0.4)
     if comparisons:
         scores, differences = figure.subplots(2, 1, height_ratios=heights)
         _draw_differences(differences, comparisons, report["score"])
     else:
         scores = figure.subplots(1, 1)
-    _draw_scores(scores, report)
+    (draw_budgets if budgets else _draw_scores)(scores, report)
     figure.savefig(path)
     return path
 

@@ -124,6 +124,9 @@ def _run_parts(told: Mapping[str, Any]) -> list[str]:
         parts += [_table(("seed", "parameters", "lost without it", "Shapley value"), rows)]
     if episode["frames"]:
         parts += ["## The life of every slot", _lanes(told)]
+    for trial in episode["trials"]:
+        parts += [f"## What candidates would have brought at epoch {trial['step']}"]
+        parts += [_table(("seed, tried alone", "loss", "parameters"), _tried(trial["candidates"]))]
     if told["bill"]:
         parts += ["## The bill"]
         bill = [(what, shown(macs, ",.0f")) for what, macs in told["bill"]]
@@ -131,6 +134,17 @@ def _run_parts(told: Mapping[str, Any]) -> list[str]:
     if told["settings"]:
         parts += ["## Settings", _table(("setting", "value"), told["settings"])]
     return parts
+
+
+def _tried(candidates: Sequence[Sequence[Any]]) -> list[tuple[str, str, str]]:
+    return [
+        (
+            f"{blueprint} in {module}",
+            "broken" if gain is None else f"{-gain:+.4f}",
+            shown(params, ",.0f"),
+        )
+        for blueprint, module, gain, params in candidates
+    ]
 
 
 def _lanes(told: Mapping[str, Any]) -> str:
@@ -167,6 +181,7 @@ def _evaluation_parts(report: Mapping[str, Any] | None) -> list[str]:
     keys = len(report["keys"])
     return [
         f"{report.get('steps')} epochs on {keys} paired keys of {_md(report.get('task'))}.",
+        *([_md(report["crossover"])] if report.get("crossover") else []),
         _table(("arm", "test score", "parameters", "multiply-adds"), arms),
         _table(("difference", "mean", "95 % interval", "p (Holm)"), pairs),
     ]

@@ -274,7 +274,9 @@ def _evaluation_line(name: str, folder: Path) -> RunLine:
     keys, wanted = len(report["keys"]), whole(report, "keys_wanted")
     complete = wanted is None or keys >= wanted
     reference = report.get("reference")
-    arm: Row = next((arm for arm in report["arms"] if arm["arm"] == reference), {})
+    # With several extra budgets the largest, which stands last, speaks for the arm.
+    own = [arm for arm in report["arms"] if reference in (arm["arm"], arm.get("name"))]
+    arm: Row = own[-1] if own else {}
     return RunLine(
         id=name,
         folder=folder,
@@ -282,7 +284,10 @@ def _evaluation_line(name: str, folder: Path) -> RunLine:
         state="finished" if complete else "stopped",
         why="" if complete else "it was interrupted",
         task=str(report.get("task")),
-        controller=", ".join(str(arm["arm"]) for arm in report["arms"] if not arm["control_of"]),
+        controller=", ".join(
+            report.get("arms_wanted")
+            or [str(arm["arm"]) for arm in report["arms"] if not arm["control_of"]]
+        ),
         val_score=number(arm, "val_score"),
         test_score=number(arm, "test_score"),
         params=number(arm, "params"),

@@ -87,13 +87,23 @@ def _low(event: Mapping[str, Any], name: str) -> str:
     return str(event.get(name)).lower()
 
 
+def candidates(event: Mapping[str, Any]) -> list[tuple[str, str, float | None, float | None]]:
+    """(blueprint, module, gain, parameters) of the candidates that were tried, the best first."""
+    columns = [event.get(name) for name in ("blueprints", "modules", "gains", "params")]
+    rows = zip(*(each if isinstance(each, list) else [] for each in columns), strict=False)
+    return [
+        (str(blueprint), str(module), number({"": gain}, ""), number({"": params}, ""))
+        for blueprint, module, gain, params in rows
+    ]
+
+
 def _tried(event: Mapping[str, Any]) -> str:
-    names = [event.get(name) or () for name in ("blueprints", "modules", "gains")]
-    blueprints, modules, gains = (list(each) for each in names)
-    if not gains:
-        return "no candidate to try"
-    gain = "breaks the network" if gains[0] is None else f"loss {-gains[0]:+.3f}"
-    return f"{len(gains)} candidates tried, best {blueprints[0]} in {modules[0]}: {gain}"
+    found = candidates(event)
+    if not found:
+        return "candidates tried"
+    blueprint, module, gain, _ = found[0]
+    brings = "breaks the network" if gain is None else f"loss {-gain:+.3f}"
+    return f"{len(found)} candidates tried, best {blueprint} in {module}: {brings}"
 
 
 def _size(event: Mapping[str, Any]) -> str:

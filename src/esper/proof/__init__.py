@@ -4,14 +4,10 @@ Arms on paired keys, controls that make the comparison fair, and the statistics 
 """
 
 from esper.proof.arms import Plan, train
-from esper.proof.evaluation import (
-    Comparison,
-    EvaluationReport,
-    EvaluationSettings,
-    Trial,
-    evaluate,
-)
+from esper.proof.evaluation import evaluate
 from esper.proof.record import Record, Run
+from esper.proof.report import Comparison, EvaluationReport, Trial
+from esper.proof.settings import EvaluationSettings
 from esper.proof.statistics import PairedDifference, holm, paired_difference
 
 __all__ = [

@@ -1,8 +1,10 @@
 """One arm: train networks under a controller and keep what they reached and cost."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
+
+from torch import Tensor
 
 from esper.growth import count_params
 from esper.leyline import Recorder
@@ -28,11 +30,13 @@ DO_NOTHING = StaticController()
 @dataclass(frozen=True)
 class Plan:
     """How a network is trained. `task` holds the host and the learning rate that are used. Plans
-    are equal if their networks can be trained side by side."""
+    are equal if their networks can be trained side by side. `weights` are those of hosts that
+    arrive trained, by key, one mapping for all plans that differ in nothing else."""
 
     task: Task
     controller: Controller
     rules: TrialRules
+    weights: Mapping[int, Mapping[str, Tensor]] | None = field(default=None, compare=False)
 
 
 def train(
@@ -48,7 +52,7 @@ def train(
     Ctrl-C raises KeyboardInterrupt: half an episode is no result.
     """
     trained = train_networks(
-        plan.task.recipe(data),
+        replace(plan.task.recipe(data), weights=plan.weights),
         keys,
         plan.rules,
         plan.controller,
@@ -127,3 +131,48 @@ def affordable_steps(task: Task, data: DataSplits, macs: int, budget: int) -> in
     training, evaluation = _pass_cost(task, data)
     epochs = (budget // macs - SETTLING_EVALUATIONS * evaluation) // (training + evaluation)
     return max(1, epochs - 1)
+
+
+def first_epoch_macs(task: Task, data: DataSplits, macs: int, *, trained: bool = False) -> int:
+    """Least budget with which a network of `macs` per example is trained at all: an epoch and all
+    that is evaluated."""
+    training, evaluation = _pass_cost(task, data)
+    return macs * (training + evaluation + _beside_epochs(evaluation, trained))
+
+
+def _beside_epochs(evaluation: int, trained: bool) -> int:
+    """Forward passes that a budget must pay for beside epochs: those of settling, and one that is
+    kept back for a rollback. A network that arrives `trained` is evaluated before its first."""
+    return (1 + SETTLING_EVALUATIONS + trained) * evaluation
+
+
+def paced(
+    task: Task,
+    data: DataSplits,
+    macs: int,
+    budget: int,
+    *,
+    trained: bool,
+    least: int = 1,
+    beside: int = 0,
+) -> tuple[Task, int]:
+    """The task, and how many epochs of it a network of `macs` per example gets for `budget`.
+
+    If a last epoch could not be paid for, all are a few batches shorter than they would be: an arm
+    that left a part of its budget would be compared with less than it may have. They are also
+    shorter if that is needed to have `least` of them, or as many as that leaves a batch each.
+    `beside` are forward passes that the budget pays for too.
+    """
+    training, evaluation = _pass_cost(task, data)
+    passes = budget // macs - _beside_epochs(evaluation, trained) - beside
+    whole = max(1, passes // (training + evaluation))
+
+    def batches(epochs: int) -> int:
+        return (passes // epochs - evaluation) // (TRAINING_COST * task.batch)
+
+    for epochs in range(least, whole, -1):
+        if batches(epochs) >= 1:
+            return replace(task, batches_per_epoch=batches(epochs)), epochs
+    if (whole + 1) * batches(whole + 1) * TRAINING_COST * task.batch <= whole * training:
+        return task, whole
+    return replace(task, batches_per_epoch=batches(whole + 1)), whole + 1

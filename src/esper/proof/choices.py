@@ -33,13 +33,32 @@ PlanFor = Callable[[Mapping[str, Run]], Plan]
 
 @dataclass(frozen=True)
 class Arm:
-    """An arm with all its choices made."""
+    """An arm with all its choices made.
+
+    extra       the extra budget that it has, of a scenario with some
+    control_of  label of the arm that it is a control of
+    versus      label of the arm that it is compared with
+    data        what it is trained on, if not what all are
+    """
 
     name: str
     plan: PlanFor
     learning_rate: float
     width: int | None = None
     control_of: str | None = None
+    shape: tuple[int, ...] | None = None
+    extra: float | None = None
+    versus: str | None = None
+    data: DataSplits | None = field(default=None, compare=False)
+
+    @property
+    def label(self) -> str:
+        return labelled(self.name, self.extra)
+
+
+def labelled(name: str, extra: float | None) -> str:
+    """The name of an arm with its extra budget."""
+    return name if extra is None else f"{name} +{extra:g}"
 
 
 @dataclass
@@ -65,11 +84,18 @@ class Bench:
         rules = TrialRules(self.steps, population=self.population, schedule=self.task.schedule)
         return Plan(with_rate(self.task, rate), controller, rules)
 
-    def runs(self, label: str, plans: Sequence[Plan]) -> list[Run]:
+    def runs(
+        self,
+        label: str,
+        plans: Sequence[Plan],
+        data: DataSplits | None = None,
+        keep: bool = False,
+    ) -> list[Run]:
         """One plan for each tuning key, trained. No two ways of training have the same label."""
         self.tuned_anything = True
         self.progress(label, 0, len(plans))
-        return self.record.train(label, plans, self.data, self.tuning_keys)
+        where = self.data if data is None else data
+        return self.record.train(label, plans, where, self.tuning_keys, keep=keep)
 
 
 def with_rate(task: Task, rate: float) -> Task:

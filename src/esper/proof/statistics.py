@@ -44,6 +44,11 @@ def paired_difference(
     return PairedDifference(len(differences), mean, low, high, _sign_flip_p(differences, key))
 
 
+def mean_interval(values: Sequence[float], key: int = 0) -> tuple[float | None, float | None]:
+    """95 % interval of the mean, as that of a paired difference; None where there is none."""
+    return (None, None) if len(values) < 2 else _interval(np.asarray(values, np.float64), key)
+
+
 def _interval(differences: np.ndarray, key: int) -> tuple[float | None, float | None]:
     stats = require_scipy()
     if np.ptp(differences) <= 1e-12 * max(1.0, float(np.abs(differences).max())):

@@ -20,6 +20,7 @@ class Situation:
     left          float[E], the share of the run that is left, by its steps or by its budget of
                   multiply-adds, whichever is less
     max_seeds     how many seeds an environment may hold, None for no limit
+    trained       the hosts arrived trained; then step 0 comes before the first epoch
     trials        what candidates would bring, where the controller asked for it
     """
 
@@ -36,6 +37,7 @@ class Situation:
     total_params: np.ndarray
     left: np.ndarray
     max_seeds: int | None = None
+    trained: bool = False
     trials: TrialScores | None = None
 
     @property

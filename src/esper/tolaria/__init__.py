@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from esper.tolaria.tasks import Task, all_tasks, find_task
     from esper.tolaria.transition import Transition
     from esper.tolaria.trial import (
+        RESCUE,
         Topology,
         Trained,
         TrialRules,
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
 
 # Loaded on first use: the data catalogue has to answer without waiting for torch.
 _HOMES = {
+    "RESCUE": "trial",
     "Attribution": "attribution",
     "Budget": "garden",
     "CoalitionGame": "attribution",

@@ -44,6 +44,8 @@ class GrowthCycle:
     on_panic         what a rollback means: the end of the episode ('terminate'), or that the run
                      goes on without the culprit ('continue')
     keep_best        also keep each host as it was at its best validation score, for `settle`
+    prefer_later     the best is the latest of those that are within chance of it: where the rate
+                     decays the end is better than what validation happened to like before
     counterfactuals  measure what every seed is worth by leaving it out; without, a network that is
                      not going to change pays for plain validation only
     answers_per_sample   of validation, where the score is the percentage of right ones
@@ -65,6 +67,7 @@ class GrowthCycle:
         random_guess_loss: float | None = None,
         recorder: Recorder | None = None,
         keep_best: bool = False,
+        prefer_later: bool = False,
         counterfactuals: bool = True,
         answers_per_sample: int | None = None,
         start: Literal["fresh", "trained"] = "fresh",
@@ -75,7 +78,7 @@ class GrowthCycle:
         self.population, self.rules = population, rules
         self.start_from, self.cooler = start, cooler
         self.rho = np.full(len(population.keys), np.nan)  # how much is left to learn, if known
-        self.on_panic, self.keep_best = on_panic, keep_best
+        self.on_panic, self.keep_best, self.prefer_later = on_panic, keep_best, prefer_later
         self.answers_per_sample = answers_per_sample
         self.recorder: Recorder = recorder or NullRecorder()
         self.n_envs = len(population.keys)
@@ -261,11 +264,13 @@ class GrowthCycle:
         self._keep_best(validation, envs & ~broken)
 
     def _keep_best(self, validation: Validation, envs: np.ndarray) -> None:
-        """Remember the hosts among `envs` (bool[E]) that have never been better."""
+        """Remember the hosts among `envs` (bool[E]) that have never been better; with
+        `prefer_later`, never better by more than chance."""
         if not self.keep_best:
             return
-        better = np.flatnonzero(envs & (validation.score > self.best_score))
-        self.best_score[better] = validation.score[better]
+        margin = np.nan_to_num(self._chance(validation)) if self.prefer_later else 0.0
+        better = np.flatnonzero(envs & (validation.score > self.best_score - margin))
+        self.best_score[better] = np.maximum(self.best_score, validation.score)[better]
         for env, saved in zip(better.tolist(), self._snapshots(better), strict=True):
             self.best[env] = saved
 
@@ -323,6 +328,7 @@ class GrowthCycle:
             total_params=garden.total_params(),
             left=self.purse.share_left(self.step_count / self.rules.max_steps),
             max_seeds=garden.limits.max_seeds,
+            trained=self.start_from == "trained",
         )
 
     # --- the governor --------------------------------------------------------------------------

@@ -45,10 +45,14 @@ from esper.tolaria.trials import TrialReadings
 # A backward pass costs about twice a forward pass.
 TRAINING_COST = 3
 
+# A budget above this is a number of parameters or multiply-adds, not a multiple of the host's.
+MOST_MULTIPLE = 100.0
+
 
 @dataclass(frozen=True)
 class Budget:
-    """Hard caps on a grown network, as multiples of its host; None for no cap."""
+    """Hard caps on a grown network; None for no cap. Up to 100 a cap is a multiple of the host,
+    above that it is a number of parameters, or of multiply-adds per example."""
 
     params: float | None = None
     macs: float | None = None
@@ -65,6 +69,13 @@ class Budget:
                 )
             if not math.isfinite(value):
                 raise ConfigError(f"budget {name}={value} is no cap; leave it out instead")
+
+    def room(self, host_params: int, host_macs: int) -> tuple[int | None, int | None]:
+        """Parameters and multiply-adds that may be added to a host; raises ConfigError if it is
+        above a cap itself."""
+        caps = ((self.params, host_params, "parameters"), (self.macs, host_macs, "multiply-adds"))
+        params, macs = (_room(*cap) for cap in caps)
+        return params, macs
 
 
 @dataclass(frozen=True)
@@ -140,13 +151,14 @@ class Garden:
     def _limits(self, budget: Budget, max_seeds: int | None) -> GrowthLimits:
         template = self.population.template
         fits, params, macs = seed_costs(template.catalogue, template.sites, template.output)
+        max_params, max_macs = budget.room(self.host_params, self.host_macs)
         return GrowthLimits(
             fits=usable_blueprints(template.catalogue, fits),
             # Any blend might be gated: its valve has to fit the budget while it lasts.
             params=params + self.valve_params,
             macs=macs,
-            max_params=_cap(budget.params, self.host_params),
-            max_macs=_cap(budget.macs, self.host_macs),
+            max_params=max_params,
+            max_macs=max_macs,
             max_seeds=max_seeds,
         )
 
@@ -387,5 +399,11 @@ def _rounded_up(multiple: float) -> str:
     return f"{math.ceil(multiple * 1000) / 1000:g}"
 
 
-def _cap(multiple: float | None, of_host: int) -> int | None:
-    return None if multiple is None else int((multiple - 1.0) * of_host)
+def _room(cap: float | None, of_host: int, unit: str) -> int | None:
+    if cap is None:
+        return None
+    if cap <= MOST_MULTIPLE:
+        return int((cap - 1.0) * of_host)
+    if cap < of_host:
+        raise ConfigError(f"a budget of {cap:g} {unit} is below the host itself, with {of_host}")
+    return int(cap) - of_host

@@ -82,6 +82,16 @@ class TrialRules:
         return LifecycleRules(self.steps, self.incubation)
 
 
+# How a network that arrives trained is grown; `steps` is for the caller to say.
+RESCUE = TrialRules(
+    steps=1,
+    incubation="joint",
+    start="trained",
+    cooling=True,
+    schedule=RateSchedule(warmup=0.1, decay=0.5),
+)
+
+
 @dataclass(frozen=True)
 class Trained:
     """A network that was trained, before anyone has looked at test data.
@@ -120,6 +130,7 @@ def make_env(
         random_guess_loss=random_guess_loss(recipe.loss, output.outputs if output else None),
         recorder=recorder,
         keep_best=rules.keep_best,
+        prefer_later=rules.schedule is not None and rules.schedule.decay > 0.0,
         counterfactuals=rules.counterfactuals,
         answers_per_sample=answers_per_sample(recipe.score, target),
         start=rules.start,

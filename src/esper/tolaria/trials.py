@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from esper.tolaria.recipe import HostRecipe
 
 # Validation is cut into parts of this size; how gains differ between them tells their error.
-PART = 64
+PART = 128
 
 Pass = Callable[[Any], list[Any]]
 

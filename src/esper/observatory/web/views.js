@@ -334,6 +334,7 @@ const EsperViews = (() => {
       ${training && html`<${Policy} data=${data} />`}
       <${Compared} data=${data} />
       <${Seeds} data=${data} />
+      <${Trials} data=${data} />
       <${Feed} events=${episode.events} />
       ${data.bill.length > 0 && html`<section><h2>The bill</h2><${Table} caption="The bill" head=${["what", "multiply-adds"]} rows=${data.bill.map(([what, macs]) => [what, big(macs)])} /></section>`}
       <${Again} data=${data} />
@@ -405,6 +406,10 @@ const EsperViews = (() => {
 
   const Compared = ({ data }) => data.arms.length > 0 && html`<section><h2>What the growth was worth</h2>
     <${Table} caption="Arms" head=${["on test data", "score", "parameters", "multiply-adds"]} rows=${data.arms.map((arm) => [arm.arm, score(arm.test_score), count(arm.params), count(arm.macs)])} /></section>`;
+
+  const Trials = ({ data }) => (data.episode.trials || []).map((trial) => html`<section><h2>What candidates would have brought at epoch ${trial.step}</h2>
+    <${Table} caption="Candidates at epoch ${trial.step}" head=${["seed, tried alone", "loss", "parameters"]}
+      rows=${trial.candidates.map(([blueprint, module, gain, params]) => [`${blueprint} in ${module}`, gain == null ? "broken" : (gain > 0 ? "−" : "+") + Math.abs(gain).toFixed(4), count(params)])} /></section>`);
 
   const Seeds = ({ data }) => data.seeds.length > 0 && html`<section><h2>Seeds that were kept</h2>
     <${Table} caption="Kept seeds" head=${["seed", "parameters", "lost without it", "Shapley value"]}

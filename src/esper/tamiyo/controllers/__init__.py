@@ -20,6 +20,8 @@ ENTRY_POINT_GROUP = "esper.controllers"
 # What makes each; `scripted` is given what stands behind the colon of `scripted:FILE`.
 BUILT_IN: dict[str, Callable[..., Controller]] = {
     "heuristic": HeuristicController,
+    "heuristic:rotation": HeuristicController.by_rotation,
+    "heuristic:trial": HeuristicController.by_trial,
     "random": RandomController,
     "static": StaticController,
     "scripted": ScriptedController.load,
@@ -42,7 +44,7 @@ def make_controller(name: str) -> Controller:
 
     Raises ConfigError listing the names.
     """
-    kind, colon, argument = name.partition(":")
+    kind, colon, argument = (name, "", "") if name in BUILT_IN else name.partition(":")
     # Those of other packages may take an argument or not, as they like.
     wrong = kind in BUILT_IN and bool(argument) != (kind == "scripted")
     if wrong or kind not in _makers():

@@ -8,6 +8,7 @@ from torch import nn
 
 from esper.growth import CNNHost
 from esper.tolaria.data import cifar10
+from esper.tolaria.schedule import RateSchedule
 from esper.tolaria.tasks.base import Task, block_slots
 
 
@@ -29,6 +30,7 @@ CIFAR10 = Task(
     steps=25,
     batch=128,
     learning_rate=1e-2,
+    schedule=RateSchedule(decay=0.25),
     augment=cifar10.augment,
     host_of_width=host,
     widths=(4, 6, 8, 10, 12, 16),

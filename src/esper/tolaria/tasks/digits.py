@@ -10,6 +10,7 @@ from torch import nn
 from esper.growth import CNNHost
 from esper.tolaria.data import digits
 from esper.tolaria.data.splits import DataSplits, first_classes, turned
+from esper.tolaria.schedule import RateSchedule
 from esper.tolaria.tasks.base import Task, block_slots
 
 CLASSES_BEFORE = 5
@@ -42,6 +43,7 @@ TASK = Task(
     steps=30,
     batch=64,
     learning_rate=1e-2,
+    schedule=RateSchedule(decay=0.25),
     host_of_width=host,
     widths=(1, 2, 3, 4, 5, 6, 7, 8),
     host_of_widths=host_of_widths,

@@ -1,0 +1,325 @@
+"""What to do with a trained host and a little more compute.
+
+Hosts are trained to their end first; that is spent. Then every arm has the same extra budget, a
+share of what the host's training cost: the host goes on as it is, cooled, or growing; or another
+network is trained from scratch. All arms have one schedule of the learning rate.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import product
+from statistics import median
+from typing import Any
+
+from torch import Tensor
+
+from esper.leyline import ConfigError
+from esper.leyline.constants import COOLING_SAMPLES
+from esper.proof.arms import (
+    DO_NOTHING,
+    Plan,
+    affordable_steps,
+    first_epoch_macs,
+    host_size,
+    paced,
+    training_macs,
+)
+from esper.proof.choices import Arm, Bench, PlanFor, labelled, mean_validation, with_rate
+from esper.proof.record import Run
+from esper.proof.shapes import random_shapes
+from esper.tamiyo import Controller
+from esper.tolaria import RESCUE, DataSplits, Task, Topology, TrialRules
+
+HOST, WIDE_HOST = "host", "wide-host"
+CONTINUE, CONTINUE_COOLED = "continue", "continue-cooled"
+BEST_SCRATCH, FOUND_SCRATCH = "best-scratch", "found-scratch"
+RANDOM_SHAPE, WIDE_COOLED = "random-shape", "wide-from-start-cooled"
+
+# A network that grows costs more with each epoch: with long ones it leaves much of a small budget.
+LEAST_DECISIONS = 6
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """Trained hosts of one task: the arm that trains them, and their weights as they are met."""
+
+    arm: str
+    task: Task
+    macs: int
+    weights: dict[int, Mapping[str, Tensor]] = field(default_factory=dict)
+
+    def met(self, known: Mapping[str, Run]) -> Mapping[int, Mapping[str, Tensor]]:
+        """The weights of all hosts so far, with that of this key."""
+        run = known[self.arm]
+        assert run.model is not None, "trained hosts are kept"
+        self.weights[run.outcome.key] = run.model.state_dict()
+        return self.weights
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One extra budget, in multiply-adds. `known` are the runs of each tuning key, by label."""
+
+    bench: Bench
+    extra: float
+    budget: int
+    known: list[dict[str, Run]]
+
+    def plan(self, task: Task, macs: int, controller: Controller, rate: float, **how: Any) -> Plan:
+        """For networks of `macs` per example, which are trained for an epoch at least. What they
+        may cost ends them, if they grow, before the steps do."""
+        bench, trained = self.bench, how.get("start") == "trained"
+        needed = first_epoch_macs(task, bench.data, macs, trained=trained)
+        budget = max(self.budget, needed)
+        least = 1 if controller is DO_NOTHING else LEAST_DECISIONS
+        looks = min(COOLING_SAMPLES, len(bench.data.train_x)) if how.get("cooling") else 0
+        task, epochs = paced(
+            task, bench.data, macs, budget, trained=trained, least=least, beside=looks
+        )
+        rules = TrialRules(
+            max(1, epochs if trained else epochs - 1),
+            schedule=RESCUE.schedule,
+            max_macs=budget,
+            population=bench.population,
+            **how,
+        )
+        return Plan(with_rate(task, rate), controller, rules)
+
+    def going_on(self, hosts: Hosts, controller: Controller, cooling: bool, rate: float) -> PlanFor:
+        """A trained host, with what the controller makes of it."""
+        plan = self.plan(
+            hosts.task,
+            hosts.macs,
+            controller,
+            rate,
+            start="trained",
+            cooling=cooling,
+            incubation="joint",
+            counterfactuals=controller is not DO_NOTHING,
+        )
+        return lambda known: replace(plan, weights=hosts.met(known))
+
+    def from_scratch(self, task: Task, macs: int, rate: float, topology: Topology = ()) -> Plan:
+        """A fixed network: nobody has to decide anything about it."""
+        return self.plan(task, macs, DO_NOTHING, rate, counterfactuals=False, topology=topology)
+
+    def over_rates(self, name: str, plan: Callable[[float], PlanFor], **what: Any) -> list[Arm]:
+        """A candidate for every learning rate."""
+        rates = self.bench.rates
+        return [Arm(name, plan(rate), rate, extra=self.extra, **what) for rate in rates]
+
+    def choose(self, candidates: Sequence[Arm]) -> Arm:
+        """The best on validation of the tuning keys; a single one needs no trial."""
+        if len(candidates) == 1:
+            return candidates[0]
+        return max(candidates, key=lambda arm: mean_validation(self.runs(arm)))
+
+    def runs(self, arm: Arm) -> list[Run]:
+        plans = [arm.plan(known) for known in self.known]
+        return self.bench.runs(tuning_label(arm), plans)
+
+
+def tuning_label(arm: Arm) -> str:
+    words = [f"tuning {arm.label}"]
+    if arm.width is not None:
+        words.append(f"width {arm.width}")
+    if arm.shape is not None:
+        words.append(f"shape {'-'.join(map(str, arm.shape))}")
+    return ", ".join([*words, f"rate {arm.learning_rate:.2g}"])
+
+
+def choose_scenario(
+    bench: Bench,
+    controllers: Mapping[str, Controller],
+    reference: str | None,
+    extras: Sequence[float],
+    before: DataSplits | None,
+) -> list[Arm]:
+    """The trained hosts, then for each extra budget its arms: the host that goes on, those that
+    grow, and the controls for `reference`, if any. `before` is what hosts were trained on, if the
+    data has shifted since. Raises ConfigError if a budget does not pay for an epoch."""
+    learnt = bench.data if before is None else before
+    hosts = Hosts(HOST, bench.task, host_size(bench.task, bench.data)[1])
+    cost = training_macs(bench.task, learnt, hosts.macs, bench.steps)
+    _check_paid(bench, hosts.macs, cost, extras)
+    host = _host_arm(bench, hosts, bench.steps, learnt)
+    chosen = reference is not None or len(bench.rates) > 1
+    known = [{HOST: run} for run in _trained_hosts(bench, host)] if chosen else []
+    stages = [Stage(bench, extra, int(extra * cost), known) for extra in extras]
+    arms = {stage.extra: _growing(stage, hosts, controllers, reference) for stage in stages}
+    first = [host]
+    if reference is not None:
+        found = {s.extra: _found(s, arms[s.extra], reference) for s in stages}
+        for stage in stages:
+            arms[stage.extra] += _scratch(stage, reference, found[stage.extra])
+        wide = None if before is None else _wide_hosts(bench, found[stages[-1].extra])
+        if wide is not None:
+            steps = affordable_steps(bench.task, learnt, wide.macs, cost)
+            first.append(_host_arm(bench, wide, steps, learnt))
+            for each, run in zip(known, _trained_hosts(bench, first[1]), strict=True):
+                each[WIDE_HOST] = run
+            for stage in stages:
+                arms[stage.extra].append(_wide_cooled(stage, wide, reference))
+    return first + [arm for stage in stages for arm in arms[stage.extra]]
+
+
+def _check_paid(bench: Bench, macs: int, cost: int, extras: Sequence[float]) -> None:
+    needed = first_epoch_macs(bench.task, bench.data, macs, trained=True)
+    for extra in extras:
+        if extra * cost < needed:
+            least = math.ceil(1000 * needed / cost) / 1000
+            raise ConfigError(
+                f"an extra budget of {extra:g} does not pay for one epoch; {least:g} of the host's "
+                "training does"
+            )
+
+
+# --- hosts ---------------------------------------------------------------------------------------
+
+
+def _host_arm(bench: Bench, hosts: Hosts, steps: int, learnt: DataSplits) -> Arm:
+    # To its end, not to its best: a host that has learnt all it could is what there is to rescue.
+    rules = TrialRules(
+        steps,
+        counterfactuals=False,
+        keep_best=False,
+        population=bench.population,
+        schedule=hosts.task.schedule,
+    )
+    plan = Plan(hosts.task, DO_NOTHING, rules)
+    return Arm(hosts.arm, lambda _: plan, hosts.task.learning_rate, data=learnt)
+
+
+def _trained_hosts(bench: Bench, arm: Arm) -> list[Run]:
+    """Those of the tuning keys."""
+    plans = [arm.plan({})] * len(bench.tuning_keys)
+    return bench.runs(f"tuning {arm.name}", plans, arm.data, keep=True)
+
+
+def _wide_hosts(bench: Bench, found: Sequence[Run]) -> Hosts | None:
+    """Hosts as large as what was grown, had one known before; None if there are none."""
+    own, _ = host_size(bench.task, bench.data)
+    sizes = {width: host_size(task, bench.data) for width, task in bench.widths.items()}
+    wider = {width: size for width, size in sizes.items() if size[0] > own}
+    if not wider:
+        return None
+    grown = median(run.outcome.params for run in found)
+    width = min(wider, key=lambda width: abs(math.log(wider[width][0] / grown)))
+    return Hosts(WIDE_HOST, bench.widths[width], wider[width][1])
+
+
+# --- arms of one extra budget --------------------------------------------------------------------
+
+
+def _growing(
+    stage: Stage, hosts: Hosts, controllers: Mapping[str, Controller], reference: str | None
+) -> list[Arm]:
+    """The host that goes on, and the arms that grow."""
+    control_of = None if reference is None else labelled(reference, stage.extra)
+    names = ((CONTINUE, False), (CONTINUE_COOLED, True))[: 1 if reference is None else 2]
+    arms = [
+        stage.choose(
+            stage.over_rates(
+                name,
+                partial(stage.going_on, hosts, DO_NOTHING, cooling),
+                control_of=control_of,
+            )
+        )
+        for name, cooling in names
+    ]
+    for name, controller in controllers.items():
+        versus = None if name == reference else arms[0].label
+        plan = partial(stage.going_on, hosts, controller, True)
+        arms.append(stage.choose(stage.over_rates(name, plan, versus=versus)))
+    return arms
+
+
+def _found(stage: Stage, arms: Sequence[Arm], reference: str) -> list[Run]:
+    """What the reference arm reaches on the tuning keys, which is known from now on."""
+    (arm,) = (arm for arm in arms if arm.name == reference)
+    runs = stage.runs(arm)
+    for known, run in zip(stage.known, runs, strict=True):
+        known[arm.label] = run
+    return runs
+
+
+def _scratch(stage: Stage, reference: str, found: Sequence[Run]) -> list[Arm]:
+    """What else the budget could have been spent on: other networks, from scratch."""
+    bench, control_of = stage.bench, labelled(reference, stage.extra)
+
+    def found_plan(rate: float) -> PlanFor:
+        def plan(known: Mapping[str, Run]) -> Plan:
+            run = known[control_of]
+            return stage.from_scratch(bench.task, run.outcome.macs, rate, run.topology)
+
+        return plan
+
+    arms = [stage.choose(stage.over_rates(FOUND_SCRATCH, found_plan, control_of=control_of))]
+    widths = _paid(stage, [Other(task, width=width) for width, task in bench.widths.items()])
+    shapes = _paid(stage, _random_shapes(bench, found, tries=len(widths) or 1))
+    for name, others in ((BEST_SCRATCH, widths), (RANDOM_SHAPE, shapes)):
+        if others:
+            best = stage.choose(_candidates(stage, name, others))
+            arms.append(replace(best, control_of=control_of))
+    return arms
+
+
+@dataclass(frozen=True)
+class Other:
+    """Another host of the task's family."""
+
+    task: Task
+    width: int | None = None
+    shape: tuple[int, ...] | None = None
+
+
+def _candidates(stage: Stage, name: str, others: Sequence[Other]) -> list[Arm]:
+    """Every host with every rate, from scratch."""
+
+    def always(plan: Plan) -> PlanFor:
+        return lambda known: plan
+
+    bench = stage.bench
+    return [
+        Arm(
+            name,
+            always(stage.from_scratch(other.task, host_size(other.task, bench.data)[1], rate)),
+            rate,
+            width=other.width,
+            shape=other.shape,
+            extra=stage.extra,
+        )
+        for other, rate in product(others, bench.rates)
+    ]
+
+
+def _paid(stage: Stage, others: Sequence[Other]) -> list[Other]:
+    """Those of which the budget pays for an epoch."""
+    task, data = stage.bench.task, stage.bench.data
+    return [
+        other
+        for other in others
+        if first_epoch_macs(task, data, host_size(other.task, data)[1]) <= stage.budget
+    ]
+
+
+def _random_shapes(bench: Bench, found: Sequence[Run], tries: int) -> list[Other]:
+    """As large as what was grown."""
+    build = bench.task.host_of_widths
+    if build is None:
+        return []
+    grown = median(run.outcome.params for run in found)
+    shapes = random_shapes(build, bench.task.shape, grown, tries)
+    return [Other(replace(bench.task, build=partial(build, each)), shape=each) for each in shapes]
+
+
+def _wide_cooled(stage: Stage, wide: Hosts, reference: str) -> Arm:
+    return stage.choose(
+        stage.over_rates(
+            WIDE_COOLED,
+            partial(stage.going_on, wide, DO_NOTHING, True),
+            control_of=labelled(reference, stage.extra),
+        )
+    )

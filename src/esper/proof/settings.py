@@ -1,0 +1,104 @@
+"""What an evaluation is asked for."""
+
+import math
+from dataclasses import dataclass
+
+from esper.leyline import ConfigError
+from esper.tolaria import Precision, check_population, check_precision
+
+FIRST_TUNING_KEY = 1_000_000  # so that they never meet evaluation keys, which are below
+STATIC = "static"
+SCENARIOS = ("scratch", "trained", "shift")
+
+
+@dataclass(frozen=True)
+class EvaluationSettings:
+    """What is compared.
+
+    arms         static, random, heuristic, scripted:NAME or a run directory of a learned policy
+    keys         how many evaluation keys, from `first_key` on
+    steps        epochs of every arm; None: the task's
+    tune         every arm chooses its learning rate from the same grid, on tuning keys
+    controls     add the control arms, made for the arm `control_for`
+    control_for  None: the last of the arms that is not `static`
+    population   how networks are trained, as `choose_population` takes it
+    precision    in what they compute while they are trained; they are tested in fp32
+    scenario     scratch: every arm begins with a new host; trained: with a host that was trained
+                 for `steps` epochs; shift: with one that was trained on the data before a shift
+    extra        what arms may spend beyond that training, as shares of its cost, ascending; of the
+                 scenarios trained and shift
+    """
+
+    arms: tuple[str, ...]
+    keys: int = 20
+    steps: int | None = None
+    tune: bool = False
+    controls: bool = True
+    control_for: str | None = None
+    population: str = "auto"
+    precision: Precision = "fp32"
+    scenario: str = "scratch"
+    extra: tuple[float, ...] = ()
+    first_key: int = 0
+
+    def __post_init__(self) -> None:
+        check_population(self.population)
+        check_precision(self.precision)
+        _check_scenario(self.scenario, self.extra, self.arms)
+        if not self.arms:
+            raise ConfigError("an evaluation needs at least one arm, such as static or heuristic")
+        twice = [arm for arm in self.arms if self.arms.count(arm) > 1]
+        if twice:
+            raise ConfigError(f"arm {twice[0]!r} is listed more than once")
+        if not 1 <= self.keys < FIRST_TUNING_KEY:
+            raise ConfigError(
+                f"keys must lie between 1 and {FIRST_TUNING_KEY - 1}, got {self.keys}"
+            )
+        if not 0 <= self.first_key <= FIRST_TUNING_KEY - self.keys:
+            raise ConfigError(
+                f"evaluation keys must lie below {FIRST_TUNING_KEY}, where tuning keys begin; got "
+                f"{self.keys} from {self.first_key} on"
+            )
+        if self.steps is not None and self.steps < 1:
+            raise ConfigError(f"steps must be at least 1, got {self.steps}")
+        if self.control_for is not None and self.control_for not in self.arms:
+            raise ConfigError(
+                f"controls cannot be made for {self.control_for!r}, which is not among the arms "
+                f"{', '.join(self.arms)}"
+            )
+
+    @property
+    def evaluation_keys(self) -> range:
+        return range(self.first_key, self.first_key + self.keys)
+
+    @property
+    def reference(self) -> str | None:
+        """The arm that the controls are made for; None without controls."""
+        growing = [arm for arm in self.arms if arm != STATIC]
+        if not self.controls or not (self.control_for or growing):
+            return None
+        return self.control_for or growing[-1]
+
+
+def _check_scenario(scenario: str, extra: tuple[float, ...], arms: tuple[str, ...]) -> None:
+    if scenario not in SCENARIOS:
+        raise ConfigError(f"scenario must be scratch, trained or shift, got {scenario!r}")
+    if scenario == "scratch":
+        if extra:
+            raise ConfigError(
+                "extra budgets are for hosts that were trained before; give them with the "
+                "scenarios trained and shift"
+            )
+        return
+    if not extra or not all(0.0 < share < math.inf for share in extra):
+        raise ConfigError(
+            "extra must be shares of what the host's training cost, above 0, such as 0.1 or 0.3; "
+            f"got {', '.join(map(str, extra)) or 'none'}"
+        )
+    if list(extra) != sorted(set(extra)):
+        raise ConfigError(f"extra must ascend, got {', '.join(map(str, extra))}")
+    if STATIC in arms:
+        raise ConfigError(
+            f"a trained host that does not grow is the arm `continue` of the scenario {scenario}, "
+            "which is always there; list arms that grow"
+        )
