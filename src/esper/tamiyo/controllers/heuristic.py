@@ -53,6 +53,7 @@ class HeuristicConfig:
     penalty_decay: float = c.BLUEPRINT_PENALTY_DECAY
     penalty_threshold: float = c.BLUEPRINT_PENALTY_THRESHOLD
     blueprint_rotation: tuple[str, ...] = (
+        "widen_double",
         "branch",
         "conv_light",
         "mlp_small",
