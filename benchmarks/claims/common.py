@@ -73,7 +73,7 @@ def run_missing(
             "cpu_seconds": round(time.process_time() - cpu, 1),
         }
         row = _plain({"arm": arm, "key": key, **found, **seconds, "settings": settings})
-        _append(path, row)
+        append(path, [row])
         trials[arm, key] = row
         shown = " ".join(f"{name}={_short(value)}" for name, value in found.items())
         print(f"{number}/{len(wanted)} {arm} key {key}: {shown}", file=sys.stderr, flush=True)
@@ -86,9 +86,11 @@ def _plain(values: Mapping[str, Any]) -> Row:
     return plain
 
 
-def _append(path: Path, row: Row) -> None:
+def append(path: Path, rows: Iterable[Row]) -> None:
+    """Whole rows, on disk when this returns."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(row) + "\n")
+        file.write("".join(json.dumps(row) + "\n" for row in rows))
         file.flush()
         os.fsync(file.fileno())
 

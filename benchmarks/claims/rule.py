@@ -23,7 +23,14 @@ import torch
 from common import RESULTS, Row, append, compare, finished, print_json, print_table
 from esper.growth import CNNHost, count_params
 from esper.leyline import BLUEPRINT, OP, SLOT, LifecycleOp
-from esper.tamiyo import Situation, find_controller, wait
+from esper.tamiyo import (
+    HeuristicConfig,
+    HeuristicController,
+    Situation,
+    StaticController,
+    TrialPlan,
+    wait,
+)
 from esper.tolaria import (
     RESCUE,
     DataSplits,
@@ -79,6 +86,13 @@ class Plant:
         return actions
 
 
+def by_trial() -> HeuristicController:
+    """As it ships but for short trials, which the budget pays for."""
+    controller = HeuristicController(HeuristicConfig("trial", blueprints_to_try=KINDS))
+    controller.trial_plan = TrialPlan(KINDS, steps=12, batch=16, val_samples=128)
+    return controller
+
+
 def fixed_rules(task: Task) -> list[tuple[int, str]]:
     return [(slot, kind) for slot in range(len(task.slots)) for kind in KINDS]
 
@@ -86,9 +100,13 @@ def fixed_rules(task: Task) -> list[tuple[int, str]]:
 def trials_of_host(task: Task, data: DataSplits, keys: Sequence[int]) -> list[Row]:
     """All arms on one host, for all keys."""
     fresh = TrialRules(
-        task.steps, counterfactuals=False, population="fused", schedule=task.schedule
+        task.steps,
+        counterfactuals=False,
+        keep_best=False,
+        population="fused",
+        schedule=task.schedule,
     )
-    static = find_controller("static")
+    static = StaticController()
     hosts = train(task.recipe(data), keys, fresh, static, task=task.name, attribute=False)
     weights = {h.outcome.key: h.model.state_dict() for h in hosts}
     recipe = replace(task.recipe(data), weights=weights)
@@ -113,7 +131,7 @@ def trials_of_host(task: Task, data: DataSplits, keys: Sequence[int]) -> list[Ro
         ]
 
     found = rows(CONTINUE, play(recipe, keys, replace(rules, counterfactuals=False), static))
-    found += rows(TRIAL, play(recipe, keys, rules, find_controller("heuristic")))
+    found += rows(TRIAL, play(recipe, keys, rules, by_trial()))
     candidates = fixed_rules(task)
     names = recipe.catalogue.names
     every = [(pair, key) for pair in candidates for key in keys]

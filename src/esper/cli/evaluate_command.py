@@ -38,6 +38,9 @@ class EvaluateSettings:
         "heuristic; of trained hosts heuristic.",
     )
     keys: int = option(20, "Paired keys: each arm trains on each.", min=1, max=MOST_COUNT)
+    tuning_keys: int | None = option(
+        None, "On how many other keys arms choose rates and widths. Default: 8.", min=1, max=1000
+    )
     first_key: int = option(0, "The first of them; the others follow.", min=0, max=MOST_KEY)
     steps: int | None = option(
         None, "Epochs to train; each task has its default.", min=1, max=MOST_COUNT
@@ -94,6 +97,7 @@ def evaluate(settings: EvaluateSettings) -> None:
         arms=_arms(settings),
         keys=settings.keys,
         first_key=settings.first_key,
+        tuning_keys=settings.tuning_keys,
         steps=settings.steps,
         tune=settings.tune,
         controls=settings.controls,

@@ -74,7 +74,7 @@ def evaluate(
         data,
         steps,
         population,
-        tuning_keys=tuple(range(FIRST_TUNING_KEY, FIRST_TUNING_KEY + TUNING_KEYS)),
+        tuning_keys=tuple(FIRST_TUNING_KEY + i for i in range(settings.tuning_keys or TUNING_KEYS)),
         rates=tuple(f * task.learning_rate for f in RATE_FACTORS[: None if settings.tune else 1]),
         record=record,
         progress=progress,

@@ -17,6 +17,7 @@ class EvaluationSettings:
 
     arms         static, random, heuristic, scripted:NAME or a run directory of a learned policy
     keys         how many evaluation keys, from `first_key` on
+    tuning_keys  on how many other keys arms make their choices; None: 8
     steps        epochs of every arm; None: the task's
     tune         every arm chooses its learning rate from the same grid, on tuning keys
     controls     add the control arms, made for the arm `control_for`
@@ -40,6 +41,7 @@ class EvaluationSettings:
     scenario: str = "scratch"
     extra: tuple[float, ...] = ()
     first_key: int = 0
+    tuning_keys: int | None = None
 
     def __post_init__(self) -> None:
         check_population(self.population)
@@ -59,6 +61,8 @@ class EvaluationSettings:
                 f"evaluation keys must lie below {FIRST_TUNING_KEY}, where tuning keys begin; got "
                 f"{self.keys} from {self.first_key} on"
             )
+        if self.tuning_keys is not None and self.tuning_keys < 1:
+            raise ConfigError(f"arms choose on at least 1 tuning key, got {self.tuning_keys}")
         if self.steps is not None and self.steps < 1:
             raise ConfigError(f"steps must be at least 1, got {self.steps}")
         if self.control_for is not None and self.control_for not in self.arms:

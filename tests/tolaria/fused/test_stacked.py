@@ -5,9 +5,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from esper.growth import CNNHost, keyed
+from esper.growth import CNNHost, Mean, keyed
 from esper.tolaria.fused.rows import Kind
-from esper.tolaria.fused.stacked import cnn_block, run
+from esper.tolaria.fused.stacked import cnn_block, conv, run
 
 MODULES: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
     "conv": (nn.Conv2d(3, 4, 3, padding=1, bias=False), (3, 4, 6)),
@@ -29,6 +29,8 @@ MODULES: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
     "pool up": (nn.AdaptiveAvgPool2d(2), (3, 1, 1)),
     "pool": (nn.AdaptiveAvgPool2d((2, 3)), (3, 5, 4)),
     "pool one side": (nn.AdaptiveAvgPool2d((None, 2)), (3, 5, 4)),
+    "max pool": (nn.MaxPool2d(2), (3, 4, 6)),
+    "mean": (Mean((2, 3)), (3, 4, 6)),
     "flatten": (nn.Flatten(), (3, 2, 2)),
     "flatten a part": (nn.Flatten(2), (3, 2, 2)),
     "unknown": (nn.PReLU(3), (3, 2)),
@@ -88,3 +90,23 @@ def test_a_block_pools_as_the_host_does_also_between_equals(
         x = torch.randint(0, 2, (3, 5, channels, side, 6)).float().requires_grad_()
         ours, theirs = cnn_block(block, params, x), by_rows(kind, params, x)
         assert_same(ours, theirs, [x, *params.values()])
+
+
+def test_a_convolution_of_one_channel_has_the_same_gradient_alone_and_among_others() -> None:
+    """Bit for bit: a newcomer of a narrow layer may be one channel that reads one."""
+    module = nn.Conv2d(1, 1, 3, padding=1, bias=False)
+    torch.manual_seed(0)
+    for _ in range(20):
+        weights, x = torch.randn(3, *module.weight.shape), torch.randn(3, 16, 1, 8, 8)
+
+        def gradient(
+            rows: slice, weights: torch.Tensor = weights, x: torch.Tensor = x
+        ) -> torch.Tensor:
+            own = weights[rows].clone().requires_grad_()
+            conv(module, {module.weight: own}, x[rows]).square().sum().backward()
+            assert own.grad is not None
+            return own.grad
+
+        together = gradient(slice(None))
+        for i in range(3):
+            assert torch.equal(gradient(slice(i, i + 1))[0], together[i])

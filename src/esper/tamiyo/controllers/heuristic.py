@@ -53,6 +53,7 @@ class HeuristicConfig:
     penalty_decay: float = c.BLUEPRINT_PENALTY_DECAY
     penalty_threshold: float = c.BLUEPRINT_PENALTY_THRESHOLD
     blueprint_rotation: tuple[str, ...] = (
+        "widen_double",
         "branch",
         "conv_light",
         "mlp_small",
@@ -226,7 +227,11 @@ class HeuristicController:
     def _decide(
         self, s: Situation, actions: np.ndarray, slot: np.ndarray, occupied: np.ndarray
     ) -> None:
-        """Cull what hurts; at the end of its blending keep what contributes."""
+        """Cull what hurts; at the end of its blending keep what contributes.
+
+        Of a host that arrived trained the score falls at first, as the learning rate rises again,
+        whatever a seed does: there only its contribution counts, and it has time to make one.
+        """
         config, table, envs = self.config, s.table, np.arange(s.n_envs)
         stage = table.stage[envs, slot]
         contribution = table.contribution[envs, slot]
@@ -236,16 +241,17 @@ class HeuristicController:
 
         growing = np.isin(stage, (SeedStage.TRAINING, SeedStage.BLENDING))
         tried = table.epochs_in_stage[envs, slot] >= config.cull_after_epochs_without_improvement
-        hurts = growing & tried & (drop < -config.cull_if_score_drops_by * noise)
+        hurts = growing & tried & (drop < -config.cull_if_score_drops_by * noise) & (not s.trained)
 
         holding = stage == SeedStage.HOLDING
         # A seed the network depends on although it made the network worse holds it to ransom.
-        ransom = (contribution > c.RANSOM_CONTRIBUTION * noise) & (total < 0.0)
+        ransom = (contribution > c.RANSOM_CONTRIBUTION * noise) & (total < 0.0) & (not s.trained)
         worth = np.where(np.isnan(contribution), total, contribution)
         helps = worth > config.min_improvement_to_fossilize * noise
         may = s.masks.slot[envs, :, slot]
         keep = holding & ~ransom & helps & may[:, LifecycleOp.FOSSILIZE]
-        drop_it = (hurts | (holding & (ransom | ~helps))) & may[:, LifecycleOp.CULL]
+        useless = ~helps & (not s.trained)
+        drop_it = (hurts | (holding & (ransom | useless))) & may[:, LifecycleOp.CULL]
         for decision, op in ((keep, LifecycleOp.FOSSILIZE), (drop_it, LifecycleOp.CULL)):
             chosen = occupied & decision
             actions[chosen, OP] = op
