@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from esper.tolaria.advice import advise
+    from esper.tolaria.advice import advise, check_extra
     from esper.tolaria.attribution import Attribution, CoalitionGame, attribute, attribute_seeds
     from esper.tolaria.batches import DataSize, DataSource, LoaderSource, TensorSource
     from esper.tolaria.choice import (
@@ -110,6 +110,7 @@ _HOMES = {
     "all_tasks": "tasks",
     "attribute": "attribution",
     "attribute_seeds": "attribution",
+    "check_extra": "advice",
     "check_fit": "objectives",
     "check_population": "choice",
     "check_precision": "recipe",

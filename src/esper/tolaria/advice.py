@@ -27,15 +27,17 @@ from esper.tolaria.trial import RESCUE, make_env
 from esper.tolaria.trials import cut, summed_up, trial_parts
 from esper.tolaria.verdict import Advice, Candidate, Continued, Findings, recommend
 
-# What the advice may cost, as a share of the extra budget; and of that, the few more steps.
+# What the advice should cost, as a share of the extra budget; and of that, the few more steps. If
+# it would come to more than the last, fewer candidates are tried.
 SHARE = 0.1
 SHARE_OF_STEPS = 1 / 3
+MOST_SHARE = 0.15
 # Fewer steps than this show nothing.
 LEAST_STEPS = 4
-# By which the rate is multiplied at the begin and at the end of these steps.
-RATES = (1.0, 0.0)
-# Trials from dear to cheap: steps, examples of each, examples of validation. The last are run even
-# if they are too dear.
+# By which the rate is multiplied at the begin and at the end of these steps: at the full rate, and
+# with an optimiser that begins anew, a few steps are mostly noise.
+RATES = (0.1, 0.0)
+# Trials from dear to cheap: steps, examples of each, examples of validation.
 TRIALS = ((36, 64, 512), (36, 32, 512), (12, 32, 256), (12, 16, 128), (8, 16, 64), (4, 16, 64))
 
 RULES_OF_THUMB = HeuristicConfig()
@@ -70,6 +72,15 @@ class Sample:
         return size if self.batches is None else replace(size, batches=self.batches)
 
 
+def check_extra(extra: float, epochs: int) -> None:
+    """Raises ConfigError if `extra` of what `epochs` epochs cost does not pay for another."""
+    if not 1.0 <= extra * epochs < math.inf:
+        raise ConfigError(
+            f"extra={extra:g} of {epochs} epochs is no budget for one more; give "
+            f"{math.ceil(1000 / epochs) / 1000:g} or more"
+        )
+
+
 def advise(
     recipe: HostRecipe,
     key: int,
@@ -81,16 +92,12 @@ def advise(
     """What to do with the host that the recipe makes, which was trained for `epochs` epochs, for
     `extra` of what they cost. That host is trained and changed here: give a copy.
 
-    Raises ConfigError if the extra budget does not pay for an epoch, or nobody knows what one is.
+    Raises ConfigError as `check_extra` does, and if nobody knows how long an epoch is.
     """
     size = recipe.data.size()
     if size.train is None or size.batches is None:
         raise ConfigError("train_loader does not say how long an epoch is; give batches_per_epoch")
-    if extra * epochs < 1.0:
-        raise ConfigError(
-            f"extra={extra:g} of {epochs} epochs does not pay for one more; give "
-            f"{math.ceil(1000 / epochs) / 1000:g} or more"
-        )
+    check_extra(extra, epochs)
     data, history = Sample(recipe.data), History()
     rules = replace(RESCUE, steps=int(extra * epochs), counterfactuals=False, keep_best=False)
     env = make_env(replace(recipe, data=data), [key], rules, history, device)
@@ -101,7 +108,7 @@ def advise(
     steps = int(SHARE_OF_STEPS * SHARE * budget) // max(1, batch)
     continued = _continue(env, data, min(max(steps, LEAST_STEPS), size.batches))
     rho, tau, refused = _look(env, history)
-    plan = _plan(env, SHARE * budget - float(garden.train_macs[0]))
+    plan = _plan(env, SHARE * budget, MOST_SHARE * budget)
     candidates, usual = _candidates(env.try_candidates(plan, ALL))
     found = Findings(rho, tau, refused, continued, candidates, usual)
     verdict, choice, sentence = recommend(found, extra)
@@ -153,16 +160,24 @@ def _look(env: GrowthEnv, history: History) -> tuple[float | None, float, str | 
     return absent(env.rho[0]), 1.0, None
 
 
-def _plan(env: GrowthEnv, macs: float) -> TrialPlan:
-    """The best trials of candidates that `macs` multiply-adds pay for."""
+def _plan(env: GrowthEnv, allowed: float, most: float) -> TrialPlan:
+    """The best trials with which all that was run stays within `allowed` multiply-adds. If none do,
+    the cheapest of as many blueprints as stay within `most`, and of one at least."""
     assert env.situation is not None
-    catalogue = env.situation.catalogue
-    fitting = [catalogue[b].name for b in np.flatnonzero(env.garden.limits.fits.any(axis=0))]
+    masks, catalogue = env.situation.masks, env.situation.catalogue
+    fits = np.any(env.garden.limits.fits, axis=0).tolist()
+    fitting = [name for name, fit in zip(catalogue.names, fits, strict=True) if fit]
     names = [name for name in RULES_OF_THUMB.blueprints_to_try if name in fitting] or fitting
+
+    def total(plan: TrialPlan) -> float:
+        trials = env.trial_macs(plan.candidates(masks, catalogue), plan)
+        return float((env.garden.train_macs + trials)[0])
+
     plans = [TrialPlan(tuple(names), *each) for each in TRIALS]
-    tried = plans[0].candidates(env.situation.masks, catalogue)
-    costs = [float(env.trial_macs(tried, plan)[0]) for plan in plans]
-    return next((p for p, cost in zip(plans, costs, strict=True) if cost <= macs), plans[-1])
+    fewer = [replace(plans[-1], blueprints=tuple(names[:n])) for n in range(len(names), 0, -1)]
+    paid = [plan for plan in plans if total(plan) <= allowed]
+    paid += [plan for plan in fewer if total(plan) <= most]
+    return paid[0] if paid else fewer[-1]
 
 
 def _candidates(situation: Situation) -> tuple[tuple[Candidate, ...], Candidate | None]:

@@ -83,7 +83,8 @@ class GrowthEnv(GrowthCycle):
         """bool[E]: would the budget pay for another epoch after these trials?"""
         if self.purse.max_macs is None:
             return np.ones(self.n_envs, dtype=bool)
-        return self.affords(self.trial_macs(tried, replace(plan, val_samples=plan.val_samples + PART)))
+        most = replace(plan, val_samples=plan.val_samples + PART)
+        return self.affords(self.trial_macs(tried, most))
 
     def trial_macs(self, tried: np.ndarray, plan: TrialPlan) -> np.ndarray:
         """int[E]: what trials of `tried` (bool[E, S, B]) would cost in multiply-adds, if there are

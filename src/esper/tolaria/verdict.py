@@ -94,12 +94,13 @@ class Findings:
 
     @property
     def choice(self) -> Candidate | None:
-        """What to grow, if anything: the usual, unless a trial is clearly better. Short trials rank
-        badly, so that they have to be clear."""
-        if not self.candidates or self.usual is None:
+        """What to grow, if anything: the usual, unless a trial is clearly better. Of a network that
+        is cooled trials do not count: what makes its output large again looks best in them."""
+        if self.usual is None:
             return None
-        best = self.candidates[0]
-        return best if best.beats(self.usual) else self.usual
+        best, broken = self.candidates[0], self.usual.gain is None
+        counts = broken or self.tau == 1.0
+        return best if counts and best.beats(self.usual) else self.usual
 
 
 @dataclass(frozen=True, repr=False)
@@ -160,10 +161,9 @@ def recommend(found: Findings, extra: float) -> tuple[Verdict, Candidate | None,
 def _trial_words(found: Findings, choice: Candidate) -> str:
     best = found.candidates[0]
     if not best.helps:
-        return "short trials do not tell the candidates apart, so it is the usual one"
-    if best != choice:
-        return f"a short trial is for {best}, but not clearly"
-    return f"a short trial lowers the validation loss by {_gain(choice)}"
+        return "in short trials no candidate clearly helps"
+    which = "it" if best == choice else str(best)
+    return f"in short trials {which} is first, with {_gain(best)}"
 
 
 def _by(own: Continued) -> str:
