@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
 from esper.cli.options import option
+from esper.cli.rescue import CONTINUE, COOLED, HOST, SCRATCH, rescue
+from esper.leyline import ConfigError
 from esper.leyline.constants import MOST_COUNT, MOST_KEY
 
 if TYPE_CHECKING:
@@ -47,6 +49,14 @@ class GrowSettings:
         "joint: it acts in full from birth, when it changes nothing yet.",
     )
     precision: str = option("fp32", "In what the networks compute while they train: fp32 or bf16.")
+    start: str = option(
+        "fresh",
+        "fresh: with a new network; trained: with one that is trained to its end first, which is "
+        "then grown for --extra more.",
+    )
+    extra: float = option(
+        0.3, "With --start trained: what more may be spent, as a share of the host's training."
+    )
     compare: bool = option(True, "Also train the host alone, and the grown topology from scratch.")
 
     @property
@@ -68,6 +78,8 @@ def grow(settings: GrowSettings) -> None:
       esper grow --task pydocs --controller random --key 3
 
       esper grow --controller scripted:runs/first/actions.txt
+
+      esper grow --task digits --start trained --extra 0.3
     """
     began = time.time()
     # Everything that can be wrong is found before the first epoch.
@@ -95,10 +107,16 @@ def grow(settings: GrowSettings) -> None:
         budget=Budget(params=settings.max_params, macs=settings.max_macs),
         schedule=task.schedule,
     )
+    _check_start(settings)
     data = task.load(data_root())
     recipe, console = task.recipe(data), Console()
     check_script(controller, make_env(recipe, [settings.key], rules).population.template)
     warn_of_another_task(controller, task.name)
+    if settings.start == "trained":
+        done = rescue(console, settings, task, data, controller)
+        _conclude(console, task, settings, data, done.arms, done.others)
+        say(console, f"report   {write_report(out)}", whole=True)
+        return
 
     def open_record(label: str, folder: Path) -> RunDirectory:
         config = {**asdict(settings), "steps": steps, "out": str(out), "arm": label}
@@ -143,6 +161,16 @@ def grow(settings: GrowSettings) -> None:
     say(console, f"report   {write_report(out)}", whole=True)
 
 
+def _check_start(settings: GrowSettings) -> None:
+    if settings.start not in ("fresh", "trained"):
+        raise ConfigError(f"start must be fresh or trained, got {settings.start!r}")
+    if not 0.0 < settings.extra <= 100.0:
+        raise ConfigError(
+            "extra must be a share of the host's training above 0, such as 0.3; got "
+            f"{settings.extra}"
+        )
+
+
 def _conclude(
     console: "Console",
     task: "Task",
@@ -162,7 +190,8 @@ def _conclude(
     )
 
     out, score = settings.folder, task.score.__name__
-    labels = [label for label in ("host alone", "grown", "from scratch") if label in arms]
+    order = (HOST, CONTINUE, COOLED, "host alone", "grown", "from scratch", SCRATCH)
+    labels = [label for label in order if label in arms]
     rows = [
         arms[label].outcome.summary(
             label, task.score_on(arms[label].model, data.test_x, data.test_y)

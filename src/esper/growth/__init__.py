@@ -14,7 +14,7 @@ from esper.growth.blueprints import (
     example_params,
     seed_costs,
 )
-from esper.growth.blueprints.bypass import Mean
+from esper.growth.blueprints.bypass import WIDENINGS, Mean, newcomers
 from esper.growth.blueprints.modules import ChannelAttention, Renormalize
 from esper.growth.candidates import (
     CandidatePass,
@@ -85,6 +85,7 @@ __all__ = [
     "GATED",
     "GROWING",
     "NOOP",
+    "WIDENINGS",
     "BlueprintCatalogue",
     "BlueprintSpec",
     "CNNHost",
@@ -135,6 +136,7 @@ __all__ = [
     "map_tensors",
     "move",
     "new_candidate",
+    "newcomers",
     "one_slot",
     "read_tree",
     "restore_snapshot",

@@ -7,6 +7,7 @@ from esper.proof.arms import Plan, train
 from esper.proof.evaluation import evaluate
 from esper.proof.record import Record, Run
 from esper.proof.report import Comparison, EvaluationReport, Trial
+from esper.proof.rescue import Ways, host_plan
 from esper.proof.settings import EvaluationSettings
 from esper.proof.statistics import PairedDifference, holm, paired_difference
 
@@ -19,8 +20,10 @@ __all__ = [
     "Record",
     "Run",
     "Trial",
+    "Ways",
     "evaluate",
     "holm",
+    "host_plan",
     "paired_difference",
     "train",
 ]

@@ -6,7 +6,7 @@ from functools import partial
 
 from torch import Tensor
 
-from esper.growth import count_params
+from esper.growth import count_params, seed_costs
 from esper.leyline import Recorder
 from esper.tamiyo import Controller, Situation, StaticController
 from esper.tolaria import (
@@ -105,10 +105,14 @@ def static_plan(
     return Plan(task, DO_NOTHING, rules)
 
 
-def host_size(task: Task, data: DataSplits) -> tuple[int, int]:
-    """(parameters, multiply-adds per example) of the task's host."""
+def host_size(task: Task, data: DataSplits, topology: Topology = ()) -> tuple[int, int]:
+    """(parameters, multiply-adds per example) of the task's host, with these seeds from birth."""
     template = LoopedPopulation(task.recipe(data), [0]).template
-    return count_params(template.host), template.host_macs
+    _, params, macs = seed_costs(template.catalogue, template.sites, template.output)
+    return (
+        count_params(template.host) + sum(int(params[seed]) for seed in topology),
+        template.host_macs + sum(int(macs[seed]) for seed in topology),
+    )
 
 
 def _pass_cost(task: Task, data: DataSplits) -> tuple[int, int]:

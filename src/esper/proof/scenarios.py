@@ -30,7 +30,7 @@ from esper.proof.choices import Arm, Bench, PlanFor, labelled, mean_validation, 
 from esper.proof.record import Run
 from esper.proof.shapes import random_shapes
 from esper.tamiyo import Controller
-from esper.tolaria import RESCUE, DataSplits, Task, Topology, TrialRules
+from esper.tolaria import RESCUE, DataSplits, PopulationKind, Task, Topology, TrialRules
 
 HOST, WIDE_HOST = "host", "wide-host"
 CONTINUE, CONTINUE_COOLED = "continue", "continue-cooled"
@@ -58,6 +58,43 @@ class Hosts:
         return self.weights
 
 
+def going_on(controller: Controller, cooling: bool) -> dict[str, Any]:
+    """The rules of a trained host: nobody measures the seeds of one that has none."""
+    return {
+        "start": RESCUE.start,
+        "incubation": RESCUE.incubation,
+        "cooling": cooling,
+        "counterfactuals": controller is not DO_NOTHING,
+    }
+
+
+def plan_within(
+    budget: int,
+    task: Task,
+    data: DataSplits,
+    macs: int,
+    controller: Controller,
+    rate: float,
+    population: PopulationKind,
+    **how: Any,
+) -> Plan:
+    """For networks of `macs` per example, which are trained for an epoch at least. What they may
+    cost ends them, if they grow, before the steps do. `how` are further rules."""
+    trained = how.get("start") == "trained"
+    budget = max(budget, first_epoch_macs(task, data, macs, trained=trained))
+    least = 1 if controller is DO_NOTHING else LEAST_DECISIONS
+    looks = min(COOLING_SAMPLES, len(data.train_x)) if how.get("cooling") else 0
+    task, epochs = paced(task, data, macs, budget, trained=trained, least=least, beside=looks)
+    rules = TrialRules(
+        max(1, epochs if trained else epochs - 1),
+        schedule=RESCUE.schedule,
+        max_macs=budget,
+        population=population,
+        **how,
+    )
+    return Plan(with_rate(task, rate), controller, rules)
+
+
 @dataclass(frozen=True)
 class Stage:
     """One extra budget, in multiply-adds. `known` are the runs of each tuning key, by label."""
@@ -68,24 +105,10 @@ class Stage:
     known: list[dict[str, Run]]
 
     def plan(self, task: Task, macs: int, controller: Controller, rate: float, **how: Any) -> Plan:
-        """For networks of `macs` per example, which are trained for an epoch at least. What they
-        may cost ends them, if they grow, before the steps do."""
-        bench, trained = self.bench, how.get("start") == "trained"
-        needed = first_epoch_macs(task, bench.data, macs, trained=trained)
-        budget = max(self.budget, needed)
-        least = 1 if controller is DO_NOTHING else LEAST_DECISIONS
-        looks = min(COOLING_SAMPLES, len(bench.data.train_x)) if how.get("cooling") else 0
-        task, epochs = paced(
-            task, bench.data, macs, budget, trained=trained, least=least, beside=looks
+        bench = self.bench
+        return plan_within(
+            self.budget, task, bench.data, macs, controller, rate, bench.population, **how
         )
-        rules = TrialRules(
-            max(1, epochs if trained else epochs - 1),
-            schedule=RESCUE.schedule,
-            max_macs=budget,
-            population=bench.population,
-            **how,
-        )
-        return Plan(with_rate(task, rate), controller, rules)
 
     def going_on(self, hosts: Hosts, controller: Controller, cooling: bool, rate: float) -> PlanFor:
         """A trained host, with what the controller makes of it."""
@@ -94,10 +117,7 @@ class Stage:
             hosts.macs,
             controller,
             rate,
-            start="trained",
-            cooling=cooling,
-            incubation="joint",
-            counterfactuals=controller is not DO_NOTHING,
+            **going_on(controller, cooling),
         )
         return lambda known: replace(plan, weights=hosts.met(known))
 

@@ -231,13 +231,17 @@ BUILT_IN = BlueprintCatalogue(
         BlueprintSpec(
             "widen_half",
             "bypass",
-            dict.fromkeys(SEED_LAYOUTS, partial(bypass.widen, share=0.5)),
+            dict.fromkeys(
+                SEED_LAYOUTS, partial(bypass.widen, share=bypass.WIDENINGS["widen_half"])
+            ),
             "half as many channels again in the slot's last hidden layer",
         ),
         BlueprintSpec(
             "widen_double",
             "bypass",
-            dict.fromkeys(SEED_LAYOUTS, partial(bypass.widen, share=1.0)),
+            dict.fromkeys(
+                SEED_LAYOUTS, partial(bypass.widen, share=bypass.WIDENINGS["widen_double"])
+            ),
             "as many channels again in the slot's last hidden layer",
         ),
     )

@@ -1,0 +1,63 @@
+"""`esper grow --start trained`: a host, and every way to spend a little more on it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from command_support import esper_here
+from esper.leyline import ConfigError
+from esper.observatory import read_rows
+from esper.proof import Ways
+from esper.tolaria import data_root, find_task
+
+
+def test_every_way_is_shown_and_none_costs_more_than_the_extra_budget(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = "grow --start trained --extra 1.0 --steps 3 --controller scripted:early --out run"
+    assert esper_here(monkeypatch, *words.split(), cwd=tmp_path) == 0
+    shown = capsys.readouterr().out
+    for label in ("trained host", "continue", "cooled", "grown", "best scratch"):
+        assert label in shown
+    rows = {row["arm"]: row for row in json.loads((tmp_path / "run" / "summary.json").read_text())}
+    host = rows.pop("trained host")
+    assert set(rows) == {"continue", "cooled", "grown", "best scratch"}
+    for row in rows.values():
+        assert 0 < row["train_macs"] <= host["train_macs"]
+    (outcome,) = read_rows(tmp_path / "run" / "outcomes.jsonl")
+    assert outcome["host_params"] == 496
+    # The grown network begins with the host as it was at its end.
+    (trained,) = read_rows(tmp_path / "run" / "arms" / "trained-host" / "outcomes.jsonl")
+    first = next(iter(read_rows(tmp_path / "run" / "metrics.jsonl")))
+    assert first["val_score"] == trained["val_score"]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("--start warm", "start must be fresh or trained, got 'warm'"),
+        ("--start trained --extra 0", "extra must be a share of the host's training above 0"),
+        ("--start trained --extra nan", "extra must be a share of the host's training above 0"),
+        ("--start trained --extra 0.001", "does not pay for one epoch"),
+    ],
+)
+def test_what_cannot_work_is_one_sentence(
+    words: str,
+    sentence: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert esper_here(monkeypatch, "grow", *words.split(), "--out", "run", cwd=tmp_path) == 2
+    assert sentence in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_least_budget_that_is_named_is_enough() -> None:
+    task = find_task("digits")
+    data = task.load(data_root())
+    with pytest.raises(ConfigError, match="does not pay for one epoch") as refused:
+        Ways(task, data, 30, 0.001)
+    least = float(str(refused.value).split(";")[1].split()[0])
+    assert Ways(task, data, 30, least + 0.001).budget > 0
