@@ -162,8 +162,9 @@ def _trial_words(found: Findings, choice: Candidate) -> str:
     best = found.candidates[0]
     if not best.helps:
         return "in short trials no candidate clearly helps"
-    which = "it" if best == choice else str(best)
-    return f"in short trials {which} is first, with {_gain(best)}"
+    if best == choice:
+        return f"in short trials it is first, with {_gain(best)}"
+    return f"in short trials {best} is first, with {_gain(best)}, which says little after cooling"
 
 
 def _by(own: Continued) -> str:
