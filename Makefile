@@ -18,7 +18,7 @@ browser:
 	  DEBIAN_FRONTEND=noninteractive apt-get install -qq -y chromium >/dev/null; } || echo "no Chromium: browser tests are skipped"
 
 demo: setup
-	$(BIN)/esper grow --task digits --controller heuristic --out runs/demo --overwrite
+	$(BIN)/esper grow --task digits --controller heuristic --key 2 --out runs/demo --overwrite
 
 test: setup browser
 	$(BIN)/ruff check .
