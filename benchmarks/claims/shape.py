@@ -40,6 +40,10 @@ UNIFORM, RANDOM = "best uniform", "best random shape"
 ARMS = (GROWN, ANEW, UNIFORM, RANDOM)
 
 
+def always(plan: Plan) -> Callable[[int], Plan]:
+    return lambda key: plan
+
+
 class Bench:
     """Trials by arm and key, those that are on disk and those that are run now."""
 
@@ -91,7 +95,7 @@ class Bench:
             schedule=self.task.schedule,
         )
         grow = Plan(self.task, HeuristicController(), rules)
-        self.run(GROWN, keys, lambda key: grow, test=test)
+        self.run(GROWN, keys, always(grow), test=test)
         self.run(ANEW, keys, self.anew, test=test)
 
     def anew(self, key: int) -> Plan:
@@ -99,27 +103,22 @@ class Bench:
         widths, seeds = shape_within(self.task, self.data, topology, BUDGET)
         return static_plan(self.of_shape(widths), self.steps, seeds, "fused")
 
-    def control(self, widths: Shape) -> Callable[[int], Plan]:
-        """A static network with all that search and training cost on the same key."""
+    def control(self, widths: Shape, keys: Sequence[int]) -> Plan:
+        """A static network with all that search and training cost on these keys, in the mean: so
+        they are trained side by side."""
         task = self.of_shape(widths)
         macs = host_size(task, self.data)[1]
-
-        def plan(key: int) -> Plan:
-            budget = self.trials[GROWN, key]["macs"] + self.trials[ANEW, key]["macs"]
-            steps = affordable_steps(task, self.data, macs, budget)
-            return static_plan(task, steps, population="fused")
-
-        return plan
+        budget = fmean(self.trials[arm, key]["macs"] for arm in (GROWN, ANEW) for key in keys)
+        steps = affordable_steps(task, self.data, macs, int(2 * budget))
+        return static_plan(task, steps, population="fused")
 
     def choose(self, name: str, shapes: Sequence[Shape], keys: Sequence[int]) -> Shape:
         """The best on validation."""
-        scores = {
-            widths: fmean(
-                row["val"]
-                for row in self.run(f"{name} {widths}", keys, self.control(widths), test=False)
-            )
-            for widths in shapes
-        }
+        scores = {}
+        for widths in shapes:
+            plan = self.control(widths, keys)
+            rows = self.run(f"{name} {widths}", keys, always(plan), test=False)
+            scores[widths] = fmean(row["val"] for row in rows)
         return max(scores, key=scores.__getitem__)
 
 
@@ -160,7 +159,7 @@ def main() -> None:
     }
     bench.search(keys, test=True)
     for arm, widths in chosen.items():
-        bench.run(arm, keys, bench.control(widths), test=True)
+        bench.run(arm, keys, always(bench.control(widths, keys)), test=True)
     report(bench, chosen, keys)
 
 

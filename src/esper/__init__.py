@@ -9,6 +9,7 @@ if TYPE_CHECKING:
         Callback,
         Grown,
         Shape,
+        advise,
         attach,
         export,
         grow,
@@ -24,12 +25,13 @@ if TYPE_CHECKING:
         default_catalogue,
     )
     from esper.leyline import EsperError, EsperWarning
-    from esper.tolaria import Budget
+    from esper.tolaria import Advice, Budget
 
     __version__: str
 
 # Loaded on first use, so that the command answers without waiting for torch.
 _HOMES = {
+    "Advice": "esper.tolaria",
     "BlueprintCatalogue": "esper.growth",
     "BlueprintSpec": "esper.growth",
     "Body": "esper.api",
@@ -40,6 +42,7 @@ _HOMES = {
     "Grown": "esper.api",
     "GrownModule": "esper.growth",
     "Shape": "esper.api",
+    "advise": "esper.api",
     "attach": "esper.api",
     "default_catalogue": "esper.growth",
     "export": "esper.api",
@@ -51,6 +54,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "Advice",
     "BlueprintCatalogue",
     "BlueprintSpec",
     "Body",
@@ -62,6 +66,7 @@ __all__ = [
     "GrownModule",
     "Shape",
     "__version__",
+    "advise",
     "attach",
     "default_catalogue",
     "export",

@@ -23,20 +23,23 @@ def test_what_is_found_is_trained_anew_and_controls_have_the_compute_of_both(
 ) -> None:
     keys = [7, 8]
     bench.search(keys, test=False)
-    control = bench.run("control", keys, bench.control((3, 6, 12)), test=True)
+    plan = bench.control((3, 6, 12), keys)
+    control = bench.run("control", keys, shape.always(plan), test=True)
     for key, row in zip(keys, control, strict=True):
         grown, anew = bench.trials[shape.GROWN, key], bench.trials[shape.ANEW, key]
         assert grown["widths"] == [2, 4, 8]
         kept = grown["seeds"] == ["widen_double@blocks.0"]
         assert anew["widths"] == ([4, 4, 8] if kept else [2, 4, 8])
         assert (anew["params"], anew["steps"], anew["seeds"]) == (grown["params"], STEPS, [])
-        task = bench.of_shape((3, 6, 12))
-        macs = host_size(task, bench.data)[1]
-        budget = grown["macs"] + anew["macs"]
-        assert row["macs"] <= budget
-        assert training_macs(task, bench.data, macs, row["steps"] + 1) > budget
         assert grown["test"] is None
         assert row["test"] is not None
+    spent = [bench.trials[arm, key]["macs"] for arm in (shape.GROWN, shape.ANEW) for key in keys]
+    macs = host_size(plan.task, bench.data)[1]
+    assert {row["macs"] for row in control} == {
+        training_macs(plan.task, bench.data, macs, plan.rules.steps)
+    }
+    assert control[0]["macs"] <= sum(spent) / 2
+    assert training_macs(plan.task, bench.data, macs, plan.rules.steps + 1) > sum(spent) / 2
     assert any(bench.trials[shape.ANEW, key]["widths"] == [4, 4, 8] for key in keys)
 
 

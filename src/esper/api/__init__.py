@@ -2,6 +2,7 @@
 policy, record and learn from episodes."""
 
 from esper import growth
+from esper.api.advising import advise
 from esper.api.body import Body, attach
 from esper.api.callbacks import Callback
 from esper.api.checks import checked
@@ -21,6 +22,7 @@ __all__ = [
     "Grown",
     "Shape",
     "Watch",
+    "advise",
     "attach",
     "check_script",
     "config_of",

@@ -128,6 +128,7 @@ RULES: dict[str, Rule] = {
     "evaluate": Rule("a callable without arguments that gives the score", callable),
     "example": Rule("one input of the model", lambda value: value is not None),
     "expectile": Rule("a number from 0.5 to 1", lambda v: is_number(v) and 0.5 <= v <= 1.0),
+    "extra": positive(),
     "forward": Rule("a callable of (model, input)", callable),
     "hooks": instance("a Hooks", Hooks),
     "incubation": one_of("isolated", "joint"),

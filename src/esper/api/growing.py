@@ -129,8 +129,8 @@ def grow(
         slots=slots,
         data=data,
         loss=find_objective("loss", loss, LOSSES),
-        score=_score(score),
-        optimizer=_optimizer_maker(optimizer),
+        score=scoring(score),
+        optimizer=optimizer_maker(optimizer),
         catalogue=blueprints or default_catalogue(),
         max_grad_norm=max_grad_norm,
         precision=precision,
@@ -144,7 +144,7 @@ def grow(
         rules = replace(rules, incubation=incubation)
     if resume and out is None:
         raise ConfigError("resume=True needs the folder of the run: out=DIR")
-    check_objectives(model, recipe, _device(model))
+    check_objectives(model, recipe, device_of(model))
     plan = Plan(
         model=model,
         recipe=recipe,
@@ -202,7 +202,7 @@ class Plan:
 
     def of(self, model: nn.Module, optimizer: Any) -> "Plan":
         """The same for another model."""
-        recipe = replace(self.recipe, build=lambda: model, optimizer=_optimizer_maker(optimizer))
+        recipe = replace(self.recipe, build=lambda: model, optimizer=optimizer_maker(optimizer))
         return replace(self, model=model, recipe=recipe)
 
     def settings(self, controller: Controller, slots: Sequence[str]) -> dict[str, Any]:
@@ -241,7 +241,7 @@ def _run(
 ) -> Grown:
     """Make, train and settle; the folder comes last: a run that cannot begin leaves nothing."""
     history = History()
-    env = make_env(plan.recipe, [plan.key], plan.rules, history, _device(plan.model))
+    env = make_env(plan.recipe, [plan.key], plan.rules, history, device_of(plan.model))
     network, population = env.population.template, env.population
     assert isinstance(population, LoopedPopulation)
     (optimizer,) = population.optimizers
@@ -312,7 +312,7 @@ def _make_scheduler(make: Callable[[Optimizer], Any], optimizer: Optimizer) -> A
     return scheduler
 
 
-def _optimizer_maker(optimizer: Optimizer | OptimizerMaker | None) -> OptimizerMaker:
+def optimizer_maker(optimizer: Optimizer | OptimizerMaker | None) -> OptimizerMaker:
     if optimizer is None:
         return lambda params: AdamW(params, lr=DEFAULT_LEARNING_RATE)
 
@@ -326,7 +326,7 @@ def _optimizer_maker(optimizer: Optimizer | OptimizerMaker | None) -> OptimizerM
     return make
 
 
-def _score(score: str | Callable[[Any, Any], Any]) -> Objective:
+def scoring(score: str | Callable[[Any, Any], Any]) -> Objective:
     """A score by name is a mean over batches; one of the user's own sees everything at once."""
     found = find_objective("score", score, SCORES)
     # By identity: metrics have an idea of equality of their own.
@@ -339,7 +339,7 @@ def _name(objective: Any) -> str:
     return getattr(objective, "__name__", type(objective).__name__)
 
 
-def _device(model: nn.Module) -> torch.device:
+def device_of(model: nn.Module) -> torch.device:
     return next((p.device for p in model.parameters()), torch.device("cpu"))
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, TextIO
 import typer
 
 from esper import __version__
+from esper.cli.advise_command import advise
 from esper.cli.evaluate_command import evaluate
 from esper.cli.grow_command import grow
 from esper.cli.learn_commands import imitate, offline, record
@@ -31,6 +32,7 @@ data_app = typer.Typer(no_args_is_help=True, help="See and fetch data sets.")
 train_app = typer.Typer(no_args_is_help=True, help="Learn when and what to grow.")
 
 add_command(app, grow)
+add_command(app, advise)
 add_command(app, evaluate)
 app.command()(runs)
 app.command()(show)

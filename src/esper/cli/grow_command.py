@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal, cast
 
 from esper.cli.options import option
 from esper.cli.rescue import CONTINUE, COOLED, HOST, SCRATCH, rescue
+from esper.cli.retraining import ANEW, RANDOM, UNIFORM, retrain
 from esper.leyline import ConfigError
 from esper.leyline.constants import MOST_COUNT, MOST_KEY
 
@@ -15,8 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from torch import Tensor, nn
 
-    from esper.tamiyo import Controller
-    from esper.tolaria import DataSplits, GrowthEnv, Precision, Task, Topology, Trained
+    from esper.tolaria import DataSplits, GrowthEnv, Precision, Task, Trained
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,11 @@ class GrowSettings:
     extra: float = option(
         0.3, "With --start trained: what more may be spent, as a share of the host's training."
     )
+    then: str | None = option(
+        None,
+        "retrain: train what was found under the caps anew from the start, beside uniform widths "
+        "and random shapes with as much compute.",
+    )
     compare: bool = option(True, "Also train the host alone, and the grown topology from scratch.")
 
     @property
@@ -80,6 +85,8 @@ def grow(settings: GrowSettings) -> None:
       esper grow --controller scripted:runs/first/actions.txt
 
       esper grow --task digits --start trained --extra 0.3
+
+      esper grow --task digits --max-params 1200 --then retrain
     """
     began = time.time()
     # Everything that can be wrong is found before the first epoch.
@@ -95,6 +102,7 @@ def grow(settings: GrowSettings) -> None:
     from esper.growth import default_catalogue
     from esper.leyline import History
     from esper.observatory import ARMS, RunDirectory, StepProgress, say, write_report
+    from esper.proof import Plan
     from esper.tamiyo import StaticController
     from esper.tolaria import Budget, TrialRules, data_root, find_task, make_env, train
 
@@ -124,39 +132,48 @@ def grow(settings: GrowSettings) -> None:
             folder, config, overwrite=settings.overwrite, since=began, script=True
         )
 
-    def play(
-        label: str, record: RunDirectory, who: "Controller", topology: "Topology" = ()
-    ) -> "Trained":
-        with StepProgress(console, f"{label:<14}", steps) as progress:
+    def play(label: str, record: RunDirectory, plan: "Plan") -> "Trained":
+        recipe = plan.task.recipe(data)
+        with StepProgress(console, f"{label:<14}", plan.rules.steps) as progress:
             history = History((record, progress))
 
             def watch(env: "GrowthEnv") -> None:
-                history.listeners = (*history.listeners, Watch(history, env, who, recipe.data))
+                look = Watch(history, env, plan.controller, recipe.data)
+                history.listeners = (*history.listeners, look)
 
             (trained,) = train(
                 recipe,
                 [settings.key],
-                replace(rules, topology=topology),
-                who,
+                plan.rules,
+                plan.controller,
                 task=task.name,
                 recorder=history,
                 ready=watch,
             )
         return trained
 
+    arms: dict[str, Trained] = {}
+    others: dict[str, Path] = {}
+
+    def beside(label: str, plan: "Plan") -> "Trained":
+        folder = out / ARMS / label.replace(" ", "-")
+        with open_record(label, folder) as record:
+            arms[label] = play(label, record, plan)
+        others[label] = folder
+        return arms[label]
+
     # The folder is locked to the end, so that nobody takes it from under the comparison.
     with one_thread(), open_record("grown", out) as record:
-        arms = {"grown": play("grown", record, controller)}
-        others = {}
-        if settings.compare and arms["grown"].outcome.ended == "finished":
-            others["host alone"] = out / ARMS / "host-alone"
-            if arms["grown"].topology:
-                others["from scratch"] = out / ARMS / "from-scratch"
-        for label, folder in others.items():
-            topology = arms["grown"].topology if label == "from scratch" else ()
-            with open_record(label, folder) as beside:
-                arms[label] = play(label, beside, StaticController(), topology)
-        _conclude(console, task, settings, data, arms, others)
+        arms["grown"] = grown = play("grown", record, Plan(task, controller, rules))
+        bills: dict[str, int] = {}
+        static = StaticController()
+        if settings.compare and grown.outcome.ended == "finished":
+            beside("host alone", Plan(task, static, rules))
+            if grown.topology and settings.then is None:
+                beside("from scratch", Plan(task, static, replace(rules, topology=grown.topology)))
+        if settings.then == "retrain" and grown.outcome.ended == "finished":
+            bills = retrain(console, settings, task, data, arms, beside)
+        _conclude(console, task, settings, data, arms, others, bills)
     # Once the folder is free: a report of a run that is still locked says that it is running.
     say(console, f"report   {write_report(out)}", whole=True)
 
@@ -169,6 +186,10 @@ def _check_start(settings: GrowSettings) -> None:
             "extra must be a share of the host's training above 0, such as 0.3; got "
             f"{settings.extra}"
         )
+    if settings.then not in (None, "retrain"):
+        raise ConfigError(f"then must be retrain, or left out; got {settings.then!r}")
+    if settings.then is not None and settings.start == "trained":
+        raise ConfigError("--then retrain trains from the start; leave it out with --start trained")
 
 
 def _conclude(
@@ -178,6 +199,7 @@ def _conclude(
     data: "DataSplits",
     arms: "Mapping[str, Trained]",
     others: dict[str, Path],
+    bills: "Mapping[str, int] | None" = None,
 ) -> None:
     from esper.observatory import (
         MODEL,
@@ -191,13 +213,15 @@ def _conclude(
 
     out, score = settings.folder, task.score.__name__
     order = (HOST, CONTINUE, COOLED, "host alone", "grown", "from scratch", SCRATCH)
-    labels = [label for label in order if label in arms]
+    labels = [label for label in (*order, ANEW, UNIFORM, RANDOM) if label in arms]
     rows = [
         arms[label].outcome.summary(
             label, task.score_on(arms[label].model, data.test_x, data.test_y)
         )
         for label in labels
     ]
+    for row in rows if bills else []:
+        row["bill_macs"] = (bills or {}).get(row["arm"], row["train_macs"])
     write_summary(out, rows)
     outcome, seeds = arms["grown"].outcome, rows[labels.index("grown")]["seeds"]
     console.print()
@@ -212,6 +236,9 @@ def _conclude(
         say(console, f"picture  {draw_growth(out, title, others)}", whole=True)
     saved = _save_model(arms["grown"].model, data.val_x[:2], out / MODEL)
     say(console, f"model    {saved}", whole=True)
+    if ANEW in arms:
+        saved = _save_model(arms[ANEW].model, data.val_x[:2], others[ANEW] / MODEL)
+        say(console, f"{ANEW}: {saved}", whole=True)
     say(console, f"record   {out}", whole=True)
 
 

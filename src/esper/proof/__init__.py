@@ -8,6 +8,7 @@ from esper.proof.evaluation import evaluate
 from esper.proof.record import Record, Run
 from esper.proof.report import Comparison, EvaluationReport, Trial
 from esper.proof.rescue import Ways, host_plan
+from esper.proof.retraining import Found
 from esper.proof.settings import EvaluationSettings
 from esper.proof.statistics import PairedDifference, holm, paired_difference
 
@@ -15,6 +16,7 @@ __all__ = [
     "Comparison",
     "EvaluationReport",
     "EvaluationSettings",
+    "Found",
     "PairedDifference",
     "Plan",
     "Record",

@@ -108,11 +108,15 @@ def static_plan(
 def host_size(task: Task, data: DataSplits, topology: Topology = ()) -> tuple[int, int]:
     """(parameters, multiply-adds per example) of the task's host, with these seeds from birth."""
     template = LoopedPopulation(task.recipe(data), [0]).template
-    _, params, macs = seed_costs(template.catalogue, template.sites, template.output)
-    return (
-        count_params(template.host) + sum(int(params[seed]) for seed in topology),
-        template.host_macs + sum(int(macs[seed]) for seed in topology),
+    size = count_params(template.host), template.host_macs
+    if not topology:
+        return size
+    _, *costs = seed_costs(template.catalogue, template.sites, template.output)
+    params, macs = (
+        own + sum(int(cost[seed]) for seed in topology)
+        for own, cost in zip(size, costs, strict=True)
     )
+    return params, macs
 
 
 def _pass_cost(task: Task, data: DataSplits) -> tuple[int, int]:

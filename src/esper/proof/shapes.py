@@ -50,13 +50,20 @@ def shape_within(
     the shape, which they are not among seeds. If that is too much, all stay seeds.
     """
     widths, seeds = found_shape(task, topology, task.recipe(data).catalogue)
-    if widths == task.shape:
+    if widths == task.shape or keeps_to(budget, of_shape(task, widths), task, data, seeds):
         return widths, seeds
-    sizes = host_size(task, data), host_size(of_shape(task, widths), data, seeds)
-    for host, found, room in zip(*sizes, budget.room(*sizes[0]), strict=True):
-        if room is not None and found - host > room:
-            return task.shape, topology
-    return widths, seeds
+    return task.shape, topology
+
+
+def keeps_to(
+    budget: Budget, other: Task, task: Task, data: DataSplits, seeds: Topology = ()
+) -> bool:
+    """Does another host, with seeds from birth, keep to a budget for the host of `task`?"""
+    host, size = host_size(task, data), host_size(other, data, seeds)
+    room = budget.room(*host)
+    return all(
+        most is None or its - own <= most for its, own, most in zip(size, host, room, strict=True)
+    )
 
 
 def of_shape(task: Task, widths: Shape) -> Task:

@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from esper.tolaria.advice import advise, check_extra
     from esper.tolaria.attribution import Attribution, CoalitionGame, attribute, attribute_seeds
     from esper.tolaria.batches import DataSize, DataSource, LoaderSource, TensorSource
     from esper.tolaria.choice import (
@@ -61,17 +62,22 @@ if TYPE_CHECKING:
         settle,
         train,
     )
+    from esper.tolaria.verdict import Advice, Candidate, Continued, Findings
 
 # Loaded on first use: the data catalogue has to answer without waiting for torch.
 _HOMES = {
     "RESCUE": "trial",
+    "Advice": "verdict",
     "Attribution": "attribution",
     "Budget": "garden",
+    "Candidate": "verdict",
     "CoalitionGame": "attribution",
+    "Continued": "verdict",
     "DataSize": "batches",
     "DataSource": "batches",
     "DataSplits": "data.splits",
     "Evaluation": "population",
+    "Findings": "verdict",
     "FusedPopulation": "fused",
     "Garden": "garden",
     "Governor": "governor",
@@ -100,9 +106,11 @@ _HOMES = {
     "TrialRules": "trial",
     "Validation": "garden",
     "WholeSetScore": "objectives",
+    "advise": "advice",
     "all_tasks": "tasks",
     "attribute": "attribution",
     "attribute_seeds": "attribution",
+    "check_extra": "advice",
     "check_fit": "objectives",
     "check_population": "choice",
     "check_precision": "recipe",

@@ -83,11 +83,17 @@ class GrowthEnv(GrowthCycle):
         """bool[E]: would the budget pay for another epoch after these trials?"""
         if self.purse.max_macs is None:
             return np.ones(self.n_envs, dtype=bool)
+        most = replace(plan, val_samples=plan.val_samples + PART)
+        return self.affords(self.trial_macs(tried, most))
+
+    def trial_macs(self, tried: np.ndarray, plan: TrialPlan) -> np.ndarray:
+        """int[E]: what trials of `tried` (bool[E, S, B]) would cost in multiply-adds, if there are
+        as many examples as the plan says."""
         nothing = self.population.try_candidates(np.zeros_like(tried), plan, self.step_count)
         expected = replace(
-            nothing, train_samples=plan.steps * plan.batch, val_samples=plan.val_samples + PART
+            nothing, train_samples=plan.steps * plan.batch, val_samples=plan.val_samples
         )
-        return self.affords(self.garden.trial_macs(tried, expected))
+        return self.garden.trial_macs(tried, expected)
 
     def step(self, actions: np.ndarray) -> Transition:
         """`actions` is int [E, 4] in the order of HEAD_NAMES. An illegal one raises

@@ -311,6 +311,17 @@ class LoopedPopulation:
             means[:, 1] = [tally.result() for tally in tallies]
         return means, alpha, samples
 
+    def measure(self, env: int, batches: Iterator[Batch]) -> tuple[np.ndarray, list[int]]:
+        """Loss and score [N, 2] of one host on each of N batches, and their sizes."""
+        recipe, network, readings, sizes = self.recipe, self.networks[env], list[Tensor](), []
+        with evaluating(network), self._casting():
+            for inputs, target in self._batches(batches):
+                output = call_model(network, inputs)
+                both = [recipe.loss(output, target), recipe.score(output, target)]
+                readings.append(torch.stack(both))
+                sizes.append(batch_size(inputs))
+        return torch.stack(readings).double().cpu().numpy(), sizes
+
     def snapshot(self, envs: np.ndarray) -> list[HostSnapshot]:
         return [take_snapshot(self.networks[env], self.optimizers[env]) for env in envs.tolist()]
 
