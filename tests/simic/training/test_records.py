@@ -80,6 +80,7 @@ def test_a_script_of_the_recorded_actions_gives_the_same_scores(run, env):
     again = GrowthEnv(
         FusedPopulation(task.recipe(task.load(None), default_catalogue()), [outcome["key"]]),
         LifecycleRules(max_steps=task.steps),
+        schedule=task.schedule,
         recorder=history,
     )
     play(again, ScriptedController(episode_script(run, 2, env), "recorded"))
