@@ -20,16 +20,15 @@ import torch
 
 from esper.growth import CNNHost, MLPHost
 from esper.leyline.constants import COOLING_SAMPLES
-from esper.proof.arms import first_epoch_macs, host_size, paced
+from esper.proof.arms import first_epoch_macs, host_plan, host_size, paced
+from esper.proof.arms import train as train_plan
 from esper.tamiyo import Controller, HeuristicController, StaticController
 from esper.tolaria import (
     RESCUE,
     Advice,
     DataSplits,
-    HostRecipe,
     Task,
     Trained,
-    TrialRules,
     advise,
     data_root,
     find_task,
@@ -105,20 +104,9 @@ def spend(
     )
 
 
-def trained_hosts(task: Task, recipe: HostRecipe, keys: Sequence[int]) -> list[Trained]:
-    rules = TrialRules(
-        task.steps,
-        counterfactuals=False,
-        keep_best=False,
-        population="fused",
-        schedule=task.schedule,
-    )
-    return train(recipe, keys, rules, StaticController(), task=task.name, attribute=False)
-
-
 def measure(case: Case, data: DataSplits, keys: Sequence[int], extra: float) -> dict[str, Any]:
     task, recipe = case.task, case.task.recipe(data)
-    hosts = trained_hosts(task, recipe, keys)
+    hosts = train_plan(host_plan(task, task.steps, "fused"), data, keys)
     weights = {host.outcome.key: host.model.state_dict() for host in hosts}
     recipe = replace(recipe, weights=weights)
     advice = [advise(recipe, key, extra=extra, epochs=task.steps + 1) for key in keys]

@@ -23,6 +23,8 @@ import torch
 from common import RESULTS, Row, append, compare, finished, print_json, print_table
 from esper.growth import CNNHost, count_params
 from esper.leyline import BLUEPRINT, OP, SLOT, LifecycleOp
+from esper.proof import host_plan
+from esper.proof import train as train_plan
 from esper.tamiyo import (
     HeuristicConfig,
     HeuristicController,
@@ -36,7 +38,6 @@ from esper.tolaria import (
     DataSplits,
     Task,
     Trained,
-    TrialRules,
     data_root,
     find_task,
     train,
@@ -100,15 +101,8 @@ def fixed_rules(task: Task) -> list[tuple[int, str]]:
 
 def trials_of_host(task: Task, data: DataSplits, keys: Sequence[int]) -> list[Row]:
     """All arms on one host, for all keys."""
-    fresh = TrialRules(
-        task.steps,
-        counterfactuals=False,
-        keep_best=False,
-        population="fused",
-        schedule=task.schedule,
-    )
     static = StaticController()
-    hosts = train(task.recipe(data), keys, fresh, static, task=task.name, attribute=False)
+    hosts = train_plan(host_plan(task, task.steps, "fused"), data, keys)
     weights = {h.outcome.key: h.model.state_dict() for h in hosts}
     recipe = replace(task.recipe(data), weights=weights)
     budget = int(EXTRA * hosts[0].outcome.train_macs)

@@ -3,11 +3,11 @@
 Arms on paired keys, controls that make the comparison fair, and the statistics behind a claim.
 """
 
-from esper.proof.arms import Plan, train
+from esper.proof.arms import Plan, host_plan, train
 from esper.proof.evaluation import evaluate
 from esper.proof.record import Record, Run
 from esper.proof.report import Comparison, EvaluationReport, Trial
-from esper.proof.rescue import Ways, host_plan
+from esper.proof.rescue import Ways
 from esper.proof.retraining import Found
 from esper.proof.settings import EvaluationSettings
 from esper.proof.statistics import PairedDifference, holm, paired_difference

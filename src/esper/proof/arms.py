@@ -1,5 +1,6 @@
 """One arm: train networks under a controller and keep what they reached and cost."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -7,7 +8,7 @@ from functools import partial
 from torch import Tensor
 
 from esper.growth import count_params, seed_costs
-from esper.leyline import Recorder
+from esper.leyline import ConfigError, Recorder
 from esper.tamiyo import Controller, Situation, StaticController
 from esper.tolaria import (
     TRAINING_COST,
@@ -105,6 +106,13 @@ def static_plan(
     return Plan(task, DO_NOTHING, rules)
 
 
+def host_plan(task: Task, steps: int, population: PopulationKind = "looped") -> Plan:
+    """A host trained to its end, not to its best: one that has learnt all it could is what there is
+    to rescue."""
+    plan = static_plan(task, steps, population=population)
+    return replace(plan, rules=replace(plan.rules, keep_best=False))
+
+
 def host_size(task: Task, data: DataSplits, topology: Topology = ()) -> tuple[int, int]:
     """(parameters, multiply-adds per example) of the task's host, with these seeds from birth."""
     template = LoopedPopulation(task.recipe(data), [0]).template
@@ -146,6 +154,19 @@ def first_epoch_macs(task: Task, data: DataSplits, macs: int, *, trained: bool =
     that is evaluated."""
     training, evaluation = _pass_cost(task, data)
     return macs * (training + evaluation + _beside_epochs(evaluation, trained))
+
+
+def extra_budget(task: Task, data: DataSplits, macs: int, cost: int, extra: float) -> int:
+    """What may be spent on a trained host of `macs` per example whose training cost `cost`; raises
+    ConfigError if that does not pay for an epoch."""
+    needed = first_epoch_macs(task, data, macs, trained=True)
+    if extra * cost < needed:
+        least = math.ceil(1000 * needed / cost) / 1000
+        raise ConfigError(
+            f"an extra budget of {extra:g} does not pay for one epoch; {least:g} of the host's "
+            "training does"
+        )
+    return int(extra * cost)
 
 
 def _beside_epochs(evaluation: int, trained: bool) -> int:

@@ -3,14 +3,13 @@
 from dataclasses import replace
 from itertools import product
 
-from esper.leyline import ConfigError
 from esper.proof.arms import (
     DO_NOTHING,
     Plan,
+    extra_budget,
     first_epoch_macs,
     host_size,
     of_width,
-    static_plan,
     training_macs,
 )
 from esper.proof.scenarios import going_on, plan_within
@@ -19,12 +18,6 @@ from esper.tolaria import DataSplits, Task, Trained
 
 # What the best network from scratch may choose from, on validation, besides its width.
 SCRATCH_RATES = (1.0, 3.0)
-
-
-def host_plan(task: Task, steps: int) -> Plan:
-    """The host, trained to its end: not to its best, which would have more left to learn."""
-    plan = static_plan(task, steps)
-    return Plan(task, plan.controller, replace(plan.rules, keep_best=False))
 
 
 class Ways:
@@ -37,13 +30,7 @@ class Ways:
         self.task, self.data = task, data
         _, self.macs = host_size(task, data)
         cost = training_macs(task, data, self.macs, steps)
-        self.budget = int(extra * cost)
-        needed = first_epoch_macs(task, data, self.macs, trained=True)
-        if self.budget < needed:
-            raise ConfigError(
-                f"an extra budget of {extra:g} does not pay for one epoch; {needed / cost:.3f} of "
-                "the host's training does"
-            )
+        self.budget = extra_budget(task, data, self.macs, cost, extra)
 
     def going_on(
         self, host: Trained, controller: Controller = DO_NOTHING, *, cooling: bool = True

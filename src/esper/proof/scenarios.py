@@ -15,13 +15,14 @@ from typing import Any
 
 from torch import Tensor
 
-from esper.leyline import ConfigError
 from esper.leyline.constants import COOLING_SAMPLES
 from esper.proof.arms import (
     DO_NOTHING,
     Plan,
     affordable_steps,
+    extra_budget,
     first_epoch_macs,
+    host_plan,
     host_size,
     paced,
     training_macs,
@@ -163,11 +164,13 @@ def choose_scenario(
     learnt = bench.data if before is None else before
     hosts = Hosts(HOST, bench.task, host_size(bench.task, bench.data)[1])
     cost = training_macs(bench.task, learnt, hosts.macs, bench.steps)
-    _check_paid(bench, hosts.macs, cost, extras)
+    budgets = [extra_budget(bench.task, bench.data, hosts.macs, cost, extra) for extra in extras]
     host = _host_arm(bench, hosts, bench.steps, learnt)
     chosen = reference is not None or len(bench.rates) > 1
     known = [{HOST: run} for run in _trained_hosts(bench, host)] if chosen else []
-    stages = [Stage(bench, extra, int(extra * cost), known) for extra in extras]
+    stages = [
+        Stage(bench, extra, budget, known) for extra, budget in zip(extras, budgets, strict=True)
+    ]
     arms = {stage.extra: _growing(stage, hosts, controllers, reference) for stage in stages}
     first = [host]
     if reference is not None:
@@ -185,30 +188,11 @@ def choose_scenario(
     return first + [arm for stage in stages for arm in arms[stage.extra]]
 
 
-def _check_paid(bench: Bench, macs: int, cost: int, extras: Sequence[float]) -> None:
-    needed = first_epoch_macs(bench.task, bench.data, macs, trained=True)
-    for extra in extras:
-        if extra * cost < needed:
-            least = math.ceil(1000 * needed / cost) / 1000
-            raise ConfigError(
-                f"an extra budget of {extra:g} does not pay for one epoch; {least:g} of the host's "
-                "training does"
-            )
-
-
 # --- hosts ---------------------------------------------------------------------------------------
 
 
 def _host_arm(bench: Bench, hosts: Hosts, steps: int, learnt: DataSplits) -> Arm:
-    # To its end, not to its best: a host that has learnt all it could is what there is to rescue.
-    rules = TrialRules(
-        steps,
-        counterfactuals=False,
-        keep_best=False,
-        population=bench.population,
-        schedule=hosts.task.schedule,
-    )
-    plan = Plan(hosts.task, DO_NOTHING, rules)
+    plan = host_plan(hosts.task, steps, bench.population)
     return Arm(hosts.arm, lambda _: plan, hosts.task.learning_rate, data=learnt)
 
 
