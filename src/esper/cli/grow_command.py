@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
+from esper.cli.arms import Arms
 from esper.cli.options import option
 from esper.cli.rescue import CONTINUE, COOLED, HOST, SCRATCH, rescue
 from esper.cli.retraining import ANEW, RANDOM, UNIFORM, retrain
@@ -13,10 +14,9 @@ from esper.leyline import ConfigError
 from esper.leyline.constants import MOST_COUNT, MOST_KEY
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from torch import Tensor, nn
 
-    from esper.tolaria import DataSplits, GrowthEnv, Precision, Task, Trained
+    from esper.tolaria import Precision, Task
 
 
 @dataclass(frozen=True)
@@ -93,18 +93,16 @@ def grow(settings: GrowSettings) -> None:
     from rich.console import Console
 
     from esper.api import (
-        Watch,
         check_script,
         find_controller,
         one_thread,
         warn_of_another_task,
     )
     from esper.growth import default_catalogue
-    from esper.leyline import History
-    from esper.observatory import ARMS, RunDirectory, StepProgress, say, write_report
+    from esper.observatory import say, write_report
     from esper.proof import Plan
     from esper.tamiyo import StaticController
-    from esper.tolaria import Budget, TrialRules, data_root, find_task, make_env, train
+    from esper.tolaria import Budget, TrialRules, data_root, find_task, make_env
 
     task = replace(find_task(settings.task), precision=cast("Precision", settings.precision))
     controller = find_controller(settings.controller, len(task.slots), default_catalogue())
@@ -120,60 +118,25 @@ def grow(settings: GrowSettings) -> None:
     recipe, console = task.recipe(data), Console()
     check_script(controller, make_env(recipe, [settings.key], rules).population.template)
     warn_of_another_task(controller, task.name)
+    arms = Arms(console, settings, data, steps, began)
     if settings.start == "trained":
-        done = rescue(console, settings, task, data, controller)
-        _conclude(console, task, settings, data, done.arms, done.others)
+        rescue(arms, task, controller)
+        _conclude(arms, task)
         say(console, f"report   {write_report(out)}", whole=True)
         return
-
-    def open_record(label: str, folder: Path) -> RunDirectory:
-        config = {**asdict(settings), "steps": steps, "out": str(out), "arm": label}
-        return RunDirectory.create(
-            folder, config, overwrite=settings.overwrite, since=began, script=True
-        )
-
-    def play(label: str, record: RunDirectory, plan: "Plan") -> "Trained":
-        recipe = plan.task.recipe(data)
-        with StepProgress(console, f"{label:<14}", plan.rules.steps) as progress:
-            history = History((record, progress))
-
-            def watch(env: "GrowthEnv") -> None:
-                look = Watch(history, env, plan.controller, recipe.data)
-                history.listeners = (*history.listeners, look)
-
-            (trained,) = train(
-                recipe,
-                [settings.key],
-                plan.rules,
-                plan.controller,
-                task=task.name,
-                recorder=history,
-                ready=watch,
-            )
-        return trained
-
-    arms: dict[str, Trained] = {}
-    others: dict[str, Path] = {}
-
-    def beside(label: str, plan: "Plan") -> "Trained":
-        folder = out / ARMS / label.replace(" ", "-")
-        with open_record(label, folder) as record:
-            arms[label] = play(label, record, plan)
-        others[label] = folder
-        return arms[label]
-
     # The folder is locked to the end, so that nobody takes it from under the comparison.
-    with one_thread(), open_record("grown", out) as record:
-        arms["grown"] = grown = play("grown", record, Plan(task, controller, rules))
+    with one_thread(), arms.open("grown", out) as record:
+        grown = arms.play("grown", Plan(task, controller, rules), record)
         bills: dict[str, int] = {}
         static = StaticController()
         if settings.compare and grown.outcome.ended == "finished":
-            beside("host alone", Plan(task, static, rules))
+            arms.beside("host alone", Plan(task, static, rules))
             if grown.topology and settings.then is None:
-                beside("from scratch", Plan(task, static, replace(rules, topology=grown.topology)))
+                found = replace(rules, topology=grown.topology)
+                arms.beside("from scratch", Plan(task, static, found))
         if settings.then == "retrain" and grown.outcome.ended == "finished":
-            bills = retrain(console, settings, task, data, arms, beside)
-        _conclude(console, task, settings, data, arms, others, bills)
+            bills = retrain(arms, task)
+        _conclude(arms, task, bills)
     # Once the folder is free: a report of a run that is still locked says that it is running.
     say(console, f"report   {write_report(out)}", whole=True)
 
@@ -192,15 +155,7 @@ def _check_start(settings: GrowSettings) -> None:
         raise ConfigError("--then retrain trains from the start; leave it out with --start trained")
 
 
-def _conclude(
-    console: "Console",
-    task: "Task",
-    settings: GrowSettings,
-    data: "DataSplits",
-    arms: "Mapping[str, Trained]",
-    others: dict[str, Path],
-    bills: "Mapping[str, int] | None" = None,
-) -> None:
+def _conclude(arms: "Arms", task: "Task", bills: "Mapping[str, int] | None" = None) -> None:
     from esper.observatory import (
         MODEL,
         draw_growth,
@@ -211,19 +166,21 @@ def _conclude(
         write_summary,
     )
 
+    console, settings, data = arms.console, arms.settings, arms.data
+    trained, others = arms.trained, arms.others
     out, score = settings.folder, task.score.__name__
     order = (HOST, CONTINUE, COOLED, "host alone", "grown", "from scratch", SCRATCH)
-    labels = [label for label in (*order, ANEW, UNIFORM, RANDOM) if label in arms]
+    labels = [label for label in (*order, ANEW, UNIFORM, RANDOM) if label in trained]
     rows = [
-        arms[label].outcome.summary(
-            label, task.score_on(arms[label].model, data.test_x, data.test_y)
+        trained[label].outcome.summary(
+            label, task.score_on(trained[label].model, data.test_x, data.test_y)
         )
         for label in labels
     ]
     for row in rows if bills else []:
         row["bill_macs"] = (bills or {}).get(row["arm"], row["train_macs"])
     write_summary(out, rows)
-    outcome, seeds = arms["grown"].outcome, rows[labels.index("grown")]["seeds"]
+    outcome, seeds = trained["grown"].outcome, rows[labels.index("grown")]["seeds"]
     console.print()
     console.print(summary_table(rows, score))
     if seeds:
@@ -234,10 +191,10 @@ def _conclude(
     if outcome.steps > 0 and outcome.best_step >= 0:
         title = f"{task.name}, {outcome.controller}, key {settings.key}"
         say(console, f"picture  {draw_growth(out, title, others)}", whole=True)
-    saved = _save_model(arms["grown"].model, data.val_x[:2], out / MODEL)
+    saved = _save_model(trained["grown"].model, data.val_x[:2], out / MODEL)
     say(console, f"model    {saved}", whole=True)
-    if ANEW in arms:
-        saved = _save_model(arms[ANEW].model, data.val_x[:2], others[ANEW] / MODEL)
+    if ANEW in trained:
+        saved = _save_model(trained[ANEW].model, data.val_x[:2], others[ANEW] / MODEL)
         say(console, f"{ANEW}: {saved}", whole=True)
     say(console, f"record   {out}", whole=True)
 

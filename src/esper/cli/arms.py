@@ -1,0 +1,95 @@
+"""The arms of one `esper grow`, each trained with a record of its own."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from esper.cli.grow_command import GrowSettings
+    from esper.observatory import RunDirectory
+    from esper.proof import Plan
+    from esper.tolaria import DataSplits, GrowthEnv, Trained
+
+
+class Arms:
+    """`trained` are the networks by label, `others` the folders of those beside the grown one. The
+    run has begun at `began`, and trains for `steps` epochs after the first."""
+
+    def __init__(
+        self,
+        console: "Console",
+        settings: "GrowSettings",
+        data: "DataSplits",
+        steps: int,
+        began: float,
+    ) -> None:
+        self.console, self.settings, self.data = console, settings, data
+        self.steps, self.began = steps, began
+        self.trained: dict[str, Trained] = {}
+        self.others: dict[str, Path] = {}
+
+    def open(self, label: str, folder: Path) -> "RunDirectory":
+        from esper.observatory import RunDirectory
+
+        out = str(self.settings.folder)
+        config = {**asdict(self.settings), "steps": self.steps, "out": out, "arm": label}
+        return RunDirectory.create(
+            folder, config, overwrite=self.settings.overwrite, since=self.began, script=True
+        )
+
+    def play(self, label: str, plan: "Plan", record: "RunDirectory") -> "Trained":
+        from esper.api import Watch
+        from esper.leyline import History
+        from esper.observatory import StepProgress
+        from esper.tolaria import train
+
+        recipe = replace(plan.task.recipe(self.data), weights=plan.weights)
+        with StepProgress(self.console, f"{label:<14}", plan.rules.steps) as progress:
+            history = History((record, progress))
+
+            def watch(env: "GrowthEnv") -> None:
+                look = Watch(history, env, plan.controller, recipe.data)
+                history.listeners = (*history.listeners, look)
+
+            (self.trained[label],) = train(
+                recipe,
+                [self.settings.key],
+                plan.rules,
+                plan.controller,
+                task=plan.task.name,
+                recorder=history,
+                ready=watch,
+            )
+        return self.trained[label]
+
+    def beside(self, label: str, plan: "Plan") -> "Trained":
+        from esper.observatory import ARMS
+
+        folder = self.settings.folder / ARMS / label.replace(" ", "-")
+        with self.open(label, folder) as record:
+            trained = self.play(label, plan, record)
+        self.others[label] = folder
+        return trained
+
+    def forget_unfinished(self) -> None:
+        """Arms that Ctrl-C has ended are not shown."""
+        for label in [x for x, t in self.trained.items() if t.outcome.ended == "interrupted"]:
+            del self.trained[label]
+            self.others.pop(label, None)
+
+    def best_of(self, label: str, plans: "Sequence[Plan]") -> "tuple[Plan, int]":
+        """The plan that is best on validation, and what all of them cost."""
+        from esper.proof import train
+
+        tried: list[Trained] = []
+        with self.console.status(f"looking for the {label} of {len(plans)}"):
+            for plan in plans:
+                tried += train(plan, self.data, [self.settings.key])
+        # A network that was never measured is worth nothing.
+        scores = [-math.inf if t.outcome.val_score is None else t.outcome.val_score for t in tried]
+        best = max(range(len(plans)), key=scores.__getitem__)
+        return plans[best], sum(t.outcome.train_macs for t in tried)
