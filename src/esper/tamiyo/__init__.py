@@ -25,7 +25,13 @@ from esper.tamiyo.policy.features import (
     feature_size,
     signals_to_features,
 )
+from esper.tamiyo.policy.set_features import (
+    SetLayout,
+    pad_masks,
+    set_features,
+)
 from esper.tamiyo.situation import AsksForTrials, Situation
+from esper.tamiyo.slot_facts import SlotFacts, describe_slots
 from esper.tamiyo.tracker import SignalTracker, score_noise
 from esper.tamiyo.trial_scores import TrialPlan, TrialScores
 
@@ -39,16 +45,21 @@ __all__ = [
     "MaskedCategorical",
     "RandomController",
     "ScriptedController",
+    "SetLayout",
     "SignalTracker",
     "Situation",
+    "SlotFacts",
     "StaticController",
     "TrialPlan",
     "TrialScores",
     "compute_action_masks",
     "controller_names",
+    "describe_slots",
     "feature_size",
     "make_controller",
+    "pad_masks",
     "score_noise",
+    "set_features",
     "signals_to_features",
     "usable_blueprints",
     "wait",
