@@ -54,7 +54,7 @@ class GrowthCycle:
                      does not pay for another epoch. `data_size` is what the first one takes; where
                      that is not known, it is trained on trust
     cooler           cools starved hosts: trained ones at the start, any when a seed is germinated
-    extra            `max_macs` as a share of what the training of the hosts had cost, to be observed
+    extra            `max_macs` as a share of what the hosts' training had cost, to be observed
     """
 
     def __init__(

@@ -114,13 +114,17 @@ class FactoredRecurrentActorCritic(nn.Module):
             nn.LayerNorm(config.feature_dim),
             nn.ReLU(),
         )
-        self.lstm = nn.LSTM(config.feature_dim, hidden, config.lstm_layers, batch_first=True)
-        self.lstm_norm = nn.LayerNorm(hidden)
-        self.slot_head = make_head(hidden, width, config.num_slots)
-        self.blueprint_head = make_head(hidden, width, config.num_blueprints)
+        self._build_memory(config)
+        self.slot_head: nn.Module = make_head(hidden, width, config.num_slots)
+        self.blueprint_head: nn.Module = make_head(hidden, width, config.num_blueprints)
         self.blend_head = make_head(hidden, width, config.num_blends)
         self.op_head = make_head(hidden, width, config.num_ops)
         self.value_head = make_head(hidden, width, 1)
+
+    def _build_memory(self, config: NetworkConfig) -> None:
+        hidden = config.lstm_hidden_dim
+        self.lstm = nn.LSTM(config.feature_dim, hidden, config.lstm_layers, batch_first=True)
+        self.lstm_norm = nn.LayerNorm(hidden)
 
     def _initialize(self) -> None:
         for module in self.modules():

@@ -60,11 +60,7 @@ class SetActorCritic(FactoredRecurrentActorCritic):
 
     def _build(self, config: NetworkConfig) -> None:
         self.layout = SetLayout(config.num_slots, config.num_blueprints)
-        own, hidden, width = (
-            config.embedding_dim,
-            config.lstm_hidden_dim,
-            config.resolved_head_width,
-        )
+        own, width = config.embedding_dim, config.resolved_head_width
         self.candidate_net = nn.Sequential(nn.Linear(len(CANDIDATE_FEATURES), own), nn.ReLU())
         self.slot_net = nn.Sequential(
             nn.Linear(len(SLOT_FEATURES) + 2 * own, own), nn.LayerNorm(own), nn.ReLU()
@@ -74,9 +70,8 @@ class SetActorCritic(FactoredRecurrentActorCritic):
             nn.LayerNorm(config.feature_dim),
             nn.ReLU(),
         )
-        self.lstm = nn.LSTM(config.feature_dim, hidden, config.lstm_layers, batch_first=True)
-        self.lstm_norm = nn.LayerNorm(hidden)
-        context = hidden + 2 * own
+        self._build_memory(config)
+        context = config.lstm_hidden_dim + 2 * own
         self.slot_head = PointerHead(own, context + config.num_ops, width)
         self.blueprint_head = PointerHead(own, context + own, width)
         self.blend_head = make_head(context, width, config.num_blends)
@@ -111,9 +106,13 @@ class SetActorCritic(FactoredRecurrentActorCritic):
 
     def fitted(self, num_slots: int, num_blueprints: int) -> "SetActorCritic":
         """This policy for other numbers of slots and blueprints; the parameters are shared."""
-        size = SetLayout(num_slots, num_blueprints).size
-        sizes = {"num_slots": num_slots, "num_blueprints": num_blueprints}
-        other = SetActorCritic(replace(self.config, observation_dim=size, **sizes))
+        config = replace(
+            self.config,
+            observation_dim=SetLayout(num_slots, num_blueprints).size,
+            num_slots=num_slots,
+            num_blueprints=num_blueprints,
+        )
+        other = SetActorCritic(config)
         other.load_state_dict(self.state_dict(keep_vars=True), assign=True)
         return other
 
