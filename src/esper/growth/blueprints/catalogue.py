@@ -275,7 +275,7 @@ class SeedTraits(NamedTuple):
     reach: int
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=32_768)
 def _seed_traits(
     blueprint: BlueprintSpec, site: InjectionSpec, output: OutputSpec | None
 ) -> SeedTraits | None:
