@@ -97,13 +97,16 @@ def set_features(situation: Situation, slots: int | None = None) -> np.ndarray:
     if facts is None:
         raise ConfigError("this situation does not say what its slots are: it has no facts")
     missing = _missing(situation.table.shape[1], slots)
-    of_slots = _stacked(_slots(situation, facts), SLOT_FEATURES, situation.table.shape)
     shape = (situation.n_envs, *facts.fits.shape)
-    candidates = _stacked(_candidates(situation, facts), CANDIDATE_FEATURES, shape)
+    # What is not finite, as where a network broke, has no difference: that is not known then.
+    with np.errstate(invalid="ignore"):
+        run = _stacked(_run(situation, facts), GLOBAL_FEATURES, shape[:1])
+        of_slots = _stacked(_slots(situation, facts), SLOT_FEATURES, shape[:2])
+        candidates = _stacked(_candidates(situation, facts), CANDIDATE_FEATURES, shape)
     # What does not fit is no candidate: nothing is said of it.
     candidates *= facts.fits[..., None]
     blocks = [
-        _stacked(_run(situation, facts), GLOBAL_FEATURES, (situation.n_envs,)),
+        run,
         np.pad(of_slots, [(0, 0), (0, missing), (0, 0)]),
         np.pad(candidates, [(0, 0), (0, missing), (0, 0), (0, 0)]),
     ]
