@@ -22,10 +22,12 @@ from esper.tamiyo.policy.action_masks import (
 )
 from esper.tamiyo.policy.features import (
     FeatureExtractionContext,
+    feature_names,
     feature_size,
     signals_to_features,
 )
-from esper.tamiyo.situation import AsksForTrials, Situation
+from esper.tamiyo.policy.mask_reasons import why_no_blueprint, why_no_op, why_no_slot
+from esper.tamiyo.situation import AsksForTrials, GivesReasons, Situation
 from esper.tamiyo.tracker import SignalTracker, score_noise
 from esper.tamiyo.trial_scores import TrialPlan, TrialScores
 
@@ -33,6 +35,7 @@ __all__ = [
     "AsksForTrials",
     "Controller",
     "FeatureExtractionContext",
+    "GivesReasons",
     "GrowthLimits",
     "HeuristicConfig",
     "HeuristicController",
@@ -46,10 +49,14 @@ __all__ = [
     "TrialScores",
     "compute_action_masks",
     "controller_names",
+    "feature_names",
     "feature_size",
     "make_controller",
     "score_noise",
     "signals_to_features",
     "usable_blueprints",
     "wait",
+    "why_no_blueprint",
+    "why_no_op",
+    "why_no_slot",
 ]

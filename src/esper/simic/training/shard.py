@@ -10,7 +10,7 @@ from typing import Any, Literal, cast
 import numpy as np
 
 from esper.growth import default_catalogue
-from esper.leyline import ActionMasks, History, draw_key
+from esper.leyline import ActionMasks, History, Recorder, draw_key
 from esper.simic.rewards import RewardComponents, compute_reward
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.round_log import RoundLog
@@ -19,6 +19,7 @@ from esper.tamiyo import FeatureExtractionContext, Situation, feature_size, sign
 from esper.tolaria import (
     Budget,
     DataSplits,
+    GrowthEnv,
     HostRecipe,
     Task,
     Transition,
@@ -59,6 +60,14 @@ def recipe_of(config: TrainingConfig, task: Task, data: DataSplits) -> HostRecip
 def episode_key(run_key: int, round_: int, env: int) -> int:
     """The key of one episode; `esper grow` with it makes the same host."""
     return draw_key(run_key, "episode", round_, env)
+
+
+def episode_env(
+    config: TrainingConfig, task: Task, data: DataSplits, round_: int, env: int, recorder: Recorder
+) -> GrowthEnv:
+    """One environment of a round by itself: it does what it did beside the others."""
+    shard = Shard(ShardSpec(config, task, data, (env,)), RoundLog())
+    return make_env(shard.recipe, [episode_key(config.key, round_, env)], shard.rules, recorder)
 
 
 class Shard:
