@@ -44,21 +44,19 @@ def explain(
         with one_thread():
             return explanation(record, step, *_played_again(record, step, task))
     decision = record.decision(step)
-    how = "From the record of the run."
+    how = ["From the record of the run."]
     if decision is None:
         how = _why_nothing(str(record.config.get("controller", record.kind)))
     return explanation(record, step, decision, how)
 
 
-def _why_nothing(controller: str) -> str:
+def _why_nothing(controller: str) -> list[str]:
     if controller.partition(":")[0] in controller_names():
-        return (
-            f"The controller {controller} is a rule or draws blindly: it has no probabilities and "
-            "no value. What it went by are the signals, trials and events told here."
-        )
-    return (
-        f"The record has no thoughts of the controller {controller}, only what was seen and done."
-    )
+        return [
+            f"The controller {controller} is a rule: it has no probabilities and no value.",
+            "What it went by are the signals, trials and events that are told here.",
+        ]
+    return [f"The record has no thoughts of {controller}, only what was seen and done."]
 
 
 class Retold:
