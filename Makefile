@@ -2,7 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: setup browser demo test soak clean
+.PHONY: setup browser demo check test quick soak clean
 
 setup: $(STAMP)
 
@@ -20,12 +20,18 @@ browser:
 demo: setup
 	$(BIN)/esper grow --task digits --controller heuristic --key 2 --out runs/demo --overwrite
 
-test: setup browser
+check: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+test: check browser
 	$(BIN)/pytest --numprocesses 2 -m 'not soak'
+
+# For everyday work: without a browser and without other people's frameworks.
+quick: check
+	$(BIN)/pytest --numprocesses 2 -m 'not soak and not heavy'
 
 soak: setup browser
 	$(BIN)/pytest --numprocesses 2 -m soak

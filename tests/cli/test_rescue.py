@@ -54,6 +54,19 @@ def test_what_cannot_work_is_one_sentence(
     assert not (tmp_path / "run").exists()
 
 
+def test_a_cap_and_the_incubation_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = "grow --start trained --extra 1.0 --steps 3 --no-compare --out"
+    largest, first_stage = {}, {}
+    for name, more in {"free": "", "capped": "--max-params 1.1 --incubation isolated"}.items():
+        assert esper_here(monkeypatch, *words.split(), name, *more.split(), cwd=tmp_path) == 0
+        rows = list(read_rows(tmp_path / name / "metrics.jsonl"))
+        largest[name] = max(row["params"] for row in rows)
+        planted = next(row for row in rows if row["op"] == "GERMINATE")
+        first_stage[name] = planted[f"{planted['slot']}.stage"]
+    assert largest["capped"] <= 1.1 * 496 < largest["free"]
+    assert first_stage == {"free": "BLENDING", "capped": "TRAINING"}
+
+
 def test_the_least_budget_that_is_named_is_enough() -> None:
     task = find_task("digits")
     data = task.load(data_root())

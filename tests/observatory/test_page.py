@@ -21,7 +21,7 @@ from view_support import (
     write_training,
 )
 
-pytestmark = needs_browser
+pytestmark = [pytest.mark.heavy, needs_browser]
 AXE = (Path(__file__).parents[1] / "vendor" / "axe.min.js").read_text()
 WRITER = """
 import sys, time

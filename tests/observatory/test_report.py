@@ -87,6 +87,7 @@ def test_a_report_needs_a_run_and_a_format(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out.strip() == str(run / "report.html")
 
 
+@pytest.mark.heavy
 @needs_browser
 def test_the_report_works_in_a_browser(tmp_path: Path):
     grown, trained, evaluated = runs(tmp_path)
@@ -116,6 +117,7 @@ def test_the_report_works_in_a_browser(tmp_path: Path):
         assert noise.foreign("file://") == []
 
 
+@pytest.mark.heavy
 @needs_browser
 def test_the_report_may_load_and_send_nothing(tmp_path: Path):
     with browser_page() as (page, noise):

@@ -43,10 +43,11 @@ class GrowSettings:
         None, "Most parameters: a multiple of the host's, such as 1.5, or a number above 100."
     )
     max_macs: float | None = option(None, "Most multiply-adds per example, likewise.")
-    incubation: str = option(
-        "isolated",
+    incubation: str | None = option(
+        None,
         "isolated: a seed learns without acting before it is blended in; "
-        "joint: it acts in full from birth, when it changes nothing yet.",
+        "joint: it acts in full from birth, when it changes nothing yet. "
+        "Default: isolated, and joint with --start trained.",
     )
     precision: str = option("fp32", "In what the networks compute while they train: fp32 or bf16.")
     start: str = option(
@@ -102,25 +103,26 @@ def grow(settings: GrowSettings) -> None:
     from esper.observatory import say, write_report
     from esper.proof import Plan
     from esper.tamiyo import StaticController
-    from esper.tolaria import Budget, TrialRules, data_root, find_task, make_env
+    from esper.tolaria import RESCUE, Budget, TrialRules, data_root, find_task, make_env
 
     task = replace(find_task(settings.task), precision=cast("Precision", settings.precision))
     controller = find_controller(settings.controller, len(task.slots), default_catalogue())
     steps, out = settings.steps or task.steps, settings.folder
+    _check_start(settings)
+    usual = RESCUE.incubation if settings.start == "trained" else TrialRules.incubation
     rules = TrialRules(
         steps,
-        cast(Literal["isolated", "joint"], settings.incubation),
+        cast(Literal["isolated", "joint"], settings.incubation or usual),
         budget=Budget(params=settings.max_params, macs=settings.max_macs),
         schedule=task.schedule,
     )
-    _check_start(settings)
     data = task.load(data_root())
     recipe, console = task.recipe(data), Console()
     check_script(controller, make_env(recipe, [settings.key], rules).population.template)
     warn_of_another_task(controller, task.name)
     arms = Arms(console, settings, data, steps, began)
     if settings.start == "trained":
-        rescue(arms, task, controller)
+        rescue(arms, task, controller, rules)
         _conclude(arms, task)
         say(console, f"report   {write_report(out)}", whole=True)
         return

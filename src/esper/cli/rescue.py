@@ -1,18 +1,20 @@
 """`esper grow --start trained`: train a host, then spend a little more on it in every way."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from esper.cli.arms import Arms
     from esper.proof import Plan
     from esper.tamiyo import Controller
-    from esper.tolaria import Task, Trained
+    from esper.tolaria import Task, Trained, TrialRules
 
 HOST, CONTINUE, COOLED, SCRATCH = "trained host", "continue", "cooled", "best scratch"
 
 
-def rescue(arms: "Arms", task: "Task", controller: "Controller") -> None:
-    """Train the host and every way to go on; Ctrl-C ends it with the arms that are finished."""
+def rescue(arms: "Arms", task: "Task", controller: "Controller", rules: "TrialRules") -> None:
+    """Train the host and every way to go on; Ctrl-C ends it with the arms that are finished.
+    Of `rules` those that say how seeds grow count: their budget and their incubation."""
     from esper.api import one_thread
     from esper.proof import Ways, host_plan
 
@@ -21,7 +23,9 @@ def rescue(arms: "Arms", task: "Task", controller: "Controller") -> None:
     with one_thread(), arms.open("grown", settings.folder) as record:
         try:
             host = _whole(arms.beside(HOST, host_plan(task, arms.steps)))
-            _whole(arms.play("grown", ways.going_on(host, controller), record))
+            plan = ways.going_on(host, controller)
+            own = replace(plan.rules, budget=rules.budget, incubation=rules.incubation)
+            _whole(arms.play("grown", replace(plan, rules=own), record))
             if settings.compare:
                 _whole(arms.beside(CONTINUE, ways.going_on(host, cooling=False)))
                 _whole(arms.beside(COOLED, ways.going_on(host)))

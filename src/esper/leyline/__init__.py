@@ -26,6 +26,7 @@ from esper.leyline.errors import (
     ExportError,
     ForgottenCallError,
     InvalidStateMachineError,
+    PackageMissingError,
     SlotIdError,
     shortened,
 )
@@ -88,6 +89,7 @@ __all__ = [
     "LayerSpec",
     "LifecycleOp",
     "NullRecorder",
+    "PackageMissingError",
     "Recorder",
     "RoundRecorder",
     "SeedStage",

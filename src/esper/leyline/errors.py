@@ -28,6 +28,14 @@ class DataMissingError(EsperError, FileNotFoundError):
     """A data set is not where it should be."""
 
 
+class PackageMissingError(EsperError, ImportError):
+    """An integration is used without the library that it is for. `what` is a whole clause
+    (`"TensorBoard logs need tensorboard"`), `extra` the extra of ours that installs it."""
+
+    def __init__(self, what: str, extra: str) -> None:
+        super().__init__(f"{what}; install it with: pip install 'esper-grow[{extra}]'")
+
+
 class ForgottenCallError(EsperError, RuntimeError):
     """A loop of the user's own left out a call without which nothing would grow."""
 
