@@ -5,8 +5,9 @@ from esper.simic.training.checkpoint import is_run, load_checkpoint, load_state,
 from esper.simic.training.config import TrainingConfig, load_config
 from esper.simic.training.loop import Hooks, run_training
 from esper.simic.training.policy_controller import LearnedController
+from esper.simic.training.replay import episode_env
 from esper.simic.training.round_log import RoundLog
-from esper.simic.training.shard import episode_env, recipe_of, space_of
+from esper.simic.training.shard import recipe_of, space_of
 from esper.simic.training.state import Space, TrainState, lasting_settings, new_state
 from esper.simic.training.workers import growth_environments, worker_devices
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, cast
 import numpy as np
 
 from esper.growth import default_catalogue
-from esper.leyline import ActionMasks, History, Recorder, draw_key
+from esper.leyline import ActionMasks, History, draw_key
 from esper.simic.rewards import RewardComponents, compute_reward
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.round_log import RoundLog
@@ -19,7 +19,6 @@ from esper.tamiyo import FeatureExtractionContext, Situation, feature_size, sign
 from esper.tolaria import (
     Budget,
     DataSplits,
-    GrowthEnv,
     HostRecipe,
     Task,
     Transition,
@@ -62,12 +61,9 @@ def episode_key(run_key: int, round_: int, env: int) -> int:
     return draw_key(run_key, "episode", round_, env)
 
 
-def episode_env(
-    config: TrainingConfig, task: Task, data: DataSplits, round_: int, env: int, recorder: Recorder
-) -> GrowthEnv:
-    """One environment of a round by itself: it does what it did beside the others."""
-    shard = Shard(ShardSpec(config, task, data, (env,)), RoundLog())
-    return make_env(shard.recipe, [episode_key(config.key, round_, env)], shard.rules, recorder)
+def groups_of(spec: ShardSpec) -> np.ndarray:
+    """The groups int[E] of a shard's environments, numbered in the run: each is alone."""
+    return np.array(spec.envs)
 
 
 class Shard:
@@ -81,6 +77,7 @@ class Shard:
     def __init__(self, spec: ShardSpec, log: RoundLog) -> None:
         self.config, self.task, self.log = spec.config, spec.task, log
         self.envs, self.device, self.num_envs = spec.envs, spec.device, len(spec.envs)
+        self.groups = groups_of(spec)
         self.recipe = recipe_of(spec.config, spec.task, spec.data)
         self.rules = TrialRules(
             self.config.steps or self.task.steps,
@@ -124,6 +121,9 @@ class Shard:
         assert self.env.situation is not None
         observations, masks = self._look(self.env.situation)
         return observations, masks, rewards, ended, np.zeros_like(ended)
+
+    def privileged(self) -> np.ndarray:
+        return np.zeros((self.num_envs, 0), dtype=np.float32)
 
     def _reward(self, transition: Transition) -> np.ndarray:
         """Raw rewards [E], each environment by its own mode; the rows of the step get the parts."""
