@@ -7,6 +7,7 @@ import numpy as np
 
 from esper.growth import BlueprintCatalogue, SlotTable
 from esper.leyline import HEAD_NAMES, OP, ActionMasks, LifecycleOp, SlotConfig, TrainingSignals
+from esper.leyline.events import Decided
 from esper.tamiyo.slot_facts import SlotFacts
 from esper.tamiyo.trial_scores import TrialPlan, TrialScores
 
@@ -82,6 +83,16 @@ class AsksForTrials(Protocol):
 
     def asks(self, situation: Situation) -> np.ndarray:
         """bool[E]: the environments in which to try. Comes before `act`, and changes nothing."""
+        ...
+
+
+@runtime_checkable
+class GivesReasons(Protocol):
+    """A controller that can say what stood behind its decisions."""
+
+    def reasons(self, actions: np.ndarray) -> list[Decided]:
+        """Of the situation that `act` was last asked about, and what was done in it: an event for
+        each environment that runs."""
         ...
 
 

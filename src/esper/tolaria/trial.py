@@ -14,9 +14,15 @@ import torch
 from torch import nn
 
 from esper.growth import HostSnapshot, LifecycleRules, take_snapshot
-from esper.leyline import ConfigError, EpisodeOutcome, Recorder, SeedStateReport
+from esper.leyline import (
+    ConfigError,
+    EpisodeOutcome,
+    NullRecorder,
+    Recorder,
+    SeedStateReport,
+)
 from esper.leyline.events import ShapleyComputed
-from esper.tamiyo import AsksForTrials, Controller
+from esper.tamiyo import AsksForTrials, Controller, GivesReasons
 from esper.tolaria.attribution import attribute_seeds
 from esper.tolaria.choice import PopulationKind
 from esper.tolaria.cooling import Cooler
@@ -177,7 +183,17 @@ def decide(env: GrowthEnv, controller: Controller) -> np.ndarray:
     assert env.situation is not None
     if isinstance(controller, AsksForTrials):
         env.try_candidates(controller.trial_plan, controller.asks(env.situation))
-    return controller.act(env.situation)
+    return act(env, controller)
+
+
+def act(cycle: GrowthCycle, controller: Controller) -> np.ndarray:
+    """The controller's actions [E, 4]; whoever listens is told of its reasons, if it has any."""
+    assert cycle.situation is not None
+    actions = controller.act(cycle.situation)
+    if isinstance(controller, GivesReasons) and not isinstance(cycle.recorder, NullRecorder):
+        for event in controller.reasons(actions):
+            cycle.recorder.event(event)
+    return actions
 
 
 def train(

@@ -76,7 +76,7 @@ class SetActorCritic(FactoredRecurrentActorCritic):
         self.blueprint_head = PointerHead(own, context + own, width)
         self.blend_head = make_head(context, width, config.num_blends)
         self.op_head = make_head(context, width, config.num_ops)
-        self.value_head = make_head(context, width, 1)
+        self.value_head = make_head(context + config.privileged_dim, width, 1)
 
     def encode(self, observations: Tensor, hidden: Hidden) -> tuple[Encoded, Hidden]:
         """What the heads see, and the hidden state after the last step."""
@@ -101,8 +101,8 @@ class SetActorCritic(FactoredRecurrentActorCritic):
             return self.blueprint_head(own, torch.cat([context, slot], dim=-1))
         return self.head(name)(context)
 
-    def _value_of(self, features: Encoded) -> Tensor:
-        return super()._value_of(features.context)
+    def _value_of(self, features: Encoded, privileged: Tensor | None) -> Tensor:
+        return super()._value_of(features.context, privileged)
 
     def fitted(self, num_slots: int, num_blueprints: int) -> "SetActorCritic":
         """This policy for other numbers of slots and blueprints; the parameters are shared."""

@@ -10,6 +10,7 @@ Every entry is scaled to stay within about [-2, 2] by construction. What was not
 row of numbers that is centred on it; flags beside it say whether there is a seed at all.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,6 +36,51 @@ class FeatureExtractionContext:
 def feature_size(n_slots: int, n_blueprints: int, *, use_telemetry: bool = True) -> int:
     per_slot = SLOT_FEATURES + n_blueprints + TELEMETRY_FEATURES * use_telemetry
     return BASE_FEATURES + n_slots * per_slot
+
+
+BASE_NAMES = (
+    "epoch / epochs",
+    "log batches / 8",
+    "symlog training loss / 2",
+    "symlog validation loss / 2",
+    "symlog change of loss",
+    "training score / 100",
+    "validation score / 100",
+    "change of score / 10",
+    "epochs on a plateau / 10",
+    "best score / 100",
+    "symlog best loss / 2",
+    *(f"symlog loss {ago} epochs ago / 2" for ago in (4, 3, 2, 1, 0)),
+    *(f"score {ago} epochs ago / 100" for ago in (4, 3, 2, 1, 0)),
+    "log size over the host's",
+    "share of the seeds allowed",
+)
+SLOT_NAMES = ("holds a seed", "stage / 10", "alpha", "worth / 10")
+TELEMETRY_NAMES = (
+    "gradient norm / 10",
+    "gradient health",
+    "gradients vanish",
+    "gradients explode",
+    "epochs in stage / 50",
+    "score / 100",
+    "improvement in stage / 10",
+    "way through life",
+    "alpha (telemetry)",
+    "epoch / epochs",
+)
+TRAINING = "training"
+
+
+def feature_names(
+    modules: Sequence[str], blueprints: Sequence[str], *, use_telemetry: bool = True
+) -> list[tuple[str, str]]:
+    """(block, entry) of each column of the observation; a slot is a block by its module's name."""
+    slot = (*SLOT_NAMES, *(f"is {blueprint}" for blueprint in blueprints))
+    names = [(TRAINING, name) for name in BASE_NAMES]
+    names += [(module, name) for module in modules for name in slot]
+    if use_telemetry:
+        names += [(module, name) for module in modules for name in TELEMETRY_NAMES]
+    return names
 
 
 def symlog(x: np.ndarray) -> np.ndarray:
