@@ -27,7 +27,13 @@ from esper.tamiyo.policy.features import (
     signals_to_features,
 )
 from esper.tamiyo.policy.mask_reasons import why_no_blueprint, why_no_op, why_no_slot
+from esper.tamiyo.policy.set_features import (
+    SetLayout,
+    pad_masks,
+    set_features,
+)
 from esper.tamiyo.situation import AsksForTrials, GivesReasons, Situation
+from esper.tamiyo.slot_facts import SlotFacts, describe_slots
 from esper.tamiyo.tracker import SignalTracker, score_noise
 from esper.tamiyo.trial_scores import TrialPlan, TrialScores
 
@@ -42,17 +48,22 @@ __all__ = [
     "MaskedCategorical",
     "RandomController",
     "ScriptedController",
+    "SetLayout",
     "SignalTracker",
     "Situation",
+    "SlotFacts",
     "StaticController",
     "TrialPlan",
     "TrialScores",
     "compute_action_masks",
     "controller_names",
+    "describe_slots",
     "feature_names",
     "feature_size",
     "make_controller",
+    "pad_masks",
     "score_noise",
+    "set_features",
     "signals_to_features",
     "usable_blueprints",
     "wait",

@@ -58,6 +58,8 @@ class TrialRules:
                      where the loss is no cross entropy nothing is cooled
     max_macs         most multiply-adds that a host may cost in all, `steps` at most; it needs
                      `keep_best`
+    extra            that, as a share of what the training of the host had cost; it changes nothing
+                     but what controllers see
     """
 
     steps: int
@@ -73,6 +75,7 @@ class TrialRules:
     cooling: bool = False
     schedule: RateSchedule | None = None
     max_macs: int | None = None
+    extra: float | None = None
 
     def __post_init__(self) -> None:
         LifecycleRules(self.steps, self.incubation)
@@ -144,6 +147,7 @@ def make_env(
         schedule=rules.schedule,
         max_macs=rules.max_macs,
         data_size=None if rules.max_macs is None else recipe.data.size(),
+        extra=rules.extra,
     )
 
 

@@ -88,7 +88,8 @@ def symlog(x: np.ndarray) -> np.ndarray:
     return np.sign(x) * np.log1p(np.abs(x))
 
 
-def _bounded(x: np.ndarray, absent: float = 0.0) -> np.ndarray:
+def bounded(x: np.ndarray, absent: float = 0.0) -> np.ndarray:
+    """Within [-LIMIT, LIMIT], and `absent` where it is NaN."""
     # What np.clip and np.nan_to_num would do, in a third of the time for arrays of this size.
     return np.minimum(np.maximum(np.where(np.isnan(x), absent, x), -LIMIT), LIMIT)
 
@@ -101,14 +102,15 @@ def signals_to_features(context: FeatureExtractionContext) -> np.ndarray:
     return np.concatenate(blocks, axis=1).astype(np.float32)
 
 
-def _loss(loss: np.ndarray) -> np.ndarray:
+def loss_feature(loss: np.ndarray) -> np.ndarray:
+    """A loss on the scale of an observation."""
     # A loss that is not finite is a very bad one; symlog keeps 10 at 2.4, so halve it.
-    return _bounded(symlog(loss) / 2, absent=LIMIT)
+    return bounded(symlog(loss) / 2, absent=LIMIT)
 
 
 def _base(s: Situation) -> np.ndarray:
     signals = s.signals
-    train, val, best, *history = _loss(
+    train, val, best, *history = loss_feature(
         np.stack(
             [
                 signals.train_loss,
@@ -136,7 +138,7 @@ def _base(s: Situation) -> np.ndarray:
         np.log(s.total_params / s.host_params),
         s.table.holds_seed.sum(axis=1) / s.max_seeds if s.max_seeds else np.zeros(s.n_envs),
     ]
-    return _bounded(np.stack(columns, axis=1))
+    return bounded(np.stack(columns, axis=1))
 
 
 def _slots(s: Situation) -> np.ndarray:
@@ -149,7 +151,7 @@ def _slots(s: Situation) -> np.ndarray:
     )
     one_hot = table.blueprint[:, :, None] == np.arange(len(s.catalogue))
     block = np.concatenate([occupant, one_hot], axis=2)
-    return _bounded(block.reshape(s.n_envs, -1))
+    return bounded(block.reshape(s.n_envs, -1))
 
 
 def _telemetry(s: Situation) -> np.ndarray:
@@ -168,4 +170,4 @@ def _telemetry(s: Situation) -> np.ndarray:
         np.broadcast_to(s.signals.epoch[:, None] / s.max_steps, table.shape),
     ]
     block = np.stack(columns, axis=2) * table.holds_seed[:, :, None]
-    return _bounded(block.reshape(s.n_envs, -1))
+    return bounded(block.reshape(s.n_envs, -1))
