@@ -113,6 +113,23 @@ def test_the_python_of_the_readme_runs() -> None:
 
 
 GUIDE = [text for language, text in fenced(ROOT / "docs" / "your-model.md") if language == "python"]
+PAGES = ("trackers.md",)
+OF_PAGES = [
+    pytest.param(text, id=f"{page}-{number}")
+    for page in PAGES
+    for number, (language, text) in enumerate(fenced(ROOT / "docs" / page))
+    if language == "python"
+]
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("text", OF_PAGES)
+def test_every_example_of_the_pages_for_other_libraries_runs(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with torch.random.fork_rng():
+        exec(text, {"__name__": "example"})
 
 
 @pytest.mark.parametrize("number", range(len(GUIDE)))

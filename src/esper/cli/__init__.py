@@ -13,6 +13,7 @@ from esper.cli.grow_command import grow
 from esper.cli.learn_commands import imitate, offline, record
 from esper.cli.options import add_command
 from esper.cli.show_commands import blueprints, compare, data_get, data_list, query, tasks
+from esper.cli.tracking import export_run
 from esper.cli.train_command import ppo
 from esper.cli.view_commands import report, runs, serve, show, watch
 from esper.leyline.errors import EsperError, EsperWarning, shortened
@@ -39,6 +40,7 @@ app.command()(show)
 app.command()(report)
 app.command()(watch)
 add_command(app, serve)
+add_command(app, export_run)
 app.command()(compare)
 app.command()(query)
 app.command()(tasks)

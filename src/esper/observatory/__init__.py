@@ -16,6 +16,7 @@ from esper.observatory.evaluation import (
 from esper.observatory.picture import draw_growth, growth_figure, require_matplotlib
 from esper.observatory.query import query
 from esper.observatory.report import write_report
+from esper.observatory.retelling import Story, outcome_scalars, retell, scalars_of
 from esper.observatory.run_directory import (
     ARMS,
     CHECKPOINTS,
@@ -25,12 +26,14 @@ from esper.observatory.run_directory import (
     METRICS,
     MODEL,
     PROFILE,
+    TRACKED,
     RunDirectory,
     read_rows,
     write_summary,
 )
 from esper.observatory.runs import find_runs
 from esper.observatory.serving import serve
+from esper.observatory.story import in_words, is_told
 from esper.observatory.summaries import runs_as_json, runs_table, show_run
 from esper.observatory.terminal import (
     PhaseProgress,
@@ -54,10 +57,12 @@ __all__ = [
     "METRICS",
     "MODEL",
     "PROFILE",
+    "TRACKED",
     "PhaseProgress",
     "RoundProgress",
     "RunDirectory",
     "StepProgress",
+    "Story",
     "arms_table",
     "at_extra",
     "compare_runs",
@@ -69,13 +74,18 @@ __all__ = [
     "find_runs",
     "growth_figure",
     "growth_in_words",
+    "in_words",
+    "is_told",
+    "outcome_scalars",
     "place",
     "query",
     "read_rows",
     "require_matplotlib",
+    "retell",
     "runs_as_json",
     "runs_table",
     "say",
+    "scalars_of",
     "seeds_table",
     "seeds_worth_table",
     "serve",
