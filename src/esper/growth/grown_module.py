@@ -127,6 +127,11 @@ class GrownModule(nn.Module):
             found.macs,
         )
 
+    def around(self, host: nn.Module) -> "GrownModule":
+        """Another host of the same architecture with the same slots, all empty. It is not run: what
+        was found out about this one holds for it."""
+        return GrownModule(host, self.sites, self.output, self.catalogue, self.host_macs)
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.host(*args, **kwargs)
 

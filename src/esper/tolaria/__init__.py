@@ -1,7 +1,7 @@
 """tolaria: the one who trains.
 
-Tasks and data, populations of hosts, trials (the one way to make and play them), the vectorised
-growth environment, attribution of what was grown, and the governor.
+Tasks and data, families of hosts, populations of hosts, trials (the one way to make and play them),
+the vectorised growth environment, attribution of what was grown, and the governor.
 """
 
 from importlib import import_module
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from esper.tolaria.data.shared import share
     from esper.tolaria.data.splits import DataSplits
     from esper.tolaria.environment import GrowthEnv
+    from esper.tolaria.families import Family, Member, find_family
     from esper.tolaria.fused import FusedPopulation, why_not_fused
     from esper.tolaria.garden import TRAINING_COST, Budget, Garden, Validation
     from esper.tolaria.governor import Governor
@@ -77,6 +78,7 @@ _HOMES = {
     "DataSource": "batches",
     "DataSplits": "data.splits",
     "Evaluation": "population",
+    "Family": "families",
     "Findings": "verdict",
     "FusedPopulation": "fused",
     "Garden": "garden",
@@ -89,6 +91,7 @@ _HOMES = {
     "LOSSES": "objectives",
     "LoaderSource": "batches",
     "LoopedPopulation": "population",
+    "Member": "families",
     "Objective": "objectives",
     "Population": "population",
     "PopulationChoice": "choice",
@@ -118,6 +121,7 @@ _HOMES = {
     "cycle_state": "resuming",
     "data_root": "data.catalogue",
     "export_network": "recipe",
+    "find_family": "families",
     "find_objective": "objectives",
     "find_task": "tasks",
     "load_cycle_state": "resuming",

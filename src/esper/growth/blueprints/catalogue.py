@@ -263,7 +263,7 @@ def count_params(module: nn.Module) -> int:
     return sum(p.numel() for p in module.parameters() if p.requires_grad)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=32_768)
 def _seed_cost(
     blueprint: BlueprintSpec, site: InjectionSpec, output: OutputSpec | None
 ) -> tuple[int, int] | None:

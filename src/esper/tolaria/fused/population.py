@@ -359,7 +359,8 @@ class FusedPopulation:
 
     def network(self, env: int) -> GrownModule:
         """A copy of one host with its seeds as ordinary modules."""
-        network = new_network(self.recipe, int(self.keys[env]), self.device)
+        host = new_host(self.recipe, int(self.keys[env]), self.device)
+        network = self.template.around(host)
         self.host_kind.load(self.hosts[env], network.host)
         for index, seed in enumerate(self.seeds[env]):
             if seed is None:

@@ -1,0 +1,252 @@
+"""What a family is: hosts of one task that differ in what they lack, each drawn by its number."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from itertools import count, product
+from types import MappingProxyType
+from typing import Literal, get_args
+
+import numpy as np
+import torch
+from torch import nn
+
+from esper.growth import BlueprintCatalogue, count_params, default_catalogue
+from esper.leyline import ConfigError, draw_key
+from esper.tolaria.choice import PopulationKind
+from esper.tolaria.data.splits import DataSplits
+from esper.tolaria.garden import TRAINING_COST
+from esper.tolaria.recipe import HostRecipe, Precision
+from esper.tolaria.tasks.base import Task, block_slots
+from esper.tolaria.trial import RESCUE, TrialRules
+
+Shape = tuple[int, ...]
+Range = tuple[int, int]  # least and most
+Split = Literal["train", "validation", "test"]
+Start = Literal["fresh", "trained"]
+
+# Of every five shapes, by a hash of them, so many are in each split.
+_FIFTHS: tuple[Split, ...] = ("train", "train", "train", "validation", "test")
+SIZES: Mapping[Split, int] = MappingProxyType({"train": 256, "validation": 24, "test": 24})
+# A small range holds fewer different members than are asked for; so many draws are enough to know.
+MOST_DRAWS = 200
+SETTLING_EVALUATIONS = 2
+
+
+@dataclass(frozen=True, eq=False)
+class Family:
+    """Hosts of `task`. Each member draws one of every range and list.
+
+    build       makes a host of given widths and kernel
+    widths      range of each block's width; a host has the first so many blocks
+    blocks      range of their number, which is the number of slots
+    params      range of the host's parameters
+    kernels     of the convolutions
+    rates       factors of the task's learning rate
+    shares      of the training data that hosts are given
+    starts      'fresh' or 'trained', for networks that arrive trained
+    extras      of trained ones: the budget, as a share of what their training cost
+    narrow      if given, one block of each host, at a random place, has its width from here instead
+    blueprints  names of those that may be planted; None for all that are installed
+    held_out    shapes that are in no split but test
+    sizes       different members of each split
+    hosts       of each member: initialisations and orders of the data
+    """
+
+    name: str
+    description: str
+    task: Task
+    build: Callable[[Shape, int], nn.Module]
+    widths: tuple[Range, ...]
+    blocks: Range = (3, 3)
+    params: Range = (0, 1_000_000)
+    kernels: tuple[int, ...] = (3,)
+    rates: tuple[float, ...] = (1.0,)
+    shares: tuple[float, ...] = (1.0,)
+    starts: tuple[Start, ...] = ("trained",)
+    extras: tuple[float, ...] = (0.3,)
+    narrow: tuple[Range, ...] | None = None
+    blueprints: tuple[str, ...] | None = None
+    held_out: tuple[Shape, ...] = ()
+    sizes: Mapping[Split, int] = field(default_factory=lambda: SIZES)
+    hosts: int = 4
+
+    @property
+    def slots(self) -> int:
+        """The most that a member has."""
+        return self.blocks[1]
+
+    @property
+    def catalogue(self) -> BlueprintCatalogue:
+        installed = default_catalogue()
+        if self.blueprints is None:
+            return installed
+        return BlueprintCatalogue(tuple(installed[installed.index(n)] for n in self.blueprints))
+
+    def split_of(self, shape: Shape) -> Split:
+        """The one split that a shape may be in."""
+        if shape in self.held_out:
+            return "test"
+        return _FIFTHS[draw_key(0, f"family/{self.task.name}/shape", *shape) % len(_FIFTHS)]
+
+    def member(self, split: Split, key: int) -> "Member":
+        """The member of a split that a key stands for; the same key, the same member."""
+        members = self.members(split)
+        return members[draw_key(key, f"family/{self.name}/member") % len(members)]
+
+    def episode(self, split: Split, key: int) -> tuple["Member", int]:
+        """The member that a key stands for, and the key of one of its hosts."""
+        member = self.member(split, key)
+        return member, member.keys[draw_key(key, f"family/{self.name}/host") % len(member.keys)]
+
+    def members(self, split: Split) -> tuple["Member", ...]:
+        """All of a split, which differ from each other and in shape from those of other splits."""
+        if split not in get_args(Split):
+            raise ConfigError(f"a family has {', '.join(get_args(Split))}, no split {split!r}")
+        return _members(self, split)
+
+    def most_steps(self, data: DataSplits) -> int:
+        """The most decisions that an episode of any member can have."""
+        extras = self.extras if "trained" in self.starts else ()
+        fresh = (self.task.steps,) if "fresh" in self.starts else ()
+        paid = (_steps(self.task, data, *how) for how in product(self.shares, extras))
+        return max([*fresh, *paid])
+
+
+@dataclass(frozen=True)
+class Member:
+    """One host of a family: its shape, how it is trained, and how its episodes begin and end.
+
+    bottleneck  the block, and so the slot, that was made narrow; for evaluations only
+    keys        of its hosts
+    """
+
+    family: Family
+    split: Split
+    number: int
+    widths: Shape
+    kernel: int
+    rate: float
+    share: float
+    start: Start
+    extra: float | None
+    bottleneck: int | None
+    keys: tuple[int, ...]
+
+    @property
+    def task(self) -> Task:
+        base = self.family.task
+        return replace(
+            base,
+            build=partial(self.family.build, self.widths, self.kernel),
+            slots=block_slots(len(self.widths)),
+            shape=self.widths if base.host_of_widths is not None else (),
+            learning_rate=self.rate * base.learning_rate,
+        )
+
+    def data(self, data: DataSplits) -> DataSplits:
+        """The member's share of the training examples, evenly spread; validation and test whole."""
+        if self.share == 1.0:
+            return data
+        whole = len(data.train_x)
+        kept = max(1, round(self.share * whole))
+        rows = torch.from_numpy(np.arange(kept) * whole // kept)
+        parts = (data.train_x[rows], data.train_y[rows])
+        return DataSplits(*parts, data.val_x, data.val_y, data.test_x, data.test_y)
+
+    def recipe(self, data: DataSplits, precision: Precision = "fp32") -> HostRecipe:
+        """How its hosts are made, on its share of `data`; without the weights of trained ones."""
+        task = replace(self.task, precision=precision)
+        return task.recipe(self.data(data), self.family.catalogue)
+
+    def steps(self, data: DataSplits) -> int:
+        """The most decisions of an episode: a seed only makes an epoch dearer, so that no more are
+        paid for than of the host alone."""
+        task = self.family.task
+        return task.steps if self.extra is None else _steps(task, data, self.share, self.extra)
+
+    def rules(
+        self, data: DataSplits, cost: int | None, population: PopulationKind = "looped"
+    ) -> TrialRules:
+        """Of its episodes; `cost` is what training its host took, in multiply-adds, None if it
+        starts fresh."""
+        if self.start == "fresh":
+            return TrialRules(
+                self.steps(data), schedule=self.family.task.schedule, population=population
+            )
+        assert cost is not None
+        assert self.extra is not None
+        return replace(
+            RESCUE,
+            steps=self.steps(data),
+            population=population,
+            max_macs=int(self.extra * cost),
+        )
+
+
+def _steps(task: Task, data: DataSplits, share: float, extra: float) -> int:
+    """Epochs of a host that `extra` of its own training pays for, if all went into epochs."""
+    samples = max(1, round(share * len(data.train_x)))
+    if task.batches_per_epoch is not None:
+        samples = min(samples, task.batches_per_epoch * task.batch)
+    evaluation = len(data.val_x)
+    epoch = TRAINING_COST * samples + evaluation
+    cost = (task.steps + 1) * epoch + SETTLING_EVALUATIONS * evaluation
+    return max(1, int(extra * cost / epoch))
+
+
+@cache
+def _members(family: Family, split: Split) -> tuple[Member, ...]:
+    found: list[Member] = []
+    seen = set()
+    for attempt in count():
+        if len(found) == family.sizes[split] or attempt >= MOST_DRAWS * family.sizes[split]:
+            break
+        drawn = _drawn(family, split, len(found), attempt)
+        if drawn is not None and (traits := replace(drawn, number=0, keys=())) not in seen:
+            seen.add(traits)
+            found.append(drawn)
+    if not found:
+        raise ConfigError(f"family {family.name!r} has no member for {split}: its ranges are empty")
+    return tuple(found)
+
+
+def _drawn(family: Family, split: Split, number: int, attempt: int) -> Member | None:
+    """None if this draw has no place in the split."""
+    purpose = f"family/{family.name}/{split}"
+
+    def pick(trait: int, choices: int) -> int:
+        return draw_key(0, purpose, attempt, trait) % choices
+
+    def within(trait: int, least_most: Range) -> int:
+        least, most = least_most
+        return least + pick(trait, most - least + 1)
+
+    blocks = within(0, family.blocks)
+    narrow = None if family.narrow is None else pick(1, blocks)
+    widths = tuple(
+        within(10 + block, family.narrow[block] if family.narrow and block == narrow else own)
+        for block, own in enumerate(family.widths[:blocks])
+    )
+    if family.split_of(widths) != split:
+        return None
+    kernel = family.kernels[pick(2, len(family.kernels))]
+    with torch.device("meta"):
+        params = count_params(family.build(widths, kernel))
+    if not family.params[0] <= params <= family.params[1]:
+        return None
+    start = family.starts[pick(3, len(family.starts))]
+    extra = family.extras[pick(4, len(family.extras))] if start == "trained" else None
+    return Member(
+        family,
+        split,
+        number,
+        widths,
+        kernel,
+        family.rates[pick(5, len(family.rates))],
+        family.shares[pick(6, len(family.shares))],
+        start,
+        extra,
+        narrow,
+        tuple(draw_key(number, f"{purpose}/host", host) for host in range(family.hosts)),
+    )
