@@ -107,9 +107,10 @@ def grow(settings: GrowSettings) -> None:
     _check_start(settings)
     check_track(settings.track)
     usual = RESCUE.incubation if settings.start == "trained" else TrialRules.incubation
+    incubation = usual if settings.incubation is None else settings.incubation
     rules = TrialRules(
         steps,
-        cast(Literal["isolated", "joint"], settings.incubation or usual),
+        cast(Literal["isolated", "joint"], incubation),
         budget=Budget(params=settings.max_params, macs=settings.max_macs),
         schedule=task.schedule,
     )
