@@ -13,6 +13,12 @@ from esper.observatory.evaluation import (
     seeds_worth_table,
     write_evaluation,
 )
+from esper.observatory.explained import (
+    EpisodeRecord,
+    explanation,
+    explanation_in_words,
+    read_episode,
+)
 from esper.observatory.picture import draw_growth, growth_figure, require_matplotlib
 from esper.observatory.query import query
 from esper.observatory.report import write_report
@@ -58,6 +64,7 @@ __all__ = [
     "MODEL",
     "PROFILE",
     "TRACKED",
+    "EpisodeRecord",
     "PhaseProgress",
     "RoundProgress",
     "RunDirectory",
@@ -71,6 +78,8 @@ __all__ = [
     "draw_growth",
     "epoch_progress",
     "evaluation_folder",
+    "explanation",
+    "explanation_in_words",
     "find_runs",
     "growth_figure",
     "growth_in_words",
@@ -79,6 +88,7 @@ __all__ = [
     "outcome_scalars",
     "place",
     "query",
+    "read_episode",
     "read_rows",
     "require_matplotlib",
     "retell",
