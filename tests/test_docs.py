@@ -113,23 +113,7 @@ def test_the_python_of_the_readme_runs() -> None:
 
 
 GUIDE = [text for language, text in fenced(ROOT / "docs" / "your-model.md") if language == "python"]
-PAGES = ("trackers.md",)
-OF_PAGES = [
-    pytest.param(text, id=f"{page}-{number}")
-    for page in PAGES
-    for number, (language, text) in enumerate(fenced(ROOT / "docs" / page))
-    if language == "python"
-]
-
-
-@pytest.mark.heavy
-@pytest.mark.parametrize("text", OF_PAGES)
-def test_every_example_of_the_pages_for_other_libraries_runs(
-    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with torch.random.fork_rng():
-        exec(text, {"__name__": "example"})
+PAGES = ["gymnasium.md", "trackers.md"]  # of integrations
 
 
 @pytest.mark.parametrize("number", range(len(GUIDE)))
@@ -139,6 +123,20 @@ def test_every_example_of_the_guide_runs(
     monkeypatch.chdir(tmp_path)
     with torch.random.fork_rng():
         exec(GUIDE[number], {"__name__": "example"})
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("page", PAGES)
+def test_the_python_of_integrations_runs(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"__name__": "example"}
+    blocks = [text for language, text in fenced(ROOT / "docs" / page) if language == "python"]
+    assert blocks
+    with torch.random.fork_rng():
+        for block in blocks:
+            exec(block, names)
 
 
 def test_the_guide_has_an_example_of_each_kind() -> None:
