@@ -4,7 +4,7 @@ policy, record and learn from episodes."""
 from esper import growth
 from esper.api.advising import advise
 from esper.api.body import Body, attach
-from esper.api.callbacks import Callback
+from esper.api.callbacks import Callback, Caller
 from esper.api.checks import checked
 from esper.api.controllers import check_script, find_controller, load_policy
 from esper.api.explaining import explain
@@ -21,6 +21,7 @@ export, list_slots = checked()(growth.export), checked()(growth.list_slots)
 __all__ = [
     "Body",
     "Callback",
+    "Caller",
     "Grown",
     "Shape",
     "Watch",

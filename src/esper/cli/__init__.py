@@ -15,6 +15,7 @@ from esper.cli.learn_commands import imitate, offline, record
 from esper.cli.options import add_command
 from esper.cli.policies_command import export, policies, show_policy
 from esper.cli.show_commands import blueprints, compare, data_get, data_list, query, tasks
+from esper.cli.tracking import export_run
 from esper.cli.train_command import ppo
 from esper.cli.view_commands import report, runs, serve, show, watch
 from esper.leyline.errors import EsperError, EsperWarning, shortened
@@ -43,6 +44,7 @@ add_command(app, explain)
 app.command()(report)
 app.command()(watch)
 add_command(app, serve)
+add_command(app, export_run)
 app.command()(compare)
 app.command()(query)
 app.command()(tasks)
