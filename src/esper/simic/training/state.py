@@ -1,7 +1,7 @@
 """The state of a training run: one object with everything that the next round depends on."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -68,13 +68,19 @@ def new_state(config: TrainingConfig, space: Space, warm: TrainState | None = No
             network.head("op").get_parameter("2.bias")[LifecycleOp[name]] = logit
     observations = RunningMeanStd((space.observation_dim,))
     if warm is not None:
-        if warm.space != space or warm.agent.network.config != sizes:
+        given = warm.agent.network.config
+        same_critic = given.privileged_dim == sizes.privileged_dim
+        if warm.space != space or replace(given, privileged_dim=sizes.privileged_dim) != sizes:
             raise ConfigError(
                 f"the policy to start from is for {warm.space.num_slots} slots, "
-                f"{len(warm.space.blueprints)} blueprints and {warm.agent.network.config}; "
+                f"{len(warm.space.blueprints)} blueprints and {given}; "
                 f"this run has {space.num_slots}, {len(space.blueprints)} and {sizes}"
             )
-        network.load_state_dict(warm.agent.network.state_dict())
+        weights = warm.agent.network.state_dict()
+        if not same_critic:
+            # A critic that saw less or more is no use: it begins anew.
+            weights |= network.value_head.state_dict(prefix="value_head.")
+        network.load_state_dict(weights)
         observations.load_state_dict(warm.observations.state_dict())
     return TrainState(
         settings=lasting_settings(config),
