@@ -5,6 +5,7 @@ from esper.simic.training.checkpoint import is_run, load_checkpoint, load_state,
 from esper.simic.training.config import TrainingConfig, load_config
 from esper.simic.training.loop import Hooks, run_training
 from esper.simic.training.policy_controller import LearnedController
+from esper.simic.training.policy_folder import card_of, write_policy
 from esper.simic.training.replay import episode_env
 from esper.simic.training.round_log import RoundLog
 from esper.simic.training.shard import recipe_of, space_of
@@ -19,6 +20,7 @@ __all__ = [
     "Space",
     "TrainState",
     "TrainingConfig",
+    "card_of",
     "episode_env",
     "growth_environments",
     "is_run",
@@ -32,4 +34,5 @@ __all__ = [
     "save_checkpoint",
     "space_of",
     "worker_devices",
+    "write_policy",
 ]
