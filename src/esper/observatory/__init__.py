@@ -13,9 +13,16 @@ from esper.observatory.evaluation import (
     seeds_worth_table,
     write_evaluation,
 )
+from esper.observatory.explained import (
+    EpisodeRecord,
+    explanation,
+    explanation_in_words,
+    read_episode,
+)
 from esper.observatory.picture import draw_growth, growth_figure, require_matplotlib
 from esper.observatory.query import query
 from esper.observatory.report import write_report
+from esper.observatory.retelling import Story, outcome_scalars, retell, scalars_of
 from esper.observatory.run_directory import (
     ARMS,
     CHECKPOINTS,
@@ -25,12 +32,14 @@ from esper.observatory.run_directory import (
     METRICS,
     MODEL,
     PROFILE,
+    TRACKED,
     RunDirectory,
     read_rows,
     write_summary,
 )
 from esper.observatory.runs import find_runs
 from esper.observatory.serving import serve
+from esper.observatory.story import in_words, is_told
 from esper.observatory.summaries import runs_as_json, runs_table, show_run
 from esper.observatory.terminal import (
     PhaseProgress,
@@ -54,10 +63,13 @@ __all__ = [
     "METRICS",
     "MODEL",
     "PROFILE",
+    "TRACKED",
+    "EpisodeRecord",
     "PhaseProgress",
     "RoundProgress",
     "RunDirectory",
     "StepProgress",
+    "Story",
     "arms_table",
     "at_extra",
     "compare_runs",
@@ -66,16 +78,24 @@ __all__ = [
     "draw_growth",
     "epoch_progress",
     "evaluation_folder",
+    "explanation",
+    "explanation_in_words",
     "find_runs",
     "growth_figure",
     "growth_in_words",
+    "in_words",
+    "is_told",
+    "outcome_scalars",
     "place",
     "query",
+    "read_episode",
     "read_rows",
     "require_matplotlib",
+    "retell",
     "runs_as_json",
     "runs_table",
     "say",
+    "scalars_of",
     "seeds_table",
     "seeds_worth_table",
     "serve",

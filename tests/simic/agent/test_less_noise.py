@@ -7,12 +7,14 @@ import pytest
 import torch
 
 from agent_support import (
+    BOTH_KINDS,
     OBS,
     RandomGrowth,
     filled_buffer,
     make_agent,
     parameters_of,
     shuffle,
+    width_of,
 )
 from esper.leyline import HEAD_NAMES, NUM_OPS, OP, ConfigError, LifecycleOp
 from esper.simic import analytic
@@ -245,24 +247,26 @@ class Told(RandomGrowth):
         return (self.scale * told).astype(np.float32)
 
 
-def seeing_agent():
+def seeing_agent(kind: str):
     """Its critic has learnt to look."""
-    agent = make_agent(network={"privileged_dim": 2})
+    agent = make_agent(network={"privileged_dim": 2}, kind=kind)
     with torch.no_grad():
         agent.network.value_head[0].weight.normal_(0.0, 0.3, generator=shuffle(9))
     return agent
 
 
 def told_buffer(agent, scale: float, key: int = 0):
-    env = Told(6, 8, key, ends=0.1)
+    kind = agent.network.config.kind
+    env = Told(6, 8, key, ends=0.1, obs=width_of(kind), kind=kind)
     env.scale = scale
     buffer = agent.new_buffer(6, 8)
     play_round(agent, env, buffer, 0, action_draws(0, 0, 6, 8))
     return buffer
 
 
-def test_what_only_the_critic_sees_changes_no_action_and_no_gradient_of_the_policy():
-    agent = seeing_agent()
+@BOTH_KINDS
+def test_what_only_the_critic_sees_changes_no_action_and_no_gradient_of_the_policy(kind):
+    agent = seeing_agent(kind)
     few, many = (told_buffer(agent, scale).sequences() for scale in (0.1, 3.0))
     for name in ("actions", "log_probs", "observations", "rewards"):
         assert torch.equal(getattr(few, name), getattr(many, name)), name
@@ -276,18 +280,22 @@ def test_what_only_the_critic_sees_changes_no_action_and_no_gradient_of_the_poli
         assert torch.equal(first, second)
 
 
-def test_everything_starts_the_same_whatever_the_critic_sees():
-    blind, seeing = make_agent(), make_agent(network={"privileged_dim": 2})
+@BOTH_KINDS
+def test_everything_starts_the_same_whatever_the_critic_sees(kind):
+    blind, seeing = make_agent(kind=kind), make_agent(network={"privileged_dim": 2}, kind=kind)
     same = dict(parameters_of(seeing))
-    same["value_head.0.weight"], more = same["value_head.0.weight"].split([16, 2], dim=1)
+    same["value_head.0.weight"], more = same["value_head.0.weight"].split(
+        [blind.network.value_head[0].in_features, 2], dim=1
+    )
     assert (more == 0).all()
     for name, parameter in parameters_of(blind).items():
         assert torch.equal(parameter, same[name]), name
 
 
-def test_values_are_of_what_was_seen_at_the_same_step():
+@BOTH_KINDS
+def test_values_are_of_what_was_seen_at_the_same_step(kind):
     """Stored values, those of the update and those after a truncated step."""
-    agent = seeing_agent()
+    agent = seeing_agent(kind)
     buffer = told_buffer(agent, 0.3)
     batch = buffer.sequences()
     steps = torch.arange(batch.valid.shape[1])
@@ -303,7 +311,7 @@ def test_values_are_of_what_was_seen_at_the_same_step():
     _, hidden = agent.network.encode(
         batch.observations[row : row + 1, : end + 1], agent.initial_hidden(1)
     )
-    env = Told(6, 8, ends=0.1)
+    env = Told(6, 8, ends=0.1, obs=width_of(kind), kind=kind)
     env.reset(0)
     for step in range(end + 1):
         after, *_ = env.step(buffer.actions[:, step].numpy())
