@@ -9,7 +9,8 @@ from esper.simic.training.policy_folder import card_of, write_policy
 from esper.simic.training.replay import episode_env
 from esper.simic.training.round_log import RoundLog
 from esper.simic.training.shard import recipe_of, space_of
-from esper.simic.training.state import Space, TrainState, lasting_settings, new_state
+from esper.simic.training.space import Space
+from esper.simic.training.state import TrainState, lasting_settings, new_state
 from esper.simic.training.workers import growth_environments, worker_devices
 
 __all__ = [
