@@ -11,6 +11,7 @@ from esper.api.explaining import explain
 from esper.api.growing import grow
 from esper.api.grown import Grown, load
 from esper.api.lessons import imitate, learn_offline, record
+from esper.api.policies import export_policy
 from esper.api.shaping import Shape, shape
 from esper.api.training import config_of, one_thread, resume_ppo, train_ppo
 from esper.api.watch import Watch, warn_of_another_task
@@ -30,6 +31,7 @@ __all__ = [
     "config_of",
     "explain",
     "export",
+    "export_policy",
     "find_controller",
     "grow",
     "imitate",

@@ -134,7 +134,7 @@ def resume_ppo(
 def _first_state(config: TrainingConfig, task: Task) -> TrainState:
     """A policy that is missing is found here, before anything is written."""
     warm = None if config.warm_start is None else load_state(config.warm_start)
-    return new_state(config, space_of(task), warm)
+    return new_state(config, space_of(task, kind=config.network.kind), warm)
 
 
 def _load(task: Task, devices: Sequence[str]) -> DataSplits:
@@ -162,7 +162,7 @@ def _check_unchanged(run: Path, config: TrainingConfig, task: Task, state: Train
                 f"{run / CONFIG} was changed: {name} is {now.get(name)!r}, but the run began with "
                 f"{before.get(name)!r}; put that back, or start a new run"
             )
-    if state.space != space_of(task):
+    if state.space != space_of(task, kind=config.network.kind):
         raise ConfigError(f"{run} was trained with other slots or blueprints than there are now")
 
 

@@ -37,6 +37,9 @@ class PPOSettings:
     out: str | None = option(None, "Folder for the run. Default: runs/ppo-TASK-KEY.")
     config: str | None = option(None, "TOML file with settings; flags override it.")
     resume: str | None = option(None, "Go on with the run in this folder instead.")
+    network: str | None = setting(
+        "network.kind", "flat, for its task's slots; or set, for any slots and blueprints."
+    )
     population: str | None = setting(
         "population", "How hosts are trained: looped, fused, auto or measure; default auto."
     )

@@ -16,6 +16,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from esper.leyline import ConfigError, LifecycleOp, constants
 from esper.simic.agent import PPOConfig
+from esper.simic.agent.network import Kind
 from esper.simic.rewards import MODES, RewardConfig, check_gamma
 from esper.tolaria import Budget, Precision, check_population, check_precision
 
@@ -28,12 +29,16 @@ DEFAULT_PPO = PPOConfig(gamma=1.0, gae_lambda=1.0, value_coef=0.05)
 
 @dataclass(frozen=True)
 class NetworkSizes:
-    """Sizes of the policy's network that do not follow from the task."""
+    """Kind and sizes of the policy's network that do not follow from the task."""
 
+    # 'flat': for the slots and blueprints of its task. 'set': for any number of either.
+    kind: Kind = "flat"
     # Width of the features that enter the LSTM, and of the LSTM and its layers.
     feature_dim: int = constants.FEATURE_DIM
     lstm_hidden_dim: int = constants.LSTM_HIDDEN_DIM
     lstm_layers: int = 1
+    # Width of a slot and of a candidate inside a network over sets.
+    embedding_dim: int = constants.EMBEDDING_DIM
     # Hidden width of each head; None: half of the LSTM.
     head_width: int | None = None
     # Logits that ops start with, by name; those left out start with 0. If all do, every legal op is
@@ -84,6 +89,9 @@ class TrainingConfig:
     max_params: float | None = None
     max_macs: float | None = None
     max_seeds: int | None = None
+    # Rewards are divided by the deviation of what is left to earn at a step, and are not clipped;
+    # False: by their own deviation, clipped at 10.
+    scale_returns: bool = False
     # Run whose policy and observation statistics training starts from; None: from scratch.
     warm_start: str | None = None
     # Settings of the learner, of its network, and of the reward's family (param_cost, ...).
@@ -145,6 +153,10 @@ PRESETS: dict[str, dict[str, Any]] = {
 WARM_START_PRESET = {"ppo.critic_first": 4}
 
 
+# What is known of slots and candidates is shared by all of them; it takes less room.
+SET_PRESET = {"network.feature_dim": 64, "network.lstm_hidden_dim": 64}
+
+
 def load_config(
     path: str | Path | None = None,
     flags: Mapping[str, Any] | None = None,
@@ -165,6 +177,9 @@ def load_config(
         preset = PRESETS.get(task, {}) if isinstance(task, str) else {}
         if given.get("warm_start") is not None:
             preset = preset | WARM_START_PRESET
+        network = given.get("network")
+        if isinstance(network, dict) and network.get("kind") == "set":
+            preset = preset | SET_PRESET
         for name, value in preset.items():
             _put(settings, name, value)
     for name, value in given.items():

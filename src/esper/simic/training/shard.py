@@ -11,11 +11,12 @@ import numpy as np
 
 from esper.growth import default_catalogue
 from esper.leyline import ActionMasks, History, draw_key
+from esper.simic.agent.network import Kind
 from esper.simic.rewards import RewardComponents, compute_reward
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.round_log import RoundLog
-from esper.simic.training.state import Space
-from esper.tamiyo import FeatureExtractionContext, Situation, feature_size, signals_to_features
+from esper.simic.training.space import Space
+from esper.tamiyo import Situation
 from esper.tolaria import (
     Budget,
     DataSplits,
@@ -44,11 +45,9 @@ class ShardSpec:
     device: str = "cpu"
 
 
-def space_of(task: Task) -> Space:
-    """Slots and blueprints of a task's environments, and the width of their observations."""
-    names = default_catalogue().names
-    slots = len(task.slots)
-    return Space(feature_size(slots, len(names)), slots, tuple(names))
+def space_of(task: Task, *, kind: Kind = "flat") -> Space:
+    """Slots and blueprints of a task's environments, as a network of that kind sees them."""
+    return Space.of(len(task.slots), default_catalogue().names, kind)
 
 
 def recipe_of(config: TrainingConfig, task: Task, data: DataSplits) -> HostRecipe:
@@ -78,6 +77,7 @@ class Shard:
         self.config, self.task, self.log = spec.config, spec.task, log
         self.envs, self.device, self.num_envs = spec.envs, spec.device, len(spec.envs)
         self.groups = groups_of(spec)
+        self.space = space_of(spec.task, kind=spec.config.network.kind)
         self.recipe = recipe_of(spec.config, spec.task, spec.data)
         self.rules = TrialRules(
             self.config.steps or self.task.steps,
@@ -156,10 +156,10 @@ class Shard:
 
     def _look(self, situation: Situation) -> tuple[np.ndarray, ActionMasks]:
         with self.log.clock.phase("reward"):
-            observations = signals_to_features(FeatureExtractionContext(situation))
+            observations, masks = self.space.look(situation)
         with self.log.clock.phase("telemetry"):
             self._tell()
-        return observations, situation.masks
+        return observations, masks
 
     def _tell(self) -> None:
         told = self.told
