@@ -120,8 +120,8 @@ def _what_there_is(folder: Path, rows: Sequence[Row]) -> str:
         )
     keys = {key for row in rows if (key := whole(row, "key")) is not None}
     return (
-        f"{folder} is an evaluation: name a learned policy with --arm ({', '.join(arms)}) and a key "
-        f"from {min(keys, default=0)} to {max(keys, default=0)} with --key"
+        f"{folder} is an evaluation: name a learned policy with --arm ({', '.join(arms)}) and a "
+        f"key from {min(keys, default=0)} to {max(keys, default=0)} with --key"
     )
 
 
