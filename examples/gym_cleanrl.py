@@ -9,6 +9,7 @@ vector are equally long: a rollout is one episode of each copy, and nothing is b
 
 import argparse
 from dataclasses import dataclass, fields
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -96,9 +97,10 @@ def loss_of(agent: Agent, part: dict, args: Args) -> torch.Tensor:
     return -surrogate + args.value * error - args.entropy * policy.entropy().mean()
 
 
-def train(args: Args) -> Agent:
+def train(args: Args, **settings: Any) -> Agent:
+    """`settings` are those of the environment."""
     torch.manual_seed(args.seed)
-    envs = gymnasium.make_vec(args.env_id, num_envs=args.num_envs, actions="flat")
+    envs = gymnasium.make_vec(args.env_id, num_envs=args.num_envs, actions="flat", **settings)
     inputs, actions = envs.single_observation_space.shape[0], envs.single_action_space.n
     agent = Agent(inputs, int(actions), args.width)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)

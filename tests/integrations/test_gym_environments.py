@@ -3,12 +3,14 @@
 import random
 import subprocess
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
+import torch
 from gymnasium.utils.env_checker import check_env
 from gymnasium.wrappers.vector import DictInfoToList, RecordEpisodeStatistics
 from stable_baselines3.common.env_checker import check_env as check_env_of_sb3
@@ -124,6 +126,16 @@ def test_the_return_is_what_the_score_gained() -> None:
     recipe = QUICK.recipe(QUICK.load(data_root()))
     trained = train(recipe, [3], rules, StaticController(), task="digits")
     assert trained[0].outcome.val_score == facts["val_score"]
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_hosts_learn_while_the_agent_does_not(mode: Any) -> None:
+    told = []
+    for context in (nullcontext, mode):
+        env = make(esper.gym.GROWTH)
+        with context():
+            told.append([env.reset(seed=0), env.step(GERMINATE), env.step(WAIT)])
+    assert equal(*told)
 
 
 @BOTH

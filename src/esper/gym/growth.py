@@ -1,10 +1,12 @@
 """Host trainings with a decision after every epoch."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, Literal, cast
 
 import numpy as np
+import torch
 from gymnasium import spaces
 
 from esper.growth import default_catalogue
@@ -40,6 +42,13 @@ REWARD = "objective"
 def _data(task: Task) -> DataSplits:
     """Read once for all environments of a task: agents like to make many of them."""
     return task.load(data_root())
+
+
+@contextmanager
+def _learning() -> Iterator[None]:
+    """Agents act without gradients, and call us while they do; hosts cannot learn without."""
+    with torch.inference_mode(False), torch.enable_grad():
+        yield
 
 
 class GrowthProblem:
@@ -92,12 +101,14 @@ class GrowthProblem:
         self.observation_space: spaces.Space[Any] = spaces.Box(-LIMIT, LIMIT, (width,), np.float32)
 
     def reset(self, keys: Sequence[int]) -> Seen:
-        self.env = make_env(self.recipe, keys, self.rules)
         self.rows, self.past = wait(self.n_envs), list[tuple[np.ndarray, np.ndarray]]()
-        return self._see(self.env.reset())
+        with _learning():
+            self.env = make_env(self.recipe, keys, self.rules)
+            return self._see(self.env.reset())
 
     def step(self, rows: np.ndarray) -> tuple[Seen, np.ndarray, bool]:
-        transition = self.env.step(rows)
+        with _learning():
+            transition = self.env.step(rows)
         self.rows = rows
         rewards = compute_reward(transition, self.reward, gamma=1.0).total
         return self._see(transition.after), rewards, not self.env.running.any()
