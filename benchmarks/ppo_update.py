@@ -38,6 +38,7 @@ class Noise:
     """Random observations and rewards; everything is legal and episodes last STEPS steps."""
 
     num_envs = ENVS
+    groups = np.arange(ENVS)
 
     def reset(self, round_: int) -> tuple[np.ndarray, ActionMasks]:
         self.rng, self.time = np.random.default_rng(round_), 0
@@ -54,6 +55,9 @@ class Noise:
         rewards = self.rng.normal(size=ENVS).astype(np.float32)
         ended = np.full(ENVS, self.time == STEPS)
         return self._observation(), self.masks, rewards, ended, np.zeros_like(ended)
+
+    def privileged(self) -> np.ndarray:
+        return np.zeros((ENVS, 0), dtype=np.float32)
 
     def _observation(self) -> np.ndarray:
         return self.rng.normal(size=(ENVS, OBS)).astype(np.float32)

@@ -24,6 +24,7 @@ class CueMemory:
 
     def __init__(self, num_envs: int, key: int, blanks: int = 8) -> None:
         self.num_envs, self.key, self.steps = num_envs, key, blanks + 2
+        self.groups = np.arange(num_envs)
 
     def reset(self, round_: int) -> tuple[np.ndarray, ActionMasks]:
         self.cues = np.array(
@@ -41,6 +42,9 @@ class CueMemory:
         rewards = ((actions[:, 3] == self.cues) & over).astype(np.float32)
         ended = np.full(self.num_envs, over)
         return *self._observe(), rewards, ended, np.zeros_like(ended)
+
+    def privileged(self) -> np.ndarray:
+        return np.zeros((self.num_envs, 0), dtype=np.float32)
 
     def _observe(self) -> tuple[np.ndarray, ActionMasks]:
         observations = np.zeros((self.num_envs, self.observation_dim), dtype=np.float32)
@@ -70,6 +74,7 @@ class ConditionalBandit:
 
     def __init__(self, num_envs: int, key: int) -> None:
         self.num_envs, self.key, self.steps = num_envs, key, 1
+        self.groups = np.arange(num_envs)
 
     def reset(self, round_: int) -> tuple[np.ndarray, ActionMasks]:
         rng = generator(self.key, "bandit", round_)
@@ -80,6 +85,9 @@ class ConditionalBandit:
         rewards = self.rewards(self.context, actions)
         ended = np.ones(self.num_envs, dtype=bool)
         return *self._observe(), rewards, ended, ~ended
+
+    def privileged(self) -> np.ndarray:
+        return np.zeros((self.num_envs, 0), dtype=np.float32)
 
     @classmethod
     def rewards(cls, context: np.ndarray, actions: np.ndarray) -> np.ndarray:

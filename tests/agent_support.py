@@ -67,6 +67,7 @@ class RandomGrowth:
     ) -> None:
         self.num_envs, self.steps, self.key, self.ends = num_envs, steps, key, ends
         self.obs, self.slots, self.blueprints = obs, slots, blueprints
+        self.groups = np.arange(num_envs)
 
     def reset(self, round_: int) -> tuple[np.ndarray, ActionMasks]:
         self.rng = generator(self.key, "random-growth", round_)
@@ -81,6 +82,9 @@ class RandomGrowth:
         truncated = ~terminated & (self.rng.random(self.num_envs) < self.ends)
         truncated |= ~terminated & (self.time == self.steps)
         return *self._observe(), rewards, terminated, truncated
+
+    def privileged(self) -> np.ndarray:
+        return np.zeros((self.num_envs, 0), dtype=np.float32)
 
     def _observe(self) -> tuple[np.ndarray, ActionMasks]:
         self.masks = random_masks(self.rng, self.num_envs, self.slots, self.blueprints)

@@ -138,22 +138,23 @@ class AnalyticGrowth:
     """E copies of the problem, in Gymnasium's order: action, consequences, observation.
 
     Every episode has HORIZON steps and then terminates. What is random in an episode is a function
-    of (key, round, environment) only.
+    of (key, round, group) only; `group` environments are one group. With `spread` hosts differ:
+    the last step pays each member of a group the same normal number of that deviation, whatever it
+    did, and what an ungrown twin has earned, now and in the end, is for critics to see.
     """
 
-    def __init__(self, num_envs: int, key: int = 0) -> None:
+    def __init__(self, num_envs: int, key: int = 0, group: int = 1, spread: float = 0.0) -> None:
         self.num_envs = num_envs
         self.key = key
+        self.groups = np.arange(num_envs) // group
+        self.spread = spread
 
     def reset(self, round_: int = 0) -> tuple[np.ndarray, ActionMasks]:
         self.time = 0
         self.states = np.full((self.num_envs, NUM_SLOTS), _DORMANT)
-        self._luck = np.stack(
-            [
-                generator(self.key, "analytic", round_, env).random((HORIZON, NUM_SLOTS))
-                for env in range(self.num_envs)
-            ]
-        )
+        chance = [generator(self.key, "analytic", round_, int(group)) for group in self.groups]
+        self._luck = np.stack([rng.random((HORIZON, NUM_SLOTS)) for rng in chance])
+        self._host = self.spread * np.array([rng.normal() for rng in chance])
         return self._observation(), self._masks()
 
     def step(
@@ -170,6 +171,7 @@ class AnalyticGrowth:
         self.states = _AFTER_TICK[good.astype(int), self.states]
         self.time += 1
         terminated = np.full(self.num_envs, self.time == HORIZON)
+        rewards += np.where(terminated, self._host, 0.0)
         return (
             self._observation(),
             self._masks(),
@@ -177,6 +179,10 @@ class AnalyticGrowth:
             terminated,
             np.zeros(self.num_envs, dtype=bool),
         )
+
+    def privileged(self) -> np.ndarray:
+        earned = self._host if self.time == HORIZON else np.zeros(self.num_envs)
+        return np.stack([earned, self._host], axis=1).astype(np.float32)
 
     def _apply(self, actions: np.ndarray) -> np.ndarray:
         """Change the slots as asked; returns what that cost."""

@@ -49,9 +49,9 @@ def losses_of(agent, batch, rows):
 def spy_on_evaluate(agent, monkeypatch):
     calls, evaluate = [], agent._evaluate
 
-    def recorded(observations, actions, masks, hidden):
+    def recorded(observations, actions, masks, hidden, privileged=None):
         calls.append((observations, hidden, torch.is_grad_enabled()))
-        return evaluate(observations, actions, masks, hidden)
+        return evaluate(observations, actions, masks, hidden, privileged)
 
     monkeypatch.setattr(agent, "_evaluate", recorded)
     return calls

@@ -15,6 +15,7 @@ class Scripted:
     """Three environments with known observations and rewards; the first ends after one step."""
 
     num_envs = 3
+    groups = np.arange(3)
 
     def __init__(self, rewards: np.ndarray) -> None:
         self.rewards, self.time = rewards, 0

@@ -93,30 +93,44 @@ class PPOAgent:
         hidden: Hidden,
         masks: ActionMasks,
         draws: np.ndarray | None,
+        privileged: np.ndarray | Tensor | None = None,
     ) -> Decision:
         """One decision per environment for normalised observations [E, D].
 
         `draws` [E, 4] are uniform numbers in [0, 1), one per head, so that an environment's action
-        does not depend on its neighbours; without them the most probable action is taken.
+        does not depend on its neighbours; without them the most probable action is taken. What is
+        `privileged` changes the values only; a critic that is to see it and does not says NaN.
         """
         observed = self._observed(observations)
         uniforms = None if draws is None else torch.from_numpy(draws).to(self.device)
         actions, log_probs, values, hidden = self._get_action(
-            observed, hidden, MaskTensors.of(masks, self.device), uniforms
+            observed,
+            hidden,
+            MaskTensors.of(masks, self.device),
+            uniforms,
+            self._shown(privileged),
         )
         return Decision(actions.cpu().numpy(), log_probs, values, hidden)
 
     @torch.inference_mode()
-    def value(self, observations: np.ndarray | Tensor, hidden: Hidden) -> Tensor:
+    def value(
+        self,
+        observations: np.ndarray | Tensor,
+        hidden: Hidden,
+        privileged: np.ndarray | Tensor | None = None,
+    ) -> Tensor:
         """V [E] of states in which nobody acts: what a truncated episode would still have got."""
-        return self.network.value(self._observed(observations), hidden)
+        return self.network.value(self._observed(observations), hidden, self._shown(privileged))
 
-    def _observed(self, observations: np.ndarray | Tensor) -> Tensor:
+    def _shown(self, privileged: np.ndarray | Tensor | None) -> Tensor | None:
+        return None if privileged is None else self._observed(privileged, "what the critic sees")
+
+    def _observed(self, observations: np.ndarray | Tensor, what: str = "observations") -> Tensor:
         observed = torch.as_tensor(observations, dtype=torch.float32, device=self.device)
         if not torch.isfinite(observed).all():
             env, column = (~torch.isfinite(observed)).nonzero()[0].tolist()
             raise ValueError(
-                f"observations must be finite: environment {env}, column {column} "
+                f"{what} must be finite: environment {env}, column {column} "
                 f"is {observed[env, column].item()}"
             )
         return observed
@@ -263,7 +277,7 @@ class PPOAgent:
         """Loss terms and diagnostics of some episodes, replayed from their first hidden state."""
         config, valid = self.config, batch.valid
         log_probs, entropies, values = self._evaluate(
-            batch.observations, batch.actions, batch.masks, batch.hidden
+            batch.observations, batch.actions, batch.masks, batch.hidden, batch.privileged
         )
         ops = batch.actions[..., OP][valid]
         relevant = head_relevance(ops)

@@ -12,7 +12,8 @@ from esper.simic.agent.types import Decision, Hidden, MaskTensors, SequenceBatch
 class TamiyoRolloutBuffer:
     """Room for `num_envs` episodes of at most `max_steps` steps, allocated once.
 
-    `start` a round with the hidden state that the first decision will see, `add` a step at a time
+    `start` a round with the hidden state that the first decision will see and the groups of the
+    environments, `add` a step at a time
     for the environments still running, then hand the buffer to `PPOAgent.update`. A row is one
     episode: it ends with a terminated or truncated step and takes no more. Of hidden states only
     the first of each row is kept, because an update replays the row from there, and the last one,
@@ -37,6 +38,8 @@ class TamiyoRolloutBuffer:
         self.device = torch.device(device)
         slots, blueprints, heads = network.num_slots, network.num_blueprints, len(HEAD_NAMES)
         self.observations = self._room(network.observation_dim)
+        self.privileged = self._room(network.privileged_dim)
+        self.groups = np.arange(num_envs)
         self.actions = self._room(heads, dtype=torch.long)
         self.log_probs = self._room(heads)
         self.values = self._room()
@@ -71,8 +74,19 @@ class TamiyoRolloutBuffer:
     def __len__(self) -> int:
         return int(self.step_counts.sum())
 
-    def start(self, hidden: Hidden) -> None:
-        """Empty every row and note the hidden state before its first step."""
+    def start(self, hidden: Hidden, groups: np.ndarray | None = None) -> None:
+        """Empty every row and note the hidden state before its first step.
+
+        Rows with one number in `groups` int[E] differ by nothing but their actions; without it
+        each row is alone.
+        """
+        groups = np.arange(self.num_envs) if groups is None else np.asarray(groups)
+        if groups.shape != (self.num_envs,):
+            raise ConfigError(
+                f"this buffer needs the group of each of its {self.num_envs} environments, "
+                f"got an array {list(groups.shape)}"
+            )
+        self.groups = groups.copy()
         self.step_counts[:] = 0
         self.ended[:] = False
         for own, given in zip(self.hidden, hidden, strict=True):
@@ -93,12 +107,15 @@ class TamiyoRolloutBuffer:
         truncated: np.ndarray,
         bootstrap_values: np.ndarray | Tensor,
         active: np.ndarray | None = None,
+        privileged: np.ndarray | Tensor | None = None,
     ) -> None:
         """One step of every environment, arrays [E, ...]; rows outside `active` are left alone.
 
         `observations` are the normalised ones the policy saw, `masks` the ones it drew from.
         `bootstrap_values` is V of the state after the step, read where `truncated` only.
+        `privileged` is what only the critic saw, needed if the network has such a critic.
         """
+        shown = np.zeros((self.num_envs, 0)) if privileged is None else privileged
         rows = np.arange(self.num_envs) if active is None else np.flatnonzero(active)
         self._check_room(rows)
         observed = self._tensor(observations)
@@ -108,6 +125,7 @@ class TamiyoRolloutBuffer:
         given = MaskTensors.of(masks, self.device)
         for room, values in (
             (self.observations, observed),
+            (self.privileged, self._tensor(shown)),
             (self.actions, torch.from_numpy(decision.actions).to(self.device)),
             (self.log_probs, decision.log_probs),
             (self.values, decision.values),
@@ -165,7 +183,9 @@ class TamiyoRolloutBuffer:
             return cut(room).masked_fill(~valid, 0)
 
         return SequenceBatch(
+            groups=torch.from_numpy(self.groups[filled]).to(self.device),
             observations=cut(self.observations),
+            privileged=cut(self.privileged),
             actions=cut(self.actions),
             log_probs=cut(self.log_probs),
             values=zeroed(self.values),

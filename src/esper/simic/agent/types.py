@@ -47,9 +47,14 @@ class Decision:
 
 @dataclass(frozen=True)
 class SequenceBatch:
-    """Whole episodes, one per row: arrays [N, T, ...], `valid[n, t]` where row n has a step t."""
+    """Whole episodes, one per row: arrays [N, T, ...], `valid[n, t]` where row n has a step t.
 
+    Rows with one number in `groups` [N] differ by nothing but the actions drawn in them.
+    """
+
+    groups: Tensor
     observations: Tensor
+    privileged: Tensor
     actions: Tensor
     log_probs: Tensor
     values: Tensor

@@ -28,7 +28,7 @@ class ScaledEnv:
         clock: Clock,
         on_step: Callable[[int], None] = lambda step: None,
     ) -> None:
-        self.env, self.num_envs = env, env.num_envs
+        self.env, self.num_envs, self.groups = env, env.num_envs, env.groups
         self.observations, self.rewards = observations, rewards
         self.modes = np.array([mode_of(env) for env in range(self.num_envs)])
         self.clock, self.on_step = clock, on_step
@@ -53,6 +53,9 @@ class ScaledEnv:
         ended = self.running & (terminated | truncated)
         self.running = self.running & ~ended
         return self._observe(observations, ended), masks, scaled, terminated, truncated
+
+    def privileged(self) -> np.ndarray:
+        return self.env.privileged()
 
     def _observe(self, raw: np.ndarray, ended: np.ndarray | None = None) -> np.ndarray:
         """Only what will be acted on is learnt from; what nobody looks at again is 0."""

@@ -61,6 +61,11 @@ def episode_key(run_key: int, round_: int, env: int) -> int:
     return draw_key(run_key, "episode", round_, env)
 
 
+def groups_of(spec: ShardSpec) -> np.ndarray:
+    """The groups int[E] of a shard's environments, numbered in the run: each is alone."""
+    return np.array(spec.envs)
+
+
 class Shard:
     """A `VectorEnv`: `reset` begins a round with new hosts, `step` plays one step of it, for raw
     rewards. Environments whose episode is over just wait.
@@ -72,6 +77,7 @@ class Shard:
     def __init__(self, spec: ShardSpec, log: RoundLog) -> None:
         self.config, self.task, self.log = spec.config, spec.task, log
         self.envs, self.device, self.num_envs = spec.envs, spec.device, len(spec.envs)
+        self.groups = groups_of(spec)
         self.recipe = recipe_of(spec.config, spec.task, spec.data)
         self.rules = TrialRules(
             self.config.steps or self.task.steps,
@@ -115,6 +121,9 @@ class Shard:
         assert self.env.situation is not None
         observations, masks = self._look(self.env.situation)
         return observations, masks, rewards, ended, np.zeros_like(ended)
+
+    def privileged(self) -> np.ndarray:
+        return np.zeros((self.num_envs, 0), dtype=np.float32)
 
     def _reward(self, transition: Transition) -> np.ndarray:
         """Raw rewards [E], each environment by its own mode; the rows of the step get the parts."""

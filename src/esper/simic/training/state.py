@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esper.leyline import ConfigError, LifecycleOp, draw_key
+from esper.leyline import ConfigError, LifecycleOp, constants, draw_key
 from esper.simic.agent import (
     FactoredRecurrentActorCritic,
     NetworkConfig,
@@ -60,6 +60,7 @@ def new_state(config: TrainingConfig, space: Space, warm: TrainState | None = No
         lstm_hidden_dim=config.network.lstm_hidden_dim,
         lstm_layers=config.network.lstm_layers,
         head_width=config.network.head_width,
+        privileged_dim=constants.TWIN_DIM if config.network.critic_sees_twin else 0,
     )
     network = FactoredRecurrentActorCritic(sizes, key=draw_key(config.key, "weights"))
     with torch.no_grad():

@@ -21,7 +21,7 @@ from esper.leyline import ActionMasks, ConfigError, EsperError, History
 from esper.simic.agent import VectorEnv
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.round_log import Clock, RoundLog
-from esper.simic.training.shard import Shard, ShardSpec
+from esper.simic.training.shard import Shard, ShardSpec, groups_of
 from esper.tolaria import DataSplits, Task
 
 logger = logging.getLogger(__name__)
@@ -75,9 +75,11 @@ def worker_devices(
 
 @dataclass(frozen=True)
 class Answer:
-    """What a call gave, what happened during it, and how long its rewards and observations took."""
+    """What a call gave, what a critic may know after it, what happened during it, and how long its
+    rewards and observations took."""
 
     values: tuple[Any, ...]
+    privileged: np.ndarray
     told: History
     reward_seconds: float
 
@@ -94,7 +96,9 @@ def _serve(spec: ShardSpec, pipe: Connection) -> None:
             name, argument = pipe.recv()
             values = getattr(shard, name)(argument)
             told = History((), log.rows, log.events, log.outcomes)
-            pipe.send(("done", Answer(values, told, log.clock.seconds["reward"])))
+            pipe.send(
+                ("done", Answer(values, shard.privileged(), told, log.clock.seconds["reward"]))
+            )
             log.clear()
             log.clock = Clock()
     except EOFError:
@@ -136,6 +140,7 @@ class Workers:
         self.workers, self.log = workers, log
         ends = np.cumsum([len(worker.spec.envs) for worker in workers])
         self.num_envs, self.cuts = int(ends[-1]), ends[:-1]
+        self.groups = np.concatenate([groups_of(worker.spec) for worker in workers])
 
     def reset(self, round_: int) -> tuple[np.ndarray, ActionMasks]:
         observations, masks = self._all("reset", [round_] * len(self.workers))
@@ -148,10 +153,14 @@ class Workers:
         rewards, terminated, truncated = arrays
         return observations, masks, rewards, terminated, truncated
 
+    def privileged(self) -> np.ndarray:
+        return self._privileged
+
     def _all(self, name: str, arguments: Sequence[Any]) -> list[Any]:
         for worker, argument in zip(self.workers, arguments, strict=True):
             worker.begin(name, argument)
         answers = [worker.result() for worker in self.workers]
+        self._privileged = np.concatenate([answer.privileged for answer in answers])
         self.log.clock.move(max(answer.reward_seconds for answer in answers), "hosts", "reward")
         with self.log.clock.phase("telemetry"):
             for answer in answers:
