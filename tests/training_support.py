@@ -18,7 +18,7 @@ from esper.simic.training.checkpoint import load_checkpoint
 from esper.simic.training.config import TrainingConfig, load_config
 from esper.simic.training.loop import Hooks, run_training
 from esper.simic.training.round_log import RoundLog
-from esper.simic.training.shard import ShardSpec
+from esper.simic.training.scenes import ShardSpec
 from esper.simic.training.state import Space, TrainState, new_state, pack
 from esper.tolaria.data import digits
 from esper.tolaria.data.splits import DataSplits

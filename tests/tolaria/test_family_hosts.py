@@ -12,7 +12,7 @@ from esper.leyline import ConfigError
 from esper.tamiyo import StaticController
 from esper.tolaria import find_family, make_env, train
 from esper.tolaria.families import hosts as hosts_module
-from esper.tolaria.families.hosts import FOLDER, hosts_of, recipe_with
+from esper.tolaria.families.hosts import FOLDER, hosts_of
 from training_support import load_few
 
 FAMILY = find_family("digits:trained")
@@ -71,7 +71,7 @@ def test_a_twin_is_the_same_host_with_the_same_budget_that_nothing_grows_in(made
     member, _, hosts = made
     for key in member.keys:
         rules = member.rules(data, hosts.cost)
-        env = make_env(recipe_with(hosts, member, data, "fp32"), [key], rules)
+        env = make_env(replace(member.recipe(data), weights=hosts.weights), [key], rules)
         found = [env.reset().signals.val_score[0]]
         while env.running.any():
             found.append(env.step(StaticController().act(env.situation)).after.signals.val_score[0])

@@ -11,7 +11,7 @@ from esper.api.growing import grow
 from esper.api.grown import Grown, load
 from esper.api.lessons import imitate, learn_offline, record
 from esper.api.shaping import Shape, shape
-from esper.api.training import config_of, one_thread, resume_ppo, train_ppo
+from esper.api.training import config_of, episode_steps, one_thread, resume_ppo, train_ppo
 from esper.api.watch import Watch, warn_of_another_task
 
 export, list_slots = checked()(growth.export), checked()(growth.list_slots)
@@ -26,6 +26,7 @@ __all__ = [
     "attach",
     "check_script",
     "config_of",
+    "episode_steps",
     "export",
     "find_controller",
     "grow",

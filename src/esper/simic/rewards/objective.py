@@ -1,9 +1,11 @@
-"""The objective itself: final score minus initial score minus costs, in differences."""
+"""The objective itself: final score minus initial score minus costs, in differences. With a budget
+the final score is that of the network that is kept."""
 
 import numpy as np
 
+from esper.leyline import ConfigError
 from esper.simic.rewards.components import Parts
-from esper.simic.rewards.config import ObjectiveRewardConfig
+from esper.simic.rewards.config import BudgetRewardConfig, ObjectiveRewardConfig
 from esper.tolaria import Transition
 
 
@@ -22,4 +24,25 @@ def objective(t: Transition, config: ObjectiveRewardConfig, gamma: float) -> Par
         "params": -config.param_cost * grown,
         "compute": -config.compute_cost * extra,
         "rollback": -config.rollback_penalty * t.rolled_back,
+    }
+
+
+def budget(t: Transition, config: BudgetRewardConfig, gamma: float) -> Parts:
+    """Compute costs nothing but what it takes of the budget.
+
+    Over an episode 'score' sums to (score of what is kept - score at the start) / 100, 'params' to
+    its growth relative to the host. Raises ConfigError if nobody knows what is kept.
+    """
+    before, after = t.before, t.after
+    if t.final_score is None or t.final_params is None:
+        raise ConfigError(
+            "reward mode 'budget' pays for what an episode leaves behind, which is known in "
+            "training only; choose another, such as objective"
+        )
+    score = np.where(t.ended, t.final_score, after.signals.val_score)
+    params = np.where(t.ended, t.final_params, after.total_params)
+    return {
+        "score": config.score_weight * (score - before.signals.val_score) / 100.0,
+        "params": -config.param_cost * (params - before.total_params) / after.host_params,
+        "rollback": -config.rollback_penalty * t.terminated,
     }

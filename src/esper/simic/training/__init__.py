@@ -6,7 +6,7 @@ from esper.simic.training.config import TrainingConfig, load_config
 from esper.simic.training.loop import Hooks, run_training
 from esper.simic.training.policy_controller import LearnedController
 from esper.simic.training.round_log import RoundLog
-from esper.simic.training.shard import recipe_of, space_of
+from esper.simic.training.scenes import most_steps, recipe_of, side_by_side, space_of
 from esper.simic.training.state import Space, TrainState, lasting_settings, new_state
 from esper.simic.training.workers import growth_environments, worker_devices
 
@@ -23,10 +23,12 @@ __all__ = [
     "load_checkpoint",
     "load_config",
     "load_state",
+    "most_steps",
     "new_state",
     "recipe_of",
     "run_training",
     "save_checkpoint",
+    "side_by_side",
     "space_of",
     "worker_devices",
 ]

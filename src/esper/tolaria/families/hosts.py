@@ -18,6 +18,7 @@ from torch import Tensor
 from esper.growth import read_tree, write_tree
 from esper.leyline import ConfigError
 from esper.tamiyo import StaticController
+from esper.tolaria.choice import PopulationKind
 from esper.tolaria.data.splits import DataSplits
 from esper.tolaria.families.base import Member
 from esper.tolaria.fused import why_not_fused
@@ -31,7 +32,7 @@ FOLDER = "families"  # in the data folder
 
 
 @dataclass(frozen=True)
-class Hosts:
+class MemberHosts:
     """The hosts of one member, by key.
 
     weights  of trained ones; None if they start fresh
@@ -44,7 +45,9 @@ class Hosts:
     twins: Mapping[int, np.ndarray]
 
 
-def hosts_of(member: Member, data: DataSplits, root: Path, precision: Precision = "fp32") -> Hosts:
+def hosts_of(
+    member: Member, data: DataSplits, root: Path, precision: Precision = "fp32"
+) -> MemberHosts:
     """From `root`, or trained now, all of the member side by side, and put there.
 
     Raises ConfigError if the folder cannot be written.
@@ -64,19 +67,14 @@ def hosts_of(member: Member, data: DataSplits, root: Path, precision: Precision 
         ) from error
 
 
-def recipe_with(hosts: Hosts, member: Member, data: DataSplits, precision: Precision) -> HostRecipe:
-    """The recipe of the member's episodes."""
-    return replace(member.recipe(data, precision), weights=hosts.weights)
-
-
 # --- making them ---------------------------------------------------------------------------------
 
 
-def _make(member: Member, data: DataSplits, precision: Precision) -> Hosts:
+def _make(member: Member, data: DataSplits, precision: Precision) -> MemberHosts:
     recipe, keys = member.recipe(data, precision), member.keys
     template = new_network(recipe, keys[0], torch.device("cpu"))
     # Not the run's choice: what is kept must not depend on who asked for it.
-    population = "fused" if why_not_fused(recipe, template) is None else "looped"
+    population: PopulationKind = "fused" if why_not_fused(recipe, template) is None else "looped"
     weights, cost = None, None
     if member.start == "trained":
         task = member.task
@@ -94,7 +92,7 @@ def _make(member: Member, data: DataSplits, precision: Precision) -> Hosts:
         weights = {each.outcome.key: each.model.state_dict() for each in trained}
         cost = trained[0].outcome.train_macs
     rules = replace(member.rules(data, cost, population), counterfactuals=False)
-    return Hosts(weights, cost, _twins(replace(recipe, weights=weights), keys, rules))
+    return MemberHosts(weights, cost, _twins(replace(recipe, weights=weights), keys, rules))
 
 
 def _twins(recipe: HostRecipe, keys: tuple[int, ...], rules: TrialRules) -> dict[int, np.ndarray]:
@@ -141,7 +139,7 @@ def _fingerprint(data: DataSplits) -> str:
     return digest.hexdigest()
 
 
-def _tree(hosts: Hosts) -> dict[str, Any]:
+def _tree(hosts: MemberHosts) -> dict[str, Any]:
     weights = None
     if hosts.weights is not None:
         weights = {key: dict(state) for key, state in hosts.weights.items()}
@@ -149,14 +147,14 @@ def _tree(hosts: Hosts) -> dict[str, Any]:
     return {"weights": weights, "cost": hosts.cost, "twins": twins}
 
 
-def _read(folder: Path) -> Hosts | None:
+def _read(folder: Path) -> MemberHosts | None:
     """None if nothing is there, or nothing that can be used."""
     if not folder.exists():
         return None
     try:
         tree = read_tree(folder, VERSION)
         twins = {key: scores.numpy() for key, scores in tree["twins"].items()}
-        return Hosts(tree["weights"], tree["cost"], twins)
+        return MemberHosts(tree["weights"], tree["cost"], twins)
     except (ConfigError, KeyError, AttributeError) as error:
         log.warning("hosts are trained again: %s", error)
         return None
