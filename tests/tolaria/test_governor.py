@@ -126,6 +126,15 @@ def test_a_seed_on_trial_may_not_make_the_score_collapse() -> None:
     assert verdict.reasons[0] == "score_collapse"
 
 
+def test_a_score_that_falls_with_the_loss_is_no_collapse() -> None:
+    governor = Governor(1, trained=True)
+    feed(governor, 5.2, score=70.0)
+    assert not feed(governor, 2.0, score=50.0, on_trial=True).panic[0], "it learns what is new"
+    assert feed(governor, 2.0, score=30.0, on_trial=True).rollback[0]
+    governor.renew(0)
+    assert feed(governor, 1.9, score=30.0, on_trial=True).rollback[0], "on another scale"
+
+
 @pytest.mark.parametrize(
     ("noise", "drop", "collapses"),
     [

@@ -7,6 +7,7 @@ from esper.api.body import Body, attach
 from esper.api.callbacks import Callback
 from esper.api.checks import checked
 from esper.api.controllers import check_script, find_controller, load_policy
+from esper.api.explaining import explain
 from esper.api.growing import grow
 from esper.api.grown import Grown, load
 from esper.api.lessons import imitate, learn_offline, record
@@ -27,6 +28,7 @@ __all__ = [
     "check_script",
     "config_of",
     "episode_steps",
+    "explain",
     "export",
     "find_controller",
     "grow",

@@ -49,6 +49,7 @@ from esper.tolaria import (
     GradientMeter,
     GrowthCycle,
     TrainReadings,
+    act,
     settle,
 )
 
@@ -178,7 +179,7 @@ class Body:
         transition = self.env.finish(readings)
         going_on = bool(transition.after.running[0])
         if going_on:
-            self.env.begin(self.controller.act(transition.after))
+            self.env.begin(act(self.env, self.controller))
         for follower in self.followers:
             follower.start_over() if transition.rolled_back[0] else follower.sync()
         return going_on

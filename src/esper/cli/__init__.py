@@ -9,6 +9,7 @@ import typer
 from esper import __version__
 from esper.cli.advise_command import advise
 from esper.cli.evaluate_command import evaluate
+from esper.cli.explain_command import explain
 from esper.cli.grow_command import grow
 from esper.cli.learn_commands import imitate, offline, record
 from esper.cli.options import add_command
@@ -36,6 +37,7 @@ add_command(app, advise)
 add_command(app, evaluate)
 app.command()(runs)
 app.command()(show)
+add_command(app, explain)
 app.command()(report)
 app.command()(watch)
 add_command(app, serve)

@@ -13,6 +13,7 @@ from esper.growth.blueprints import (
     default_catalogue,
     example_params,
     seed_costs,
+    seed_traits,
 )
 from esper.growth.blueprints.bypass import WIDENINGS, Mean, newcomers
 from esper.growth.blueprints.modules import ChannelAttention, Renormalize
@@ -144,6 +145,7 @@ __all__ = [
     "scaled_rates",
     "scheduled_alpha",
     "seed_costs",
+    "seed_traits",
     "slot_group",
     "snapshot_from_tree",
     "snapshot_tree",

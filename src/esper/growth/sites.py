@@ -340,6 +340,7 @@ def _site(slot: SlotInfo, index: int, count: int, *, causal: bool) -> InjectionS
         layout=slot.layout,
         causal=causal,
         widening=None if causal and _looks_around(slot.widening) else slot.widening,
+        macs=slot.macs,
     )
     if not spec.reading:
         return spec

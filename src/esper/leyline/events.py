@@ -66,6 +66,35 @@ class CandidatesTried(Event):
 
 
 @dataclass(frozen=True)
+class Decided(Event):
+    """What a learned policy saw and thought before it decided; the epoch `step` showed what came
+    of it. Rows of equal length, by the names of things:
+
+    taken          op, slot, blueprint and blend; None where the op does not need it
+    value          what it expected of the rest of the episode, on the scale that it learnt with
+    supposed       slot, blueprint and blend are those that it would have taken, had it germinated
+    blocks, entries, numbers, unusual   what it saw: most unusual first. `numbers` is as observed,
+                   `unusual` as it reached the network
+    heads, choices, probabilities, reasons   every choice; what the mask forbade has no
+                   probability (None) and a reason
+    left_out       how many choices and entries there were beyond these
+    """
+
+    taken: tuple[str | None, ...]
+    value: float | None
+    supposed: bool
+    blocks: tuple[str, ...]
+    entries: tuple[str, ...]
+    numbers: tuple[float, ...]
+    unusual: tuple[float, ...]
+    heads: tuple[str, ...]
+    choices: tuple[str, ...]
+    probabilities: tuple[float | None, ...]
+    reasons: tuple[str, ...]
+    left_out: int
+
+
+@dataclass(frozen=True)
 class SeedGerminated(SeedEvent):
     blend: str
     params: int

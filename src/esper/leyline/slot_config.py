@@ -33,6 +33,7 @@ class InjectionSpec:
     position     0 at the input, 1 at the output
     layer_range  the host layers this slot stands for, as (start, end)
     widening     the hidden layer in the module that a bypass makes wider; None if there is none
+    macs         multiply-adds of the module itself per example, None if not known
     """
 
     slot_id: str
@@ -46,6 +47,7 @@ class InjectionSpec:
     layout: str = ""
     causal: bool = False
     widening: Widening | None = None
+    macs: int | None = None
 
     @staticmethod
     def from_tree(tree: Mapping[str, Any]) -> "InjectionSpec":

@@ -13,6 +13,12 @@ from esper.observatory.evaluation import (
     seeds_worth_table,
     write_evaluation,
 )
+from esper.observatory.explained import (
+    EpisodeRecord,
+    explanation,
+    explanation_in_words,
+    read_episode,
+)
 from esper.observatory.picture import draw_growth, growth_figure, require_matplotlib
 from esper.observatory.query import query
 from esper.observatory.report import write_report
@@ -54,6 +60,7 @@ __all__ = [
     "METRICS",
     "MODEL",
     "PROFILE",
+    "EpisodeRecord",
     "PhaseProgress",
     "RoundProgress",
     "RunDirectory",
@@ -66,11 +73,14 @@ __all__ = [
     "draw_growth",
     "epoch_progress",
     "evaluation_folder",
+    "explanation",
+    "explanation_in_words",
     "find_runs",
     "growth_figure",
     "growth_in_words",
     "place",
     "query",
+    "read_episode",
     "read_rows",
     "require_matplotlib",
     "runs_as_json",

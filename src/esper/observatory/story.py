@@ -19,9 +19,10 @@ _TOPIC = {
     "GovernorPanic": "governor",
     "GovernorRollback": "governor",
     "AnomalyDetected": "policy",
+    "Decided": "policy",
 }
 # Told by a more telling event of the same moment, or of interest to nobody who looks.
-UNTOLD = ("GovernorSnapshot",)
+UNTOLD = ("GovernorSnapshot", "Decided")
 _TOLD_OTHERWISE = ("GERMINATED", "FOSSILIZED", "CULLED")
 
 

@@ -22,10 +22,18 @@ from esper.tamiyo.policy.action_masks import (
 )
 from esper.tamiyo.policy.features import (
     FeatureExtractionContext,
+    feature_names,
     feature_size,
     signals_to_features,
 )
-from esper.tamiyo.situation import AsksForTrials, Situation
+from esper.tamiyo.policy.mask_reasons import why_no_blueprint, why_no_op, why_no_slot
+from esper.tamiyo.policy.set_features import (
+    SetLayout,
+    pad_masks,
+    set_features,
+)
+from esper.tamiyo.situation import AsksForTrials, GivesReasons, Situation
+from esper.tamiyo.slot_facts import SlotFacts, describe_slots
 from esper.tamiyo.tracker import SignalTracker, score_noise
 from esper.tamiyo.trial_scores import TrialPlan, TrialScores
 
@@ -33,23 +41,33 @@ __all__ = [
     "AsksForTrials",
     "Controller",
     "FeatureExtractionContext",
+    "GivesReasons",
     "GrowthLimits",
     "HeuristicConfig",
     "HeuristicController",
     "MaskedCategorical",
     "RandomController",
     "ScriptedController",
+    "SetLayout",
     "SignalTracker",
     "Situation",
+    "SlotFacts",
     "StaticController",
     "TrialPlan",
     "TrialScores",
     "compute_action_masks",
     "controller_names",
+    "describe_slots",
+    "feature_names",
     "feature_size",
     "make_controller",
+    "pad_masks",
     "score_noise",
+    "set_features",
     "signals_to_features",
     "usable_blueprints",
     "wait",
+    "why_no_blueprint",
+    "why_no_op",
+    "why_no_slot",
 ]

@@ -7,6 +7,8 @@ import numpy as np
 
 from esper.growth import BlueprintCatalogue, SlotTable
 from esper.leyline import HEAD_NAMES, OP, ActionMasks, LifecycleOp, SlotConfig, TrainingSignals
+from esper.leyline.events import Decided
+from esper.tamiyo.slot_facts import SlotFacts
 from esper.tamiyo.trial_scores import TrialPlan, TrialScores
 
 
@@ -22,6 +24,11 @@ class Situation:
     max_seeds     how many seeds an environment may hold, None for no limit
     trained       the hosts arrived trained; then step 0 comes before the first epoch
     trials        what candidates would bring, where the controller asked for it
+    facts         what is known of slots and candidates; None in a situation that is made by hand
+    extra         float[E], the budget of multiply-adds as a share of what the training of the host
+                  cost, NaN where there is none; None: nowhere
+    rho           float[E], how much is left to learn (see `tolaria/starvation.py`), NaN where that
+                  is not known; None: nowhere
     """
 
     step: int
@@ -39,6 +46,9 @@ class Situation:
     max_seeds: int | None = None
     trained: bool = False
     trials: TrialScores | None = None
+    facts: SlotFacts | None = None
+    extra: np.ndarray | None = None
+    rho: np.ndarray | None = None
 
     @property
     def n_envs(self) -> int:
@@ -73,6 +83,16 @@ class AsksForTrials(Protocol):
 
     def asks(self, situation: Situation) -> np.ndarray:
         """bool[E]: the environments in which to try. Comes before `act`, and changes nothing."""
+        ...
+
+
+@runtime_checkable
+class GivesReasons(Protocol):
+    """A controller that can say what stood behind its decisions."""
+
+    def reasons(self, actions: np.ndarray) -> list[Decided]:
+        """Of the situation that `act` was last asked about, and what was done in it: an event for
+        each environment that runs."""
         ...
 
 

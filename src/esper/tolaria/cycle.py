@@ -54,6 +54,7 @@ class GrowthCycle:
                      does not pay for another epoch. `data_size` is what the first one takes; where
                      that is not known, it is trained on trust
     cooler           cools starved hosts: trained ones at the start, any when a seed is germinated
+    extra            `max_macs` as a share of what the hosts' training had cost, to be observed
     """
 
     def __init__(
@@ -74,9 +75,10 @@ class GrowthCycle:
         max_macs: int | None = None,
         data_size: DataSize | None = None,
         cooler: Cooler | None = None,
+        extra: float | None = None,
     ) -> None:
         self.population, self.rules = population, rules
-        self.start_from, self.cooler = start, cooler
+        self.start_from, self.cooler, self.extra = start, cooler, extra
         self.rho = np.full(len(population.keys), np.nan)  # how much is left to learn, if known
         self.on_panic, self.keep_best, self.prefer_later = on_panic, keep_best, prefer_later
         self.answers_per_sample = answers_per_sample
@@ -329,6 +331,9 @@ class GrowthCycle:
             left=self.purse.share_left(self.step_count / self.rules.max_steps),
             max_seeds=garden.limits.max_seeds,
             trained=self.start_from == "trained",
+            facts=garden.facts,
+            extra=np.full(self.n_envs, np.nan if self.extra is None else self.extra),
+            rho=self.rho.copy(),
         )
 
     # --- the governor --------------------------------------------------------------------------

@@ -37,7 +37,7 @@ from esper.leyline import (
     SeedStage,
     draw_key,
 )
-from esper.tamiyo import GrowthLimits, usable_blueprints
+from esper.tamiyo import GrowthLimits, describe_slots, usable_blueprints
 from esper.tolaria.narrator import Narrator
 from esper.tolaria.population import Hosts, Snapshot, TrainReadings
 from esper.tolaria.trials import TrialReadings
@@ -139,6 +139,7 @@ class Garden:
         self.valve_params = valve_params(template.catalogue, template.sites)
         self.limits = self._limits(budget, max_seeds)
         self._check_room()
+        self.facts = describe_slots(template, self.limits)
         n_envs = len(population.keys)
         self.table = SlotTable.empty(n_envs, len(template.sites))
         self.counts = {

@@ -56,8 +56,9 @@ class Governor:
         A loss that is not finite, or has fallen back to guessing, calls for a rollback at once; a
         loss far above the past only when it stays there. Where a seed is `on_trial` (bool[E]: it
         acts on the output and is not yet a fossil) there is a suspect, and no patience: a loss of
-        several times the last healthy one, or a score far below it, is enough. How far is beyond
-        chance is a multiple of the score's `noise` ([E]); nothing is where that is not known.
+        several times the last healthy one, or a score far below it without a lower loss, is enough.
+        How far is beyond chance is a multiple of the score's `noise` ([E]); nothing is where that
+        is not known.
         """
         known = np.sum(~np.isnan(self.history), axis=1)
         mean, deviation = _mean_and_deviation(self.history)
@@ -69,7 +70,9 @@ class Governor:
             on_trial, np.minimum(threshold, c.GOVERNOR_LOSS_MULTIPLIER * last), threshold
         )
         least = self.last_score - c.GOVERNOR_TRIAL_DROP * noise
-        collapse = on_trial & (noise > 0) & (val_score < least)
+        # Data that have shifted cost points at first, seed or no seed; but then the loss falls.
+        learning = (known > 0) & (val_loss < last)
+        collapse = on_trial & (noise > 0) & (val_score < least) & ~learning
         explosion = running & ((val_loss > threshold) | collapse)
 
         panic = not_finite | lobotomy | explosion

@@ -14,9 +14,15 @@ import torch
 from torch import nn
 
 from esper.growth import HostSnapshot, LifecycleRules, take_snapshot
-from esper.leyline import ConfigError, EpisodeOutcome, Recorder, SeedStateReport
+from esper.leyline import (
+    ConfigError,
+    EpisodeOutcome,
+    NullRecorder,
+    Recorder,
+    SeedStateReport,
+)
 from esper.leyline.events import ShapleyComputed
-from esper.tamiyo import AsksForTrials, Controller
+from esper.tamiyo import AsksForTrials, Controller, GivesReasons
 from esper.tolaria.attribution import attribute_seeds
 from esper.tolaria.choice import PopulationKind
 from esper.tolaria.cooling import Cooler
@@ -52,6 +58,8 @@ class TrialRules:
                      where the loss is no cross entropy nothing is cooled
     max_macs         most multiply-adds that a host may cost in all, `steps` at most; it needs
                      `keep_best`
+    extra            that, as a share of what the training of the host had cost; it changes nothing
+                     but what controllers see
     """
 
     steps: int
@@ -67,6 +75,7 @@ class TrialRules:
     cooling: bool = False
     schedule: RateSchedule | None = None
     max_macs: int | None = None
+    extra: float | None = None
 
     def __post_init__(self) -> None:
         LifecycleRules(self.steps, self.incubation)
@@ -138,6 +147,7 @@ def make_env(
         schedule=rules.schedule,
         max_macs=rules.max_macs,
         data_size=None if rules.max_macs is None else recipe.data.size(),
+        extra=rules.extra,
     )
 
 
@@ -173,7 +183,17 @@ def decide(env: GrowthEnv, controller: Controller) -> np.ndarray:
     assert env.situation is not None
     if isinstance(controller, AsksForTrials):
         env.try_candidates(controller.trial_plan, controller.asks(env.situation))
-    return controller.act(env.situation)
+    return act(env, controller)
+
+
+def act(cycle: GrowthCycle, controller: Controller) -> np.ndarray:
+    """The controller's actions [E, 4]; whoever listens is told of its reasons, if it has any."""
+    assert cycle.situation is not None
+    actions = controller.act(cycle.situation)
+    if isinstance(controller, GivesReasons) and not isinstance(cycle.recorder, NullRecorder):
+        for event in controller.reasons(actions):
+            cycle.recorder.event(event)
+    return actions
 
 
 def train(

@@ -11,6 +11,7 @@ from esper.growth import BlueprintCatalogue, default_catalogue
 from esper.tamiyo import (
     FeatureExtractionContext,
     Situation,
+    feature_names,
     feature_size,
     make_controller,
     signals_to_features,
@@ -58,6 +59,31 @@ def test_layout_and_bounds(situations: list[Situation]) -> None:
         telemetry = x[0, 23 + 3 * width :].reshape(3, 10)
         assert (telemetry[~s.table.holds_seed[0]] == 0).all()
         assert telemetry[0, 8] == pytest.approx(s.table.alpha[0, 0])
+
+
+def test_every_entry_has_a_name_of_its_own(situations: list[Situation]) -> None:
+    for s in situations:
+        x = signals_to_features(FeatureExtractionContext(s))[1]
+        names = feature_names(s.slot_config.names, s.catalogue.names)
+        assert len(names) == len(set(names)) == len(x)
+        named = dict(zip(names, x.tolist(), strict=True))
+        signals, table = s.signals, s.table
+        assert named["training", "best score / 100"] == pytest.approx(
+            signals.best_val_score[1] / 100
+        )
+        assert named["training", "score 0 epochs ago / 100"] == pytest.approx(
+            signals.val_score[1] / 100
+        )
+        assert named["training", "log size over the host's"] == pytest.approx(
+            np.log(s.total_params[1] / s.host_params)
+        )
+        for slot, module in enumerate(s.slot_config.names):
+            assert named[module, "alpha"] == pytest.approx(table.alpha[1, slot])
+            if table.blueprint[1, slot] >= 0:
+                blueprint = s.catalogue.names[table.blueprint[1, slot]]
+                assert named[module, f"is {blueprint}"] == 1.0
+    short = feature_names(("a", "b"), ("x",), use_telemetry=False)
+    assert len(short) == feature_size(2, 1, use_telemetry=False)
 
 
 def test_without_telemetry_the_rest_stays_where_it_is(situations: list[Situation]) -> None:

@@ -11,6 +11,7 @@ from esper.growth.blueprints.catalogue import (
     default_catalogue,
     example_params,
     seed_costs,
+    seed_traits,
 )
 
 __all__ = [
@@ -24,4 +25,5 @@ __all__ = [
     "default_catalogue",
     "example_params",
     "seed_costs",
+    "seed_traits",
 ]

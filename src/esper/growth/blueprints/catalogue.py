@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 from importlib.metadata import entry_points
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -263,10 +263,22 @@ def count_params(module: nn.Module) -> int:
     return sum(p.numel() for p in module.parameters() if p.requires_grad)
 
 
+class SeedTraits(NamedTuple):
+    """What a seed shows of itself without being trained; multiply-adds are per example.
+
+    `layers` counts its weight matrices and kernels, `reach` is the widest of its kernels.
+    """
+
+    params: int
+    macs: int
+    layers: int
+    reach: int
+
+
 @lru_cache(maxsize=32_768)
-def _seed_cost(
+def _seed_traits(
     blueprint: BlueprintSpec, site: InjectionSpec, output: OutputSpec | None
-) -> tuple[int, int] | None:
+) -> SeedTraits | None:
     try:
         with torch.device("meta"):
             seed = blueprint.build(site, output)
@@ -277,8 +289,27 @@ def _seed_cost(
         seed.eval()(features)
     macs = counter.get_total_flops() // 2
     if blueprint.kind == "bypass" and site.widening is not None:
-        return count_params(seed), macs // site.widening.batch
-    return count_params(seed), site.calls * macs
+        macs //= site.widening.batch
+    else:
+        macs *= site.calls
+    weights = [p.shape for p in seed.parameters() if p.dim() > 1]
+    reach = max((extent for shape in weights for extent in shape[2:]), default=1)
+    return SeedTraits(count_params(seed), macs, len(weights), reach)
+
+
+def seed_traits(
+    catalogue: BlueprintCatalogue, sites: list[InjectionSpec], output: OutputSpec | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """(fits, traits), [S, B] and int [S, B, 4]: can the blueprint grow there, and what are its
+    SeedTraits? They are 0 where it does not fit."""
+    shape = (len(sites), len(catalogue))
+    fits, traits = np.zeros(shape, dtype=bool), np.zeros((*shape, 4), dtype=np.int64)
+    for s, site in enumerate(sites):
+        for b, blueprint in enumerate(catalogue.specs):
+            found = _seed_traits(blueprint, site, output)
+            if found is not None:
+                fits[s, b], traits[s, b] = True, found
+    return fits, traits
 
 
 def seed_costs(
@@ -288,15 +319,8 @@ def seed_costs(
 
     Multiply-adds are per example; both costs are 0 where the blueprint does not fit.
     """
-    shape = (len(sites), len(catalogue))
-    fits = np.zeros(shape, dtype=bool)
-    params, macs = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64)
-    for s, site in enumerate(sites):
-        for b, blueprint in enumerate(catalogue.specs):
-            cost = _seed_cost(blueprint, site, output)
-            if cost is not None:
-                fits[s, b], params[s, b], macs[s, b] = True, *cost
-    return fits, params, macs
+    fits, traits = seed_traits(catalogue, sites, output)
+    return fits, traits[..., 0], traits[..., 1]
 
 
 def example_params(blueprint: BlueprintSpec, topology: str, width: int) -> int | None:
@@ -308,8 +332,8 @@ def example_params(blueprint: BlueprintSpec, topology: str, width: int) -> int |
     site = InjectionSpec(
         *("r0c0", width, 0.0, (0, 1), "", topology, shape), widening=_example_widening(shape, width)
     )
-    cost = _seed_cost(blueprint, site, OutputSpec(10, per_position=False))
-    return None if cost is None else cost[0]
+    found = _seed_traits(blueprint, site, OutputSpec(10, per_position=False))
+    return None if found is None else found.params
 
 
 def _example_widening(shape: tuple[int, ...], width: int) -> Widening:

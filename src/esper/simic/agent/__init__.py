@@ -12,6 +12,7 @@ from esper.simic.agent.ppo import PPOAgent, ReplayMismatchError
 from esper.simic.agent.rollout import VectorEnv, action_draws, play_round
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.simic.agent.saving import agent_from_state, agent_state
+from esper.simic.agent.set_network import SetActorCritic, new_network
 from esper.simic.agent.types import Decision, Hidden, MaskTensors
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "PPOConfig",
     "PPOUpdateMetrics",
     "ReplayMismatchError",
+    "SetActorCritic",
     "TamiyoRolloutBuffer",
     "VectorEnv",
     "action_draws",
@@ -32,5 +34,6 @@ __all__ = [
     "compute_gae",
     "compute_per_head_advantages",
     "head_relevance",
+    "new_network",
     "play_round",
 ]

@@ -1,16 +1,27 @@
 """The policy and its value function: one LSTM, four heads that are drawn one after the other."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from esper.leyline import BLEND_NAMES, HEAD_NAMES, NUM_OPS, ConfigError, constants, shortened
+from esper.leyline import (
+    BLEND_NAMES,
+    HEAD_NAMES,
+    NUM_OPS,
+    ConfigError,
+    LifecycleOp,
+    constants,
+    shortened,
+)
 from esper.leyline.constants import MOST_LAYERS, MOST_WIDTH
 from esper.simic.agent.advantages import head_relevance
 from esper.simic.agent.types import Hidden, MaskTensors
 from esper.tamiyo.policy.masked_categorical import MaskedCategorical
+from esper.tamiyo.policy.set_features import SetLayout
 
 
 @dataclass(frozen=True)
@@ -22,9 +33,13 @@ class NetworkConfig:
     num_blueprints: int
     num_blends: int = len(BLEND_NAMES)
     num_ops: int = NUM_OPS
+    # 'flat': one vector in, a head per choice. 'set': slots and candidates, of any number.
+    kind: Literal["flat", "set"] = "flat"
     feature_dim: int = constants.FEATURE_DIM
     lstm_hidden_dim: int = constants.LSTM_HIDDEN_DIM
     lstm_layers: int = 1
+    # Width of a slot and of a candidate inside a network over sets.
+    embedding_dim: int = constants.EMBEDDING_DIM
     # Hidden width of each head; half of the LSTM, but not less than MIN_HEAD_WIDTH, if not given.
     head_width: int | None = None
     # How many numbers the critic sees that the actor does not.
@@ -42,12 +57,21 @@ class NetworkConfig:
             "feature_dim",
             "lstm_hidden_dim",
             "lstm_layers",
+            "embedding_dim",
         ):
             value, most = getattr(self, name), MOST_LAYERS if name == "lstm_layers" else MOST_WIDTH
             if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
                 raise ConfigError(
                     f"{name} must be a whole number from 1 to {most}, got {shortened(repr(value))}"
                 )
+        if self.kind not in ("flat", "set"):
+            raise ConfigError(f"a network is flat or set, got {shortened(repr(self.kind))}")
+        layout = SetLayout(self.num_slots, self.num_blueprints)
+        if self.kind == "set" and self.observation_dim != layout.size:
+            raise ConfigError(
+                f"a network over {self.num_slots} slots and {self.num_blueprints} blueprints takes "
+                f"observations of {layout.size} numbers, not {self.observation_dim}"
+            )
         if self.num_ops != NUM_OPS:
             raise ConfigError(f"num_ops must be {NUM_OPS}, one per LifecycleOp, got {self.num_ops}")
         if self.head_width is not None and not 1 <= self.head_width <= MOST_WIDTH:
@@ -96,22 +120,27 @@ class FactoredRecurrentActorCritic(nn.Module):
             nn.LayerNorm(config.feature_dim),
             nn.ReLU(),
         )
+        self._build_memory(config)
+        self.slot_head: nn.Module = make_head(hidden, width, config.num_slots)
+        self.blueprint_head: nn.Module = make_head(hidden, width, config.num_blueprints)
+        self.blend_head = make_head(hidden, width, config.num_blends)
+        self.op_head = make_head(hidden, width, config.num_ops)
+        self.value_head = make_head(hidden + config.privileged_dim, width, 1)
+
+    def _build_memory(self, config: NetworkConfig) -> None:
+        hidden = config.lstm_hidden_dim
         self.lstm = nn.LSTM(config.feature_dim, hidden, config.lstm_layers, batch_first=True)
         self.lstm_norm = nn.LayerNorm(hidden)
-        self.slot_head = _head(hidden, width, config.num_slots)
-        self.blueprint_head = _head(hidden, width, config.num_blueprints)
-        self.blend_head = _head(hidden, width, config.num_blends)
-        self.op_head = _head(hidden, width, config.num_ops)
-        self.value_head = _head(hidden + config.privileged_dim, width, 1)
 
     def _initialize(self) -> None:
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.orthogonal_(module.weight, math.sqrt(2.0))
-                nn.init.zeros_(module.bias)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
         for name in HEAD_NAMES:
-            nn.init.orthogonal_(self.head(name).get_parameter("2.weight"), self.config.actor_gain)
-        nn.init.orthogonal_(self.value_head.get_parameter("2.weight"), self.config.critic_gain)
+            nn.init.orthogonal_(_last_layer(self.head(name)).weight, self.config.actor_gain)
+        nn.init.orthogonal_(_last_layer(self.value_head).weight, self.config.critic_gain)
         for name, parameter in self.lstm.named_parameters():
             if "weight" in name:
                 nn.init.orthogonal_(parameter)
@@ -121,7 +150,7 @@ class FactoredRecurrentActorCritic(nn.Module):
                 quarter = len(parameter) // 4
                 nn.init.ones_(parameter[quarter : 2 * quarter])
 
-    def head(self, name: str) -> nn.Sequential:
+    def head(self, name: str) -> nn.Module:
         """The head called `name`: one of HEAD_NAMES, or 'value'."""
         return getattr(self, f"{name}_head")
 
@@ -129,11 +158,21 @@ class FactoredRecurrentActorCritic(nn.Module):
         shape = (self.config.lstm_layers, batch, self.config.lstm_hidden_dim)
         return torch.zeros(shape, device=device), torch.zeros(shape, device=device)
 
-    def encode(self, observations: Tensor, hidden: Hidden) -> tuple[Tensor, Hidden]:
+    def bias_ops(self, logits: Mapping[str, float]) -> None:
+        """Let ops start with these logits, by name."""
+        with torch.no_grad():
+            for name, logit in logits.items():
+                _last_layer(self.op_head).bias[LifecycleOp[name]] = logit
+
+    def encode(self, observations: Tensor, hidden: Hidden) -> tuple[Any, Hidden]:
         """Features for the heads, and the hidden state after the last step."""
         self._check_shapes(observations, hidden)
-        features = self.feature_net(observations)
-        if observations.dim() == 2:
+        return self._remember(observations, hidden)
+
+    def _remember(self, seen: Tensor, hidden: Hidden) -> tuple[Tensor, Hidden]:
+        """What is seen [..., D], and through the LSTM: [..., H]."""
+        features = self.feature_net(seen)
+        if seen.dim() == 2:
             output, hidden = self.lstm(features.unsqueeze(1), hidden)
             output = output.squeeze(1)
         else:
@@ -156,7 +195,7 @@ class FactoredRecurrentActorCritic(nn.Module):
 
     def decide(
         self,
-        features: Tensor,
+        features: Any,
         masks: MaskTensors,
         actions: Tensor | None = None,
         draws: Tensor | None = None,
@@ -167,10 +206,11 @@ class FactoredRecurrentActorCritic(nn.Module):
         drawn, with neither the most probable are taken. Returns actions, log-probs, the
         distributions and the relevance of the heads, all in the order of HEAD_NAMES.
         """
-        heads: dict[str, tuple[MaskedCategorical, Tensor]] = {}
+        distributions: dict[str, MaskedCategorical] = {}
+        drawn: dict[str, Tensor] = {}
 
         def choose(name: str, mask: Tensor) -> Tensor:
-            distribution = MaskedCategorical(self.head(name)(features), mask)
+            distribution = MaskedCategorical(self._logits(name, features, drawn), mask)
             index = HEAD_NAMES.index(name)
             if actions is not None:
                 chosen = actions[..., index]
@@ -178,7 +218,7 @@ class FactoredRecurrentActorCritic(nn.Module):
                 chosen = distribution.icdf(draws[..., index])
             else:
                 chosen = distribution.mode()
-            heads[name] = distribution, chosen
+            distributions[name], drawn[name] = distribution, chosen
             return chosen
 
         op = choose("op", masks.op)
@@ -186,18 +226,21 @@ class FactoredRecurrentActorCritic(nn.Module):
         # Where a head is not relevant its mask may be empty, and what it says is not used.
         ignored = ~relevant
         no_slot, no_blueprint, no_blend, _ = ignored.unsqueeze(-1).unbind(-2)
-        slot = choose("slot", _row(masks.slot, op) | no_slot)
-        choose("blueprint", _row(masks.blueprint, slot) | no_blueprint)
+        slot = choose("slot", pick(masks.slot, op) | no_slot)
+        choose("blueprint", pick(masks.blueprint, slot) | no_blueprint)
         choose("blend", masks.blend | no_blend)
 
-        distributions, chosen = zip(*(heads[name] for name in HEAD_NAMES), strict=True)
-        log_probs = [d.log_prob(c) for d, c in zip(distributions, chosen, strict=True)]
+        log_probs = [distributions[name].log_prob(drawn[name]) for name in HEAD_NAMES]
         return (
-            torch.stack(chosen, dim=-1).masked_fill(ignored, 0),
+            torch.stack([drawn[name] for name in HEAD_NAMES], dim=-1).masked_fill(ignored, 0),
             torch.stack(log_probs, dim=-1).masked_fill(ignored, 0.0),
-            distributions,
+            tuple(distributions[name] for name in HEAD_NAMES),
             relevant,
         )
+
+    def _logits(self, name: str, features: Any, drawn: dict[str, Tensor]) -> Tensor:
+        """Of one head; `drawn` are the choices of those before it. Here no head sees them."""
+        return self.head(name)(features)
 
     def get_action(
         self,
@@ -234,7 +277,7 @@ class FactoredRecurrentActorCritic(nn.Module):
         features, _ = self.encode(observations, hidden)
         return self._value_of(features, privileged)
 
-    def _value_of(self, features: Tensor, privileged: Tensor | None) -> Tensor:
+    def _value_of(self, features: Any, privileged: Tensor | None) -> Tensor:
         return critic_value(self.value_head, features, privileged, self.config.privileged_dim)
 
 
@@ -258,11 +301,16 @@ def critic_value(
     return head(torch.cat([features, privileged], dim=-1)).squeeze(-1)
 
 
-def _head(inputs: int, width: int, outputs: int) -> nn.Sequential:
+def make_head(inputs: int, width: int, outputs: int) -> nn.Sequential:
+    """Linear, ReLU, Linear."""
     return nn.Sequential(nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, outputs))
 
 
-def _row(masks: Tensor, choice: Tensor) -> Tensor:
-    """masks [..., k, n] and choice [...] -> the mask of each choice, [..., n]."""
-    index = choice[..., None, None].expand(*choice.shape, 1, masks.shape[-1])
-    return masks.gather(-2, index).squeeze(-2)
+def _last_layer(head: nn.Module) -> nn.Linear:
+    return [module for module in head.modules() if isinstance(module, nn.Linear)][-1]
+
+
+def pick(rows: Tensor, choice: Tensor) -> Tensor:
+    """rows [..., k, n] and choice [...] -> the row of each choice, [..., n]."""
+    index = choice[..., None, None].expand(*choice.shape, 1, rows.shape[-1])
+    return rows.gather(-2, index).squeeze(-2)

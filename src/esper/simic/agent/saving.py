@@ -9,8 +9,9 @@ from torch import Tensor
 
 from esper.leyline import ConfigError
 from esper.simic.agent.config import PPOConfig
-from esper.simic.agent.network import FactoredRecurrentActorCritic, NetworkConfig
+from esper.simic.agent.network import NetworkConfig
 from esper.simic.agent.ppo import PPOAgent
+from esper.simic.agent.set_network import new_network
 
 
 def agent_state(agent: PPOAgent) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -37,7 +38,7 @@ def agent_from_state(
     tensors: Mapping[str, Tensor], meta: Mapping[str, Any], device: torch.device | str = "cpu"
 ) -> PPOAgent:
     """The agent of which `agent_state` was taken; refuses what does not fit, in one sentence."""
-    network = FactoredRecurrentActorCritic(NetworkConfig(**meta["network"]))
+    network = new_network(NetworkConfig(**meta["network"]))
     agent = PPOAgent(network, PPOConfig(**meta["ppo"]), device)
     parameters = dict(network.named_parameters())
     _check_shapes(tensors, parameters)

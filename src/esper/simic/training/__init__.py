@@ -5,6 +5,7 @@ from esper.simic.training.checkpoint import is_run, load_checkpoint, load_state,
 from esper.simic.training.config import TrainingConfig, load_config
 from esper.simic.training.loop import Hooks, run_training
 from esper.simic.training.policy_controller import LearnedController
+from esper.simic.training.replay import episode_env
 from esper.simic.training.round_log import RoundLog
 from esper.simic.training.scenes import most_steps, recipe_of, side_by_side, space_of
 from esper.simic.training.state import Space, TrainState, lasting_settings, new_state
@@ -17,6 +18,7 @@ __all__ = [
     "Space",
     "TrainState",
     "TrainingConfig",
+    "episode_env",
     "growth_environments",
     "is_run",
     "lasting_settings",

@@ -7,9 +7,16 @@ import torch
 
 from esper.growth import BlueprintCatalogue
 from esper.leyline import HEAD_NAMES, ConfigError, generator
+from esper.leyline.events import Decided
 from esper.simic.training.checkpoint import load_state
+from esper.simic.training.reasons import Look, reasons_of
 from esper.simic.training.state import TrainState
-from esper.tamiyo import FeatureExtractionContext, Situation, signals_to_features
+from esper.tamiyo import (
+    FeatureExtractionContext,
+    Situation,
+    feature_names,
+    signals_to_features,
+)
 
 
 class LearnedController:
@@ -57,12 +64,17 @@ class LearnedController:
     def act(self, situation: Situation) -> np.ndarray:
         self.check_fit(situation.slot_config.num_slots, situation.catalogue)
         raw = torch.from_numpy(signals_to_features(FeatureExtractionContext(situation)))
+        scaled = self.observations.normalize(raw)
         draws = None if self.deterministic else _draws(situation)
-        decision = self.agent.act(
-            self.observations.normalize(raw), self.hidden, situation.masks, draws
-        )
+        decision = self.agent.act(scaled, self.hidden, situation.masks, draws)
+        self.look = Look(situation, raw, scaled, self.hidden, decision.values)
         self.hidden = decision.hidden
         return decision.actions
+
+    def reasons(self, actions: np.ndarray) -> list[Decided]:
+        shown = self.look.situation
+        names = feature_names(shown.slot_config.names, shown.catalogue.names)
+        return reasons_of(self.agent, self.look, names, actions)
 
 
 def _draws(situation: Situation) -> np.ndarray:

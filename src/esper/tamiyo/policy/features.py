@@ -10,6 +10,7 @@ Every entry is scaled to stay within about [-2, 2] by construction. What was not
 row of numbers that is centred on it; flags beside it say whether there is a seed at all.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,12 +38,58 @@ def feature_size(n_slots: int, n_blueprints: int, *, use_telemetry: bool = True)
     return BASE_FEATURES + n_slots * per_slot
 
 
+BASE_NAMES = (
+    "epoch / epochs",
+    "log batches / 8",
+    "symlog training loss / 2",
+    "symlog validation loss / 2",
+    "symlog change of loss",
+    "training score / 100",
+    "validation score / 100",
+    "change of score / 10",
+    "epochs on a plateau / 10",
+    "best score / 100",
+    "symlog best loss / 2",
+    *(f"symlog loss {ago} epochs ago / 2" for ago in (4, 3, 2, 1, 0)),
+    *(f"score {ago} epochs ago / 100" for ago in (4, 3, 2, 1, 0)),
+    "log size over the host's",
+    "share of the seeds allowed",
+)
+SLOT_NAMES = ("holds a seed", "stage / 10", "alpha", "worth / 10")
+TELEMETRY_NAMES = (
+    "gradient norm / 10",
+    "gradient health",
+    "gradients vanish",
+    "gradients explode",
+    "epochs in stage / 50",
+    "score / 100",
+    "improvement in stage / 10",
+    "way through life",
+    "alpha (telemetry)",
+    "epoch / epochs",
+)
+TRAINING = "training"
+
+
+def feature_names(
+    modules: Sequence[str], blueprints: Sequence[str], *, use_telemetry: bool = True
+) -> list[tuple[str, str]]:
+    """(block, entry) of each column of the observation; a slot is a block by its module's name."""
+    slot = (*SLOT_NAMES, *(f"is {blueprint}" for blueprint in blueprints))
+    names = [(TRAINING, name) for name in BASE_NAMES]
+    names += [(module, name) for module in modules for name in slot]
+    if use_telemetry:
+        names += [(module, name) for module in modules for name in TELEMETRY_NAMES]
+    return names
+
+
 def symlog(x: np.ndarray) -> np.ndarray:
     """sign(x) * log(1 + |x|): linear near 0, logarithmic far away (Hafner et al. 2023)."""
     return np.sign(x) * np.log1p(np.abs(x))
 
 
-def _bounded(x: np.ndarray, absent: float = 0.0) -> np.ndarray:
+def bounded(x: np.ndarray, absent: float = 0.0) -> np.ndarray:
+    """Within [-LIMIT, LIMIT], and `absent` where it is NaN."""
     # What np.clip and np.nan_to_num would do, in a third of the time for arrays of this size.
     return np.minimum(np.maximum(np.where(np.isnan(x), absent, x), -LIMIT), LIMIT)
 
@@ -55,14 +102,15 @@ def signals_to_features(context: FeatureExtractionContext) -> np.ndarray:
     return np.concatenate(blocks, axis=1).astype(np.float32)
 
 
-def _loss(loss: np.ndarray) -> np.ndarray:
+def loss_feature(loss: np.ndarray) -> np.ndarray:
+    """A loss on the scale of an observation."""
     # A loss that is not finite is a very bad one; symlog keeps 10 at 2.4, so halve it.
-    return _bounded(symlog(loss) / 2, absent=LIMIT)
+    return bounded(symlog(loss) / 2, absent=LIMIT)
 
 
 def _base(s: Situation) -> np.ndarray:
     signals = s.signals
-    train, val, best, *history = _loss(
+    train, val, best, *history = loss_feature(
         np.stack(
             [
                 signals.train_loss,
@@ -90,7 +138,7 @@ def _base(s: Situation) -> np.ndarray:
         np.log(s.total_params / s.host_params),
         s.table.holds_seed.sum(axis=1) / s.max_seeds if s.max_seeds else np.zeros(s.n_envs),
     ]
-    return _bounded(np.stack(columns, axis=1))
+    return bounded(np.stack(columns, axis=1))
 
 
 def _slots(s: Situation) -> np.ndarray:
@@ -103,7 +151,7 @@ def _slots(s: Situation) -> np.ndarray:
     )
     one_hot = table.blueprint[:, :, None] == np.arange(len(s.catalogue))
     block = np.concatenate([occupant, one_hot], axis=2)
-    return _bounded(block.reshape(s.n_envs, -1))
+    return bounded(block.reshape(s.n_envs, -1))
 
 
 def _telemetry(s: Situation) -> np.ndarray:
@@ -122,4 +170,4 @@ def _telemetry(s: Situation) -> np.ndarray:
         np.broadcast_to(s.signals.epoch[:, None] / s.max_steps, table.shape),
     ]
     block = np.stack(columns, axis=2) * table.holds_seed[:, :, None]
-    return _bounded(block.reshape(s.n_envs, -1))
+    return bounded(block.reshape(s.n_envs, -1))

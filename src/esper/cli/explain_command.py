@@ -1,0 +1,47 @@
+"""`esper explain`: one decision of a run."""
+
+from dataclasses import dataclass, field
+
+import typer
+
+from esper.cli.options import option
+from esper.leyline.constants import MOST_COUNT
+
+
+@dataclass(frozen=True)
+class ExplainSettings:
+    run: str = field(metadata={"option": typer.Argument(help="A run, such as runs/first.")})
+    step: int = option(
+        ..., "The epoch that the decision came before; the first is 1.", min=0, max=MOST_COUNT
+    )
+    env: int = option(0, "The environment.", min=0, max=MOST_COUNT)
+    round: int | None = option(
+        None, "Of a training run: the round. Default: the newest complete one.", min=0
+    )
+    json: bool = option(False, "As JSON, for other programs.", flag="--json")
+
+
+def explain(settings: ExplainSettings) -> None:
+    """Say what a controller saw, thought and did at one step of a run, and what came of it.
+
+    A learned policy gives the probabilities of all its choices and what its mask forbade. A growth
+    run has recorded them; an episode of a training run is played again for it.
+
+    Examples:
+
+      esper explain runs/first --step 7
+
+      esper explain runs/ppo --round 12 --env 3 --step 7 --json
+    """
+    from json import dumps
+
+    from rich.console import Console
+
+    from esper.api import explain
+    from esper.observatory import explanation_in_words, say
+
+    told = explain(settings.run, step=settings.step, env=settings.env, round=settings.round)
+    if settings.json:
+        print(dumps(told, indent=2))
+    else:
+        say(Console(), explanation_in_words(told), whole=True)

@@ -1,0 +1,158 @@
+"""One decision of a run: from the record, or played again; and bad questions."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import esper
+from command_support import esper_here
+from esper.api import explain
+from esper.leyline import ConfigError
+from esper.observatory import explanation_in_words
+from esper.simic.training import LearnedController
+from training_support import rows, tiny_run, tiny_task
+from view_support import write_evaluation_folder, write_growth
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("explained") / "run"
+    tiny_run(folder, rounds=2)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def grown(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of the user's own, grown by the policy, with a record."""
+    task = tiny_task()
+    data = task.load(None)
+    loaders = [
+        torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=32)
+        for x, y in ((data.train_x, data.train_y), (data.val_x, data.val_y))
+    ]
+    out = tmp_path_factory.mktemp("explained") / "grown"
+    policy = esper.load_policy(trained, deterministic=False)
+    policy.task = "CNNHost"  # so that it does not warn
+    esper.grow(task.build(), *loaders, slots=task.slots, controller=policy, steps=6, out=out)
+    return out
+
+
+def again(run: Path, **where: Any) -> dict[str, Any]:
+    return explain(run, task=tiny_task(), **where)
+
+
+def test_a_growth_run_has_recorded_its_decisions(grown: Path) -> None:
+    steps = {row["step"]: row for row in rows(grown / "metrics.jsonl")}
+    for step in range(1, 6):
+        told = explain(grown, step=step)
+        assert told["did"]["op"] == steps[step]["op"]
+        assert told["came"]["change"] == pytest.approx(
+            steps[step]["val_score"] - steps[step - 1]["val_score"]
+        )
+        choices = told["thought"]["heads"]["op"]
+        legal = [c["probability"] for c in choices if c["forbidden"] is None]
+        assert sum(legal) == pytest.approx(1.0, abs=1e-3)
+        assert told["did"]["op"] in explanation_in_words(told)
+
+
+def test_the_fate_of_a_seed_is_told(grown: Path) -> None:
+    germinated = next(r for r in rows(grown / "metrics.jsonl") if r["op"] == "GERMINATE")
+    told = explain(grown, step=germinated["step"])
+    assert told["came"]["fate"]
+    assert any("germinated" in words for words in told["came"]["events"])
+
+
+def test_an_episode_of_training_is_played_again_as_it_was(trained: Path) -> None:
+    recorded = [r for r in rows(trained / "metrics.jsonl") if r["kind"] == "step"]
+    mine = {r["step"]: r for r in recorded if r["round"] == 0 and r["env"] == 2}
+    for step in (1, max(mine)):
+        told = again(trained, round=0, env=2, step=step)
+        assert told["how"][-1] == "It went as recorded."
+        assert "round-000002" in told["how"][1]
+        assert told["did"]["op"] == mine[step]["op"]
+        assert told["thought"]["heads"]["op"]
+        assert told["came"]["reward"] == mine[step]["reward"]
+    assert again(trained, env=2, step=1)["round"] == 1
+
+
+def test_a_record_that_cannot_be_repeated_is_told_of(trained: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(trained, run)
+    path = run / "metrics.jsonl"
+    changed = rows(path)
+    for row in changed:
+        if row["kind"] == "step" and row["step"] == 1:
+            row["val_score"] += 3.0
+    path.write_text("".join(json.dumps(row) + "\n" for row in changed))
+    told = again(run, round=0, env=0, step=2)
+    assert "did not go as recorded: the score of epoch 1" in told["how"][-1]
+    for row in changed:
+        if row["kind"] == "step" and row["step"] == 1:
+            row.update(op="FOSSILIZE", slot="blocks.0", blueprint=None, blend=None)
+    path.write_text("".join(json.dumps(row) + "\n" for row in changed))
+    with pytest.raises(ConfigError, match=r"cannot be played again.*not legal"):
+        again(run, round=0, env=0, step=2)
+
+
+def test_a_rule_has_no_probabilities_but_all_else_is_told(tmp_path: Path) -> None:
+    run = write_growth(tmp_path / "run")
+    told = explain(run, step=2)
+    assert told["thought"] is None
+    assert "heuristic is a rule: it has no probabilities" in told["how"][0]
+    assert told["situation"]["val_score"] == 51.0
+    assert "conv_light in blocks.0 germinated" in explanation_in_words(told)
+
+
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [
+        ({"step": 99}, "decided before the steps 1 to 12, not before 99"),
+        ({"step": 0}, "before step 1 nobody decides"),
+        ({"step": 1, "env": 3}, "has no environment 3"),
+        ({"step": 1, "round": 0}, "has no rounds; leave out --round"),
+        ({"step": -1}, "step must be a whole number"),
+    ],
+)
+def test_a_bad_question_gets_one_sentence(
+    tmp_path: Path, where: dict[str, int], message: str
+) -> None:
+    run = write_growth(tmp_path / "run")
+    with pytest.raises(ConfigError, match=message):
+        explain(run, **where)
+
+
+def test_a_bad_folder_gets_one_sentence(trained: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is not the folder of a run"):
+        explain(tmp_path, step=1)
+    with pytest.raises(ConfigError, match="an evaluation, which keeps outcomes and no decisions"):
+        explain(write_evaluation_folder(tmp_path / "evaluation"), step=1)
+    with pytest.raises(ConfigError, match="has the rounds 0 to 1, there is no 7"):
+        explain(trained, step=1, round=7)
+
+
+def test_the_command_says_it_and_as_json(
+    grown: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert esper_here(monkeypatch, "explain", str(grown), "--step", "2", cwd=tmp_path) == 0
+    assert "the decision before epoch 2" in capsys.readouterr().out
+    words = ("explain", str(grown), "--step", "2", "--json")
+    assert esper_here(monkeypatch, *words, cwd=tmp_path) == 0
+    assert json.loads(capsys.readouterr().out) == explain(grown, step=2)
+    assert esper_here(monkeypatch, "explain", str(grown), "--step", "88", cwd=tmp_path) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("esper: ")
+    assert said.count("\n") == 1
+
+
+def test_a_learned_controller_gives_reasons() -> None:
+    from esper.tamiyo import GivesReasons, StaticController
+
+    assert issubclass(LearnedController, GivesReasons)
+    assert not isinstance(StaticController(), GivesReasons)
