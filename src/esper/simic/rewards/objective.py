@@ -3,7 +3,6 @@ the final score is that of the network that is kept."""
 
 import numpy as np
 
-from esper.leyline import ConfigError
 from esper.simic.rewards.components import Parts
 from esper.simic.rewards.config import BudgetRewardConfig, ObjectiveRewardConfig
 from esper.tolaria import Transition
@@ -31,16 +30,14 @@ def budget(t: Transition, config: BudgetRewardConfig, gamma: float) -> Parts:
     """Compute costs nothing but what it takes of the budget.
 
     Over an episode 'score' sums to (score of what is kept - score at the start) / 100, 'params' to
-    its growth relative to the host. Raises ConfigError if nobody knows what is kept.
+    its growth relative to the host. What is kept is known where episodes are settled, as they are
+    in training; elsewhere it is the network as it is at the end.
     """
     before, after = t.before, t.after
-    if t.final_score is None or t.final_params is None:
-        raise ConfigError(
-            "reward mode 'budget' pays for what an episode leaves behind, which is known in "
-            "training only; choose another, such as objective"
-        )
-    score = np.where(t.ended, t.final_score, after.signals.val_score)
-    params = np.where(t.ended, t.final_params, after.total_params)
+    score, params = after.signals.val_score, after.total_params
+    if t.final_score is not None and t.final_params is not None:
+        score = np.where(t.ended, t.final_score, score)
+        params = np.where(t.ended, t.final_params, params)
     return {
         "score": config.score_weight * (score - before.signals.val_score) / 100.0,
         "params": -config.param_cost * (params - before.total_params) / after.host_params,
