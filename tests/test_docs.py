@@ -57,7 +57,7 @@ def test_every_command_runs(
 ) -> None:
     words = shlex.split(command)[1:]
     if " ".join(words).startswith(LONG) or "runs/" in command:
-        names = words[: 2 if words[0] in ("train", "data") else 1]
+        names = words[: 2 if words[0] in ("train", "data", "policies") else 1]
         assert esper_here(monkeypatch, *names, "--help", cwd=tmp_path) == 0
         shown = capsys.readouterr().out
         for option in (word for word in words if word.startswith("--")):
@@ -113,6 +113,7 @@ def test_the_python_of_the_readme_runs() -> None:
 
 
 GUIDE = [text for language, text in fenced(ROOT / "docs" / "your-model.md") if language == "python"]
+PAGES = ["gymnasium.md", "trackers.md"]  # of integrations
 
 
 @pytest.mark.parametrize("number", range(len(GUIDE)))
@@ -122,6 +123,20 @@ def test_every_example_of_the_guide_runs(
     monkeypatch.chdir(tmp_path)
     with torch.random.fork_rng():
         exec(GUIDE[number], {"__name__": "example"})
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("page", PAGES)
+def test_the_python_of_integrations_runs(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"__name__": "example"}
+    blocks = [text for language, text in fenced(ROOT / "docs" / page) if language == "python"]
+    assert blocks
+    with torch.random.fork_rng():
+        for block in blocks:
+            exec(block, names)
 
 
 def test_the_guide_has_an_example_of_each_kind() -> None:

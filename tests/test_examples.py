@@ -9,7 +9,11 @@ import torch
 
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
 # Options that make an example short, by its name; without an entry it is run as it stands.
-SHORTER: dict[str, list[str]] = {}
+SHORTER: dict[str, list[str]] = {
+    "gym_cleanrl.py": ["--total-steps", "1024"],
+    "gym_sb3.py": ["--steps", "512"],
+    "gym_torchrl.py": ["--steps", "512"],
+}
 
 
 @pytest.mark.heavy

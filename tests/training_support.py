@@ -188,13 +188,14 @@ def die_at(plan: str) -> Hooks:
 
 
 def main() -> None:
-    """A run in a process of its own: `python -m training_support RUN ROUNDS PLAN POPULATION`."""
-    run, rounds, plan, population = Path(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:]
+    """A run in a process of its own: `python -m training_support RUN ROUNDS PLAN SETTINGS`, the
+    last as JSON."""
+    run, rounds, plan, flags = Path(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:]
     hooks = die_at(plan)
     if (run / "config.toml").exists():
         resume_ppo(run, task=tiny_task(), hooks=hooks)
     else:
-        tiny_run(run, rounds=rounds, hooks=hooks, population=population)
+        tiny_run(run, rounds=rounds, hooks=hooks, **json.loads(flags))
 
 
 if __name__ == "__main__":

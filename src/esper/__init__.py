@@ -77,12 +77,17 @@ __all__ = [
     "shape",
 ]
 
+# For people who have a stack already; each needs the library that it is for.
+_MODULES = ("gym", "trackers")
+
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         from importlib.metadata import version
 
         return version("esper-grow")
+    if name in _MODULES:
+        return import_module(f"esper.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'esper' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

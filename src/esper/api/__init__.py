@@ -4,13 +4,14 @@ policy, record and learn from episodes."""
 from esper import growth
 from esper.api.advising import advise
 from esper.api.body import Body, attach
-from esper.api.callbacks import Callback
+from esper.api.callbacks import Callback, Caller
 from esper.api.checks import checked
 from esper.api.controllers import check_script, find_controller, load_policy
 from esper.api.explaining import explain
 from esper.api.growing import grow
 from esper.api.grown import Grown, load
 from esper.api.lessons import imitate, learn_offline, record
+from esper.api.policies import export_policy
 from esper.api.shaping import Shape, shape
 from esper.api.training import config_of, episode_steps, one_thread, resume_ppo, train_ppo
 from esper.api.watch import Watch, warn_of_another_task
@@ -20,6 +21,7 @@ export, list_slots = checked()(growth.export), checked()(growth.list_slots)
 __all__ = [
     "Body",
     "Callback",
+    "Caller",
     "Grown",
     "Shape",
     "Watch",
@@ -30,6 +32,7 @@ __all__ = [
     "episode_steps",
     "explain",
     "export",
+    "export_policy",
     "find_controller",
     "grow",
     "imitate",

@@ -5,8 +5,11 @@ from pathlib import Path
 
 from esper.api.checks import checked
 from esper.growth import BlueprintCatalogue, GrownModule
-from esper.simic.training import LearnedController
+from esper.leyline.policy_card import find_policy
+from esper.simic.training import LearnedController, load_state
 from esper.tamiyo import Controller, ScriptedController, make_controller
+
+PRETRAINED = "pretrained"
 
 
 def find_controller(
@@ -14,19 +17,25 @@ def find_controller(
     num_slots: int | None = None,
     catalogue: BlueprintCatalogue | None = None,
 ) -> Controller:
-    """A controller by name, a learned one by the folder of its training run, or one as it is.
+    """A controller by name, a learned one by the folder of its training run or of an exported
+    policy, `pretrained` or `pretrained:NAME` for one that comes with the package, or one as it is.
 
     Raises ConfigError if there is none of that name, or if it is a learned one that was made for
     another number of slots or another catalogue than those given.
     """
-    if isinstance(controller, str):
-        learned = os.path.isdir(controller)  # False, too, for what no folder could be called
-        chosen: Controller = load_policy(controller) if learned else make_controller(controller)
-    else:
-        chosen = controller
+    chosen = _named(controller) if isinstance(controller, str) else controller
     if isinstance(chosen, LearnedController) and num_slots is not None and catalogue is not None:
         chosen.check_fit(num_slots, catalogue)
     return chosen
+
+
+def _named(name: str) -> Controller:
+    kind, colon, which = name.partition(":")
+    if kind == PRETRAINED:
+        folder, _ = find_policy(which if colon else None)
+        return LearnedController(load_state(folder), name)
+    learned = os.path.isdir(name)  # False, too, for what no folder could be called
+    return load_policy(name) if learned else make_controller(name)
 
 
 def check_script(controller: Controller, network: GrownModule) -> None:
@@ -37,7 +46,8 @@ def check_script(controller: Controller, network: GrownModule) -> None:
 
 @checked()
 def load_policy(path: str | Path, *, deterministic: bool = True) -> LearnedController:
-    """The policy of a training run (its newest checkpoint), as a controller for `grow`.
+    """The policy of a training run (its newest checkpoint) or of a folder that `esper policies
+    export` wrote, as a controller for `grow`.
 
     It takes the most probable actions; with `deterministic=False` it draws them.
     """

@@ -15,6 +15,7 @@ from esper.simic.telemetry import TrainingProfiler
 from esper.simic.training import (
     Hooks,
     RoundLog,
+    Space,
     TrainingConfig,
     TrainState,
     growth_environments,
@@ -72,6 +73,9 @@ class Chosen:
         if family is not None and task is not None:
             raise ConfigError("a family has a task of its own; leave out task")
         return Chosen(family.task if family else task or find_task(config.task), family)
+
+    def space(self, config: TrainingConfig) -> Space:
+        return space_of(self.task, self.family, kind=config.network.kind)
 
 
 @checked(task=TASK)
@@ -171,7 +175,7 @@ def resume_ppo(
 def _first_state(config: TrainingConfig, chosen: Chosen) -> TrainState:
     """A policy that is missing is found here, before anything is written."""
     warm = None if config.warm_start is None else load_state(config.warm_start)
-    return new_state(config, space_of(chosen.task, chosen.family), warm)
+    return new_state(config, chosen.space(config), warm)
 
 
 def _load(task: Task, devices: Sequence[str]) -> DataSplits:
@@ -200,7 +204,7 @@ def _check_unchanged(run: Path, config: TrainingConfig, chosen: Chosen, state: T
                 f"{run / CONFIG} was changed: {name} is {now.get(name)!r}, but the run began with "
                 f"{before.get(name)!r}; put that back, or start a new run"
             )
-    if state.space != space_of(chosen.task, chosen.family):
+    if state.space != chosen.space(config):
         raise ConfigError(f"{run} was trained with other slots or blueprints than there are now")
 
 

@@ -13,7 +13,9 @@ from esper.cli.explain_command import explain
 from esper.cli.grow_command import grow
 from esper.cli.learn_commands import imitate, offline, record
 from esper.cli.options import add_command
+from esper.cli.policies_command import export, policies, show_policy
 from esper.cli.show_commands import blueprints, compare, data_get, data_list, query, tasks
+from esper.cli.tracking import export_run
 from esper.cli.train_command import ppo
 from esper.cli.view_commands import report, runs, serve, show, watch
 from esper.leyline.errors import EsperError, EsperWarning, shortened
@@ -30,6 +32,7 @@ Start with [bold]esper grow --task digits[/]: it trains a tiny network, lets it 
 helps, and shows what the growth was worth. [bold]esper tasks[/] lists what else there is.""",
 )
 data_app = typer.Typer(no_args_is_help=True, help="See and fetch data sets.")
+policies_app = typer.Typer(help="See the policies that come with Esper, and export one.")
 train_app = typer.Typer(no_args_is_help=True, help="Learn when and what to grow.")
 
 add_command(app, grow)
@@ -41,6 +44,7 @@ add_command(app, explain)
 app.command()(report)
 app.command()(watch)
 add_command(app, serve)
+add_command(app, export_run)
 app.command()(compare)
 app.command()(query)
 app.command()(tasks)
@@ -51,6 +55,10 @@ add_command(train_app, imitate)
 add_command(train_app, offline)
 data_app.command("list")(data_list)
 data_app.command("get")(data_get)
+policies_app.callback(invoke_without_command=True)(policies)
+policies_app.command("show")(show_policy)
+add_command(policies_app, export)
+app.add_typer(policies_app, name="policies")
 app.add_typer(data_app, name="data")
 app.add_typer(train_app, name="train")
 

@@ -1,23 +1,26 @@
 """The arms of one `esper grow`, each trained with a record of its own."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from esper.cli.grow_command import GrowSettings
+    from esper.leyline import Recorder
     from esper.observatory import RunDirectory
     from esper.proof import Plan
     from esper.tolaria import DataSplits, GrowthEnv, Trained
+    from esper.trackers import Tracker
 
 
 class Arms:
     """`trained` are the networks by label, `others` the folders of those beside the grown one. The
-    run has begun at `began`, and trains for `steps` epochs after the first."""
+    run has begun at `began`, and trains for `steps` epochs after the first. Trackers are open until
+    the end of the `with`, for what is found out last."""
 
     def __init__(
         self,
@@ -31,15 +34,51 @@ class Arms:
         self.steps, self.began = steps, began
         self.trained: dict[str, Trained] = {}
         self.others: dict[str, Path] = {}
+        self.trackers: dict[str, Tracker] = {}
+
+    def __enter__(self) -> "Arms":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for tracker in self.trackers.values():
+            tracker.close()
 
     def open(self, label: str, folder: Path) -> "RunDirectory":
         from esper.observatory import RunDirectory
 
-        out = str(self.settings.folder)
-        config = {**asdict(self.settings), "steps": self.steps, "out": out, "arm": label}
         return RunDirectory.create(
-            folder, config, overwrite=self.settings.overwrite, since=self.began, script=True
+            folder,
+            self.config(label),
+            overwrite=self.settings.overwrite,
+            since=self.began,
+            script=True,
         )
+
+    def config(self, label: str) -> dict[str, Any]:
+        out = str(self.settings.folder)
+        return {**asdict(self.settings), "steps": self.steps, "out": out, "arm": label}
+
+    def track(self, label: str) -> "Sequence[Recorder]":
+        """Who is to be told of an arm besides its record."""
+        if self.settings.track is None:
+            return ()
+        from esper.api import Caller
+        from esper.cli.tracking import open_tracker
+
+        config = self.config(label)
+        tracker = open_tracker(self.settings.track, self.settings.folder, label, config)
+        self.trackers[label] = tracker
+        return (Caller([tracker]),)
+
+    def conclude(self, rows: "Sequence[Mapping[str, Any]]") -> None:
+        """Tell trackers what came of the arms: rows of the summary, with scores on test data."""
+        from esper.observatory import outcome_scalars
+
+        for row in rows:
+            if row["arm"] in self.trackers:
+                outcome = self.trained[row["arm"]].outcome
+                told = outcome_scalars({**vars(outcome), "test_score": row["test_score"]})
+                self.trackers[row["arm"]].scalars(told, outcome.steps)
 
     def play(self, label: str, plan: "Plan", record: "RunDirectory") -> "Trained":
         from esper.api import Watch
@@ -49,7 +88,7 @@ class Arms:
 
         recipe = replace(plan.task.recipe(self.data), weights=plan.weights)
         with StepProgress(self.console, f"{label:<14}", plan.rules.steps) as progress:
-            history = History((record, progress))
+            history = History((record, progress, *self.track(label)))
 
             def watch(env: "GrowthEnv") -> None:
                 look = Watch(history, env, plan.controller, recipe.data)

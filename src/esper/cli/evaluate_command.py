@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from esper.cli.options import option
+from esper.cli.tracking import TRACK, check_track, open_tracker
 from esper.leyline import ConfigError
 from esper.leyline.constants import MOST_COUNT, MOST_KEY
 
@@ -34,7 +35,7 @@ class EvaluateSettings:
     arms: str | None = option(
         None,
         "Who is compared, with commas: static, random, heuristic, heuristic:trial, scripted:NAME, "
-        "or the run directory of a learned policy. Default: static,random,scripted:early,"
+        "pretrained, or the folder of a learned policy. Default: static,random,scripted:early,"
         "heuristic; of trained hosts heuristic.",
     )
     keys: int = option(20, "Paired keys: each arm trains on each.", min=1, max=MOST_COUNT)
@@ -59,6 +60,7 @@ class EvaluateSettings:
     )
     population: str = option("auto", "How hosts are trained: looped, fused, auto or measure.")
     precision: str = option("fp32", "In what hosts compute while they train: fp32 or bf16.")
+    track: str | None = option(None, TRACK)
 
 
 def evaluate(settings: EvaluateSettings) -> None:
@@ -84,6 +86,7 @@ def evaluate(settings: EvaluateSettings) -> None:
         PhaseProgress,
         evaluation_folder,
         require_matplotlib,
+        retell,
         say,
         write_evaluation,
         write_report,
@@ -114,6 +117,7 @@ def evaluate(settings: EvaluateSettings) -> None:
             f"the data of task {settings.task!r} does not shift; that of {', '.join(known)} does"
         )
     require_matplotlib()
+    check_track(settings.track)
     for arm in plan.arms:
         find_controller(arm)
     data = task.load(data_root())
@@ -140,6 +144,9 @@ def evaluate(settings: EvaluateSettings) -> None:
         show_report(console, report)
         for path in (*write_evaluation(out, report.as_dict()), write_report(out)):
             say(console, str(path), whole=True)
+        if settings.track is not None:
+            (story,) = retell(out)
+            open_tracker(settings.track, out, story.name, story.config).tell(story)
 
 
 def _arms(settings: EvaluateSettings) -> tuple[str, ...]:

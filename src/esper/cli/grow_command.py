@@ -10,13 +10,15 @@ from esper.cli.arms import Arms
 from esper.cli.options import option
 from esper.cli.rescue import CONTINUE, COOLED, HOST, SCRATCH, rescue
 from esper.cli.retraining import ANEW, RANDOM, UNIFORM, retrain
+from esper.cli.tracking import TRACK, check_track
 from esper.leyline import ConfigError
 from esper.leyline.constants import MOST_COUNT, MOST_KEY
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from esper.tolaria import Precision, Task
+    from esper.tamiyo import Controller
+    from esper.tolaria import Precision, Task, TrialRules
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class GrowSettings:
         "heuristic",
         "Who decides: heuristic, heuristic:trial (chooses by trial), random, static (never grow), "
         "scripted:FILE, where FILE may be the actions.txt of an earlier run, "
-        "or the folder of a training run.",
+        "pretrained (see `esper policies`), or the folder of a training run or policy.",
     )
     key: int = option(0, "Same key, same run, byte for byte.", min=0, max=MOST_KEY)
     steps: int | None = option(
@@ -64,6 +66,7 @@ class GrowSettings:
         "and random shapes with as much compute.",
     )
     compare: bool = option(True, "Also train the host alone, and the grown topology from scratch.")
+    track: str | None = option(None, TRACK)
 
     @property
     def folder(self) -> Path:
@@ -93,26 +96,21 @@ def grow(settings: GrowSettings) -> None:
     # Everything that can be wrong is found before the first epoch.
     from rich.console import Console
 
-    from esper.api import (
-        check_script,
-        find_controller,
-        one_thread,
-        warn_of_another_task,
-    )
+    from esper.api import check_script, find_controller, warn_of_another_task
     from esper.growth import default_catalogue
     from esper.observatory import say, write_report
-    from esper.proof import Plan
-    from esper.tamiyo import StaticController
     from esper.tolaria import RESCUE, Budget, TrialRules, data_root, find_task, make_env
 
     task = replace(find_task(settings.task), precision=cast("Precision", settings.precision))
     controller = find_controller(settings.controller, len(task.slots), default_catalogue())
     steps, out = settings.steps or task.steps, settings.folder
     _check_start(settings)
+    check_track(settings.track)
     usual = RESCUE.incubation if settings.start == "trained" else TrialRules.incubation
+    incubation = usual if settings.incubation is None else settings.incubation
     rules = TrialRules(
         steps,
-        cast(Literal["isolated", "joint"], settings.incubation or usual),
+        cast(Literal["isolated", "joint"], incubation),
         budget=Budget(params=settings.max_params, macs=settings.max_macs),
         schedule=task.schedule,
     )
@@ -120,14 +118,24 @@ def grow(settings: GrowSettings) -> None:
     recipe, console = task.recipe(data), Console()
     check_script(controller, make_env(recipe, [settings.key], rules).population.template)
     warn_of_another_task(controller, task.name)
-    arms = Arms(console, settings, data, steps, began)
-    if settings.start == "trained":
-        rescue(arms, task, controller, rules)
-        _conclude(arms, task)
-        say(console, f"report   {write_report(out)}", whole=True)
-        return
+    with Arms(console, settings, data, steps, began) as arms:
+        if settings.start == "trained":
+            rescue(arms, task, controller, rules)
+            _conclude(arms, task)
+        else:
+            _grow_fresh(arms, task, controller, rules)
+    # Once the folder is free: a report of a run that is still locked says that it is running.
+    say(console, f"report   {write_report(out)}", whole=True)
+
+
+def _grow_fresh(arms: Arms, task: "Task", controller: "Controller", rules: "TrialRules") -> None:
+    from esper.api import one_thread
+    from esper.proof import Plan
+    from esper.tamiyo import StaticController
+
+    settings = arms.settings
     # The folder is locked to the end, so that nobody takes it from under the comparison.
-    with one_thread(), arms.open("grown", out) as record:
+    with one_thread(), arms.open("grown", settings.folder) as record:
         grown = arms.play("grown", Plan(task, controller, rules), record)
         bills: dict[str, int] = {}
         static = StaticController()
@@ -139,8 +147,6 @@ def grow(settings: GrowSettings) -> None:
         if settings.then == "retrain" and grown.outcome.ended == "finished":
             bills = retrain(arms, task)
         _conclude(arms, task, bills)
-    # Once the folder is free: a report of a run that is still locked says that it is running.
-    say(console, f"report   {write_report(out)}", whole=True)
 
 
 def _check_start(settings: GrowSettings) -> None:
@@ -182,6 +188,7 @@ def _conclude(arms: "Arms", task: "Task", bills: "Mapping[str, int] | None" = No
     for row in rows if bills else []:
         row["bill_macs"] = (bills or {}).get(row["arm"], row["train_macs"])
     write_summary(out, rows)
+    arms.conclude(rows)
     outcome, seeds = trained["grown"].outcome, rows[labels.index("grown")]["seeds"]
     console.print()
     console.print(summary_table(rows, score))

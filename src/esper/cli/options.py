@@ -47,4 +47,4 @@ def add_command(app: typer.Typer, run: Callable[[Any], None]) -> None:
     # What typer reads: a signature as if somebody had written all options out.
     command.__signature__ = Signature(options)  # type: ignore[attr-defined]
     command.__annotations__ = {item.name: item.annotation for item in options}
-    app.command(run.__name__, help=run.__doc__)(command)
+    app.command(run.__name__.replace("_", "-"), help=run.__doc__)(command)

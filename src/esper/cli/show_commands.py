@@ -43,9 +43,9 @@ def query(
     from esper.observatory import query, say
 
     answer = query(Path(run), sql, limit=limit, timeout=timeout)
-    table = _table(*answer.columns)
+    table = plain_table(*answer.columns)
     for row in answer.rows:
-        _add(table, *("" if value is None else str(value) for value in row))
+        add_row(table, *("" if value is None else str(value) for value in row))
     console = Console()
     console.print(table)
     if not answer.complete:
@@ -60,11 +60,11 @@ def tasks() -> None:
     from esper.tolaria.data import catalogue
 
     root = catalogue.data_root()
-    table = _table("task", "data", "epochs", "what it is")
+    table = plain_table("task", "data", "epochs", "what it is")
     for task in all_tasks().values():
         known = task.data_set in catalogue.CATALOGUE
         state = catalogue.status(task.data_set, root).state if known else "its own"
-        _add(table, task.name, state, str(task.steps), task.description)
+        add_row(table, task.name, state, str(task.steps), task.description)
     Console().print(table)
 
 
@@ -75,14 +75,14 @@ def blueprints() -> None:
     from esper.growth import default_catalogue, example_params
     from esper.observatory import say
 
-    table = _table("blueprint", "kind", "fits", f"parameters at width {WIDTH}", "what it is")
+    table = plain_table("blueprint", "kind", "fits", f"parameters at width {WIDTH}", "what it is")
     for spec in default_catalogue().specs:
         sizes = [example_params(spec, topology, WIDTH) for topology in spec.factories]
         shown = [f"{size:,}" for size in sizes if size is not None]
         if len(set(shown)) == 1:
             shown = shown[:1]
         fits = ", ".join(spec.factories)
-        _add(table, spec.name, spec.kind, fits, ", ".join(shown), spec.description)
+        add_row(table, spec.name, spec.kind, fits, ", ".join(shown), spec.description)
     console = Console()
     console.print(table)
     say(
@@ -100,9 +100,9 @@ def data_list() -> None:
     from esper.tolaria.data import catalogue
 
     root = catalogue.data_root()
-    table = _table("data set", "state", "what it is")
+    table = plain_table("data set", "state", "what it is")
     for name, data_set in catalogue.CATALOGUE.items():
-        _add(table, name, catalogue.status(name, root).state, data_set.description)
+        add_row(table, name, catalogue.status(name, root).state, data_set.description)
     console = Console()
     console.print(table)
     say(console, f"\nFolder: {root} (set ESPER_DATA to change it)")
@@ -122,7 +122,7 @@ def data_get(
     say(console, f"{name}: {status.state}. {status.detail}".rstrip())
 
 
-def _table(*headings: str) -> "Table":
+def plain_table(*headings: str) -> "Table":
     from rich.markup import escape
     from rich.table import Table
 
@@ -132,7 +132,7 @@ def _table(*headings: str) -> "Table":
     return table
 
 
-def _add(table: "Table", *words: str) -> None:
+def add_row(table: "Table", *words: str) -> None:
     from rich.markup import escape
 
     table.add_row(*map(escape, words))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from esper.cli.options import option
+from esper.cli.tracking import TRACK, open_tracker
 from esper.leyline.constants import MOST_COUNT, MOST_KEY
 
 if TYPE_CHECKING:
@@ -42,6 +43,9 @@ class PPOSettings:
     out: str | None = option(None, "Folder for the run. Default: runs/ppo-TASK-KEY.")
     config: str | None = option(None, "TOML file with settings; flags override it.")
     resume: str | None = option(None, "Go on with the run in this folder instead.")
+    network: str | None = setting(
+        "network.kind", "flat, for its task's slots; or set, for any slots and blueprints."
+    )
     population: str | None = setting(
         "population", "How hosts are trained: looped, fused, auto or measure; default auto."
     )
@@ -72,6 +76,8 @@ class PPOSettings:
         None, "Write traces of this round, counted from 0, that open in Perfetto.", min=0
     )
 
+    track: str | None = option(None, TRACK)
+
     def given(self) -> dict[str, Any]:
         """The settings of the run that were given as flags, by their dotted names."""
         flags = {f.metadata["setting"]: f.name for f in fields(self) if "setting" in f.metadata}
@@ -99,7 +105,7 @@ def ppo(settings: PPOSettings) -> None:
     from rich.console import Console
 
     from esper.api import config_of, episode_steps, resume_ppo, train_ppo
-    from esper.observatory import RoundProgress
+    from esper.observatory import RoundProgress, scalars_of
     from esper.simic.training import Hooks, load_config
 
     logging.basicConfig(format="esper: %(message)s")
@@ -113,17 +119,25 @@ def ppo(settings: PPOSettings) -> None:
         out = Path(settings.resume)
         config = config_of(out, settings.rounds)
     steps = episode_steps(config)
+    tracker = None
+    if settings.track is not None:
+        tracker = open_tracker(settings.track, out, "policy", config.flat())
     with Interrupts(console) as interrupts, RoundProgress(console, config.rounds, steps) as show:
 
         def on_step(step: int) -> None:
             show.step(step)
             interrupts.after_step()
 
+        def on_round(number: int, row: dict[str, Any], timings: dict[str, Any]) -> None:
+            show.round(number, row, timings)
+            if tracker is not None:
+                tracker.scalars(scalars_of(row), number)
+
         how: dict[str, Any] = {
             "workers": _workers(settings.workers),
             "devices": None if settings.devices is None else settings.devices.split(","),
             "profile": settings.profile,
-            "hooks": Hooks(show.round, on_step, interrupts.after_round),
+            "hooks": Hooks(on_round, on_step, interrupts.after_round),
         }
         try:
             if settings.resume is None:
@@ -133,6 +147,9 @@ def ppo(settings: PPOSettings) -> None:
             done = state.round
         except LeaveRoundError:
             done = None
+        finally:
+            if tracker is not None:
+                tracker.close()
     _conclude(console, out, done, config.rounds)
 
 

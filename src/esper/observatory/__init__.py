@@ -22,6 +22,7 @@ from esper.observatory.explained import (
 from esper.observatory.picture import draw_growth, growth_figure, require_matplotlib
 from esper.observatory.query import query
 from esper.observatory.report import write_report
+from esper.observatory.retelling import Story, outcome_scalars, retell, scalars_of
 from esper.observatory.run_directory import (
     ARMS,
     CHECKPOINTS,
@@ -31,12 +32,14 @@ from esper.observatory.run_directory import (
     METRICS,
     MODEL,
     PROFILE,
+    TRACKED,
     RunDirectory,
     read_rows,
     write_summary,
 )
 from esper.observatory.runs import find_runs
 from esper.observatory.serving import serve
+from esper.observatory.story import in_words, is_told
 from esper.observatory.summaries import runs_as_json, runs_table, show_run
 from esper.observatory.terminal import (
     PhaseProgress,
@@ -60,11 +63,13 @@ __all__ = [
     "METRICS",
     "MODEL",
     "PROFILE",
+    "TRACKED",
     "EpisodeRecord",
     "PhaseProgress",
     "RoundProgress",
     "RunDirectory",
     "StepProgress",
+    "Story",
     "arms_table",
     "at_extra",
     "compare_runs",
@@ -78,14 +83,19 @@ __all__ = [
     "find_runs",
     "growth_figure",
     "growth_in_words",
+    "in_words",
+    "is_told",
+    "outcome_scalars",
     "place",
     "query",
     "read_episode",
     "read_rows",
     "require_matplotlib",
+    "retell",
     "runs_as_json",
     "runs_table",
     "say",
+    "scalars_of",
     "seeds_table",
     "seeds_worth_table",
     "serve",

@@ -18,13 +18,13 @@ from rich.table import Table
 from esper.leyline import ConfigError
 from esper.observatory.budget_picture import draw_budgets
 from esper.observatory.picture import INK, LONGEST_NAME, QUIET, in_lines, new_figure
-from esper.observatory.run_directory import lock_folder
+from esper.observatory.run_directory import TRACKED, lock_folder
 from esper.observatory.terminal import place, plain_table, shown
 
 REPORT, TRIALS, PLOT = "evaluation.json", "trials.csv", "evaluation.png"
 BEGUN = "settings.json"  # written when an evaluation begins
 # What makes a folder an evaluation, and goes when another takes its place.
-OWN = (BEGUN, REPORT, TRIALS, PLOT, "runs.jsonl", "networks")
+OWN = (BEGUN, REPORT, TRIALS, PLOT, "runs.jsonl", "networks", TRACKED)
 LOCK = ".evaluation.lock"  # not that of runs, which would take the folder for theirs
 ARM, CONTROL, BETTER, WORSE = "#1f77b4", "#9a9a9a", "#238b45", "#cb181d"
 SURE = 0.05

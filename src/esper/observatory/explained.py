@@ -221,7 +221,10 @@ def explanation_in_words(told: Mapping[str, Any]) -> str:
         *_situation_lines(told["situation"]),
     ]
     if told["saw"]:
-        lines += ["", "What stood out of what it saw (as observed; as the network got it):"]
+        lines += [
+            "",
+            "What stood out of what it saw (in brackets as the network got it):",
+        ]
         lines += _saw_lines(told["saw"])
     if told["trials"]:
         lines += ["", "What trials of candidates said (change of the validation loss):"]
@@ -255,7 +258,9 @@ def _situation_lines(s: Mapping[str, Any]) -> list[str]:
 def _saw_lines(saw: Sequence[Mapping[str, Any]]) -> list[str]:
     blocks: dict[str, list[str]] = {}
     for entry in saw:
-        text = f"{entry['entry']} = {entry['number']:g} ({entry['as']:+g})"
+        text = f"{entry['entry']} = {entry['number']:g}"
+        if entry["as"] != entry["number"]:
+            text += f" ({entry['as']:+g})"
         blocks.setdefault(entry["block"], []).append(text)
     return [f"  {block}: {'; '.join(entries)}" for block, entries in blocks.items()]
 

@@ -29,12 +29,13 @@ CHECKPOINTS = "checkpoints"  # a folder: written by the training itself
 GROWN = "grown"  # a folder: the grown network, as `esper.load` reads it
 PROFILE = "profile"  # a folder: traces of a round that was looked at closely
 EPISODES = "episodes.safetensors"  # what was recorded, to learn from
+TRACKED = "tracked"  # a folder: what trackers were told, one folder for each kind
 LOCK = ".lock"  # locked, not merely there, while a process writes to the run
 
 # What makes a folder a run, and goes when another run takes its place.
 OWN = (
     *(CONFIG, EVENTS, METRICS, OUTCOMES, ACTIONS, TIMINGS, SUMMARY, PICTURE, PAGE, MODEL),
-    *(EPISODES, ARMS, CHECKPOINTS, GROWN, PROFILE),
+    *(EPISODES, ARMS, CHECKPOINTS, GROWN, PROFILE, TRACKED),
 )
 # Cut back to a checkpoint when a run goes on from it.
 HISTORY = (EVENTS, METRICS, OUTCOMES)
@@ -241,7 +242,7 @@ def _lock_soon(file: IO[bytes]) -> None:
 
 
 def _remove(path: Path) -> None:
-    if path.name in (ARMS, CHECKPOINTS, GROWN, PROFILE) and path.is_dir():
+    if path.name in (ARMS, CHECKPOINTS, GROWN, PROFILE, TRACKED) and path.is_dir():
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)

@@ -10,6 +10,7 @@ Rewards of a step follow the action and precede the tick:
     action -> reward(state) -> seeds age, reveal themselves, cool down
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -77,6 +78,7 @@ def _all_states() -> list[SlotState]:
 
 STATES = _all_states()
 _INDEX = {state: index for index, state in enumerate(STATES)}
+_STAGE = np.array([int(state.stage) for state in STATES])
 _EARNINGS = np.array([state.earnings for state in STATES])
 _CHANCE = np.array([s.chance if s.stage == SeedStage.TRAINING else 0.0 for s in STATES])
 _DORMANT = _INDEX[SlotState(SeedStage.DORMANT)]
@@ -150,12 +152,22 @@ class AnalyticGrowth:
         self.spread = spread
 
     def reset(self, round_: int = 0) -> tuple[np.ndarray, ActionMasks]:
+        return self.begin(
+            [generator(self.key, "analytic", round_, int(group)) for group in self.groups]
+        )
+
+    def begin(self, generators: Sequence[np.random.Generator]) -> tuple[np.ndarray, ActionMasks]:
+        """Begin episodes whose luck comes from these, one for each environment."""
         self.time = 0
         self.states = np.full((self.num_envs, NUM_SLOTS), _DORMANT)
-        chance = [generator(self.key, "analytic", round_, int(group)) for group in self.groups]
-        self._luck = np.stack([rng.random((HORIZON, NUM_SLOTS)) for rng in chance])
-        self._host = self.spread * np.array([rng.normal() for rng in chance])
+        self._luck = np.stack([rng.random((HORIZON, NUM_SLOTS)) for rng in generators])
+        self._host = self.spread * np.array([rng.normal() for rng in generators])
         return self._observation(), self._masks()
+
+    @property
+    def stages(self) -> np.ndarray:
+        """[E, S], the stage of every slot."""
+        return _STAGE[self.states]
 
     def step(
         self, actions: np.ndarray

@@ -9,7 +9,7 @@ from esper.api.training import resume_ppo, train_ppo
 from esper.leyline import ConfigError
 from esper.simic.training import load_config
 from esper.simic.training.round_log import RoundLog
-from esper.simic.training.scenes import ShardSpec, most_steps
+from esper.simic.training.scenes import ShardSpec, episode_key, most_steps
 from esper.simic.training.shard import Shard
 from esper.tamiyo import RandomController, wait
 from training_support import family_run, rows, same_run, tiny_config, tiny_family, tiny_spec
@@ -121,19 +121,20 @@ def test_rewards_add_up_to_what_is_left_behind():
 
 
 def test_workers_change_nothing_and_neither_does_an_interruption(tmp_path):
-    family_run(tmp_path / "one", rounds=2, envs=6)
-    family_run(tmp_path / "two", rounds=2, envs=6, workers=2)
+    family_run(tmp_path / "one", rounds=2)
+    family_run(tmp_path / "two", rounds=2, workers=2)
     same_run(tmp_path / "one", tmp_path / "two")
-    family_run(tmp_path / "three", rounds=1, envs=6)
+    family_run(tmp_path / "three", rounds=1)
     resume_ppo(tmp_path / "three", rounds=2, family=FAMILY)
     same_run(tmp_path / "one", tmp_path / "three")
     outcomes = rows(tmp_path / "one" / "outcomes.jsonl")
-    assert sorted(o["env"] for o in outcomes) == sorted([*range(6)] * 2)
+    assert sorted(o["env"] for o in outcomes) == sorted([*range(4)] * 2)
 
 
 def test_a_family_brings_its_task_its_groups_and_its_reward():
     config = load_config(flags={"family": "digits:trained", "envs": 16})
     assert (config.task, config.group, config.reward_mode) == ("digits", 8, "budget")
+    assert config.network.kind == "set"
     assert load_config(flags={"family": "digits:trained", "group": 4}).group == 4
     assert load_config().group == 1
 
@@ -151,6 +152,17 @@ def test_a_family_brings_its_task_its_groups_and_its_reward():
 def test_settings_that_cannot_work_are_refused(flags, words):
     with pytest.raises(ConfigError, match=words):
         load_config(flags=flags)
+
+
+def test_hosts_of_different_depth_are_played_together_by_a_network_over_sets_only(tmp_path):
+    deep = tiny_family(name="digits:deep", widths=((1, 3), (2, 6), (2, 6)), blocks=(2, 3))
+    settings = {"group": 2, "rounds": 1, "envs": 8, "network.kind": "set", "reward_mode": "budget"}
+    train_ppo(tiny_config(**settings), tmp_path / "run", family=deep)
+    drawn = [deep.episode("train", episode_key(5, 0, group))[0] for group in range(4)]
+    assert {len(member.widths) for member in drawn} == {2, 3}
+    assert len(rows(tmp_path / "run" / "outcomes.jsonl")) == 8
+    with pytest.raises(ConfigError, match="have 2 to 3 slots, which only a network over sets"):
+        train_ppo(tiny_config(group=2), tmp_path / "other", family=deep)
 
 
 def test_a_task_beside_a_family_is_refused(tmp_path):

@@ -23,6 +23,8 @@ from esper.simic.agent.types import Hidden, MaskTensors
 from esper.tamiyo.policy.masked_categorical import MaskedCategorical
 from esper.tamiyo.policy.set_features import SetLayout
 
+Kind = Literal["flat", "set"]
+
 
 @dataclass(frozen=True)
 class NetworkConfig:
@@ -34,7 +36,7 @@ class NetworkConfig:
     num_blends: int = len(BLEND_NAMES)
     num_ops: int = NUM_OPS
     # 'flat': one vector in, a head per choice. 'set': slots and candidates, of any number.
-    kind: Literal["flat", "set"] = "flat"
+    kind: Kind = "flat"
     feature_dim: int = constants.FEATURE_DIM
     lstm_hidden_dim: int = constants.LSTM_HIDDEN_DIM
     lstm_layers: int = 1

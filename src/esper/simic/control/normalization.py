@@ -85,6 +85,23 @@ class RunningMeanStd:
         self.count = float(state["count"])
 
 
+class Unscaled(RunningMeanStd):
+    """For observations that are on a scale by construction: it learns nothing and changes nothing.
+
+    Statistics of its own columns would treat things of one kind differently by their place.
+    """
+
+    def __init__(self) -> None:
+        super().__init__((0,))
+
+    def update(self, batch: Tensor) -> None:
+        if not torch.isfinite(batch).all():
+            raise ValueError("a normaliser takes finite numbers only, got NaN or infinity")
+
+    def normalize(self, values: Tensor) -> Tensor:
+        return values
+
+
 class RewardNormalizer:
     """Divides rewards by their running sample deviation; the mean stays, because it is the goal."""
 

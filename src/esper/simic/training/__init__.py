@@ -5,10 +5,12 @@ from esper.simic.training.checkpoint import is_run, load_checkpoint, load_state,
 from esper.simic.training.config import TrainingConfig, load_config
 from esper.simic.training.loop import Hooks, run_training
 from esper.simic.training.policy_controller import LearnedController
+from esper.simic.training.policy_folder import card_of, write_policy
 from esper.simic.training.replay import episode_env
 from esper.simic.training.round_log import RoundLog
 from esper.simic.training.scenes import most_steps, recipe_of, side_by_side, space_of
-from esper.simic.training.state import Space, TrainState, lasting_settings, new_state
+from esper.simic.training.space import Space
+from esper.simic.training.state import TrainState, lasting_settings, new_state
 from esper.simic.training.workers import growth_environments, worker_devices
 
 __all__ = [
@@ -18,6 +20,7 @@ __all__ = [
     "Space",
     "TrainState",
     "TrainingConfig",
+    "card_of",
     "episode_env",
     "growth_environments",
     "is_run",
@@ -33,4 +36,5 @@ __all__ = [
     "side_by_side",
     "space_of",
     "worker_devices",
+    "write_policy",
 ]

@@ -29,6 +29,7 @@ from esper.leyline.sealed import (
     to_json,
     write_sealed,
 )
+from esper.simic.training.policy_folder import is_policy, read_policy
 from esper.simic.training.state import TrainState, pack, unpack
 
 logger = logging.getLogger(__name__)
@@ -108,8 +109,10 @@ def is_run(path: str | Path) -> bool:
 
 
 def load_state(path: str | Path) -> TrainState:
-    """The newest state of a run, or the state in one of its checkpoints."""
+    """The newest state of a run, the state in one of its checkpoints, or an exported policy."""
     path = Path(path)
+    if is_policy(path):
+        return read_policy(path)
     if (path / MANIFEST).is_file():
         return read_checkpoint(path).state
     return load_checkpoint(path).state

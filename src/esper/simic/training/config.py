@@ -16,6 +16,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from esper.leyline import ConfigError, LifecycleOp, constants
 from esper.simic.agent import PPOConfig
+from esper.simic.agent.network import Kind
 from esper.simic.rewards import MODES, RewardConfig, check_gamma
 from esper.tolaria import (
     Budget,
@@ -34,12 +35,16 @@ DEFAULT_PPO = PPOConfig(gamma=1.0, gae_lambda=1.0, value_coef=0.05)
 
 @dataclass(frozen=True)
 class NetworkSizes:
-    """Sizes of the policy's network that do not follow from the task."""
+    """Kind and sizes of the policy's network that do not follow from the task."""
 
+    # 'flat': for the slots and blueprints of its task. 'set': for any number of either.
+    kind: Kind = "flat"
     # Width of the features that enter the LSTM, and of the LSTM and its layers.
     feature_dim: int = constants.FEATURE_DIM
     lstm_hidden_dim: int = constants.LSTM_HIDDEN_DIM
     lstm_layers: int = 1
+    # Width of a slot and of a candidate inside a network over sets.
+    embedding_dim: int = constants.EMBEDDING_DIM
     # Hidden width of each head; None: half of the LSTM.
     head_width: int | None = None
     # Logits that ops start with, by name; those left out start with 0. If all do, every legal op is
@@ -180,10 +185,14 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 # Hosts that differ are comparable in what they gain; within a group actions are all that differs.
-FAMILY_PRESET = {"group": 8, "reward_mode": "budget"}
+FAMILY_PRESET = {"group": 8, "reward_mode": "budget", "network.kind": "set"}
 
 # The critic of a clone has learnt nothing; graded by it, a good policy is soon a bad one.
 WARM_START_PRESET = {"ppo.critic_first": 4}
+
+
+# What is known of slots and candidates is shared by all of them; it takes less room.
+SET_PRESET = {"network.feature_dim": 64, "network.lstm_hidden_dim": 64}
 
 
 def load_config(
@@ -203,19 +212,25 @@ def load_config(
     settings: dict[str, Any] = {}
     if isinstance(given.get("family"), str):
         given.setdefault("task", find_family(given["family"]).task.name)
-    if presets:
-        task = given.get("task", TrainingConfig.task)
-        preset = PRESETS.get(task, {}) if isinstance(task, str) else {}
-        if given.get("family") is not None:
-            preset = preset | FAMILY_PRESET
-        if given.get("warm_start") is not None:
-            preset = preset | WARM_START_PRESET
-        for name, value in preset.items():
-            _put(settings, name, value)
+    for name, value in _presets(given).items() if presets else ():
+        _put(settings, name, value)
     for name, value in given.items():
         added = isinstance(value, dict)
         settings[name] = {**settings.get(name, {}), **value} if added else value
     return _build(settings)
+
+
+def _presets(given: Mapping[str, Any]) -> dict[str, Any]:
+    task, network = given.get("task", TrainingConfig.task), given.get("network")
+    preset = PRESETS.get(task, {}) if isinstance(task, str) else {}
+    if given.get("family") is not None:
+        preset = preset | FAMILY_PRESET
+    if given.get("warm_start") is not None:
+        preset = preset | WARM_START_PRESET
+    kind = preset.get("network.kind", NetworkSizes.kind)
+    if isinstance(network, dict):
+        kind = network.get("kind", kind)
+    return preset | SET_PRESET if kind == "set" else preset
 
 
 def make_reward(mode: str, settings: Mapping[str, Any], modes: tuple[str, ...]) -> RewardConfig:

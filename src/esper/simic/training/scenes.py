@@ -7,10 +7,10 @@ from typing import Literal, cast
 import numpy as np
 
 from esper.growth import default_catalogue
-from esper.leyline import draw_key
+from esper.leyline import ConfigError, draw_key
+from esper.simic.agent.network import Kind
 from esper.simic.training.config import TrainingConfig
-from esper.simic.training.state import Space
-from esper.tamiyo import feature_size
+from esper.simic.training.space import Space
 from esper.tolaria import (
     Budget,
     DataSplits,
@@ -54,11 +54,18 @@ class Scene:
     twins: np.ndarray | None = None
 
 
-def space_of(task: Task, family: Family | None = None) -> Space:
-    """Slots and blueprints of a run's environments, and the width of their observations."""
-    names = (default_catalogue() if family is None else family.catalogue).names
-    slots = len(task.slots) if family is None else family.slots
-    return Space(feature_size(slots, len(names)), slots, tuple(names))
+def space_of(task: Task, family: Family | None = None, *, kind: Kind = "flat") -> Space:
+    """Slots and blueprints of a run's environments, as a network of that kind sees them. Raises
+    ConfigError for hosts that it cannot all see."""
+    if family is None:
+        return Space.of(len(task.slots), default_catalogue().names, kind)
+    least, most = family.blocks
+    if kind == "flat" and least != most:
+        raise ConfigError(
+            f"the hosts of family {family.name!r} have {least} to {most} slots, which only a "
+            'network over sets takes: give network.kind = "set"'
+        )
+    return Space.of(most, family.catalogue.names, kind)
 
 
 def recipe_of(

@@ -12,8 +12,7 @@ import numpy as np
 from esper.leyline import ActionMasks
 from esper.simic.training.part import Part
 from esper.simic.training.round_log import RoundLog
-from esper.simic.training.scenes import Scenery, ShardSpec
-from esper.tamiyo import FeatureExtractionContext, signals_to_features
+from esper.simic.training.scenes import Scenery, ShardSpec, space_of
 
 
 class Shard:
@@ -29,6 +28,7 @@ class Shard:
         self.envs, self.device, self.num_envs = spec.envs, spec.device, len(spec.envs)
         self.scenery = Scenery(spec)
         self.groups = self.scenery.groups
+        self.space = space_of(spec.task, spec.family, kind=spec.config.network.kind)
         self.modes = np.array([self.config.mode_of(env) for env in self.envs])
 
     def reset(self, round_: int) -> tuple[np.ndarray, ActionMasks]:
@@ -56,10 +56,10 @@ class Shard:
     def _look(self) -> tuple[np.ndarray, ActionMasks]:
         situations = [part.situation for part in self.parts]
         with self.log.clock.phase("reward"):
-            seen = [signals_to_features(FeatureExtractionContext(each)) for each in situations]
+            seen, masks = zip(*(self.space.look(each) for each in situations), strict=True)
         with self.log.clock.phase("telemetry"):
             self._tell()
-        return np.concatenate(seen), joined_masks([each.masks for each in situations])
+        return np.concatenate(seen), joined_masks(masks)
 
     def _tell(self) -> None:
         for part in self.parts:

@@ -180,6 +180,7 @@ class Member:
             steps=self.steps(data),
             population=population,
             max_macs=int(self.extra * cost),
+            extra=self.extra,
         )
 
 

@@ -1,0 +1,60 @@
+"""`--track` and `esper export-run`: runs in the trackers that people have already."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from esper.cli.options import option
+from esper.leyline import ConfigError
+
+if TYPE_CHECKING:
+    from esper.trackers import Tracker
+
+TRACK = "Also write to a tracker, in the folder of the run: tensorboard, wandb or mlflow."
+
+
+def open_tracker(kind: str, run: Path, name: str, config: Mapping[str, Any]) -> "Tracker":
+    """The tracker of something that a run consists of."""
+    from esper.observatory import TRACKED
+    from esper.trackers import find_tracker
+
+    return find_tracker(kind, run / TRACKED / kind, name.replace(" ", "-"), config)
+
+
+def check_track(kind: str | None) -> None:
+    """Raises, before anything is trained, for a tracker that is not there."""
+    if kind is not None:
+        open_tracker(kind, Path(), "", {})
+
+
+@dataclass(frozen=True)
+class ExportRunSettings:
+    run: str = field(
+        metadata={"option": typer.Argument(help="A run or an evaluation, such as runs/first.")}
+    )
+    to: str = option(..., "tensorboard, wandb or mlflow.")
+    out: str | None = option(None, "Folder to write to. Default: RUN/tracked/TRACKER.")
+
+
+def export_run(settings: ExportRunSettings) -> None:
+    """Write a run or an evaluation to a tracker, as --track would have done while it ran.
+
+    Example: esper export-run runs/first --to tensorboard
+    """
+    from rich.console import Console
+
+    from esper.observatory import TRACKED, retell, say
+    from esper.trackers import find_tracker
+
+    run = Path(settings.run)
+    out = Path(settings.out or run / TRACKED / settings.to)
+    check_track(settings.to)
+    stories = retell(run)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"there is something in {out} already; choose another folder with --out")
+    for story in stories:
+        find_tracker(settings.to, out, story.name, story.config).tell(story)
+    say(Console(), str(out), whole=True)

@@ -1,0 +1,243 @@
+"""Runs in the trackers that people have already: TensorBoard, Weights & Biases, MLflow.
+
+esper.grow(model, train, val, slots=["layer1"], callbacks=[esper.trackers.TensorBoard("logs")])
+
+Numbers have the names of the columns of metrics.jsonl, those of a slot as `layer1/alpha`; what the
+run came to is below `outcome/`. Steps are epochs, in a training of a policy rounds, in an
+evaluation keys. Nothing is opened before there is something to write.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from esper.api import Callback
+from esper.leyline import ConfigError, EpisodeOutcome, PackageMissingError
+from esper.leyline.events import Event
+from esper.observatory import Story, in_words, is_told, outcome_scalars, scalars_of
+
+
+class Tracker(Callback):
+    """A callback that writes to a tracker; one for each run.
+
+    A kind of tracker overwrites `scalars`, `note` and `close`. `config` are the settings of the
+    run, if anybody has told them before the first row.
+    """
+
+    def __init__(self, folder: str | Path, name: str | None = None) -> None:
+        if not isinstance(folder, str | Path):
+            raise ConfigError(f"folder must be the path of a folder, got {type(folder).__name__}")
+        self.folder, self.name = folder, name
+        self.config: dict[str, Any] = {}
+
+    def scalars(self, values: Mapping[str, float], step: int) -> None:
+        raise NotImplementedError
+
+    def note(self, text: str, step: int) -> None:
+        """Something happened, in words."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """No more is coming; closing twice is closing once."""
+        raise NotImplementedError
+
+    def tell(self, story: Story) -> None:
+        """A whole run at once, and no more."""
+        self.config = dict(story.config)
+        for scalars, step in story.scalars:
+            self.scalars(scalars, step)
+        for event in story.events:
+            self._event(event)
+        self.close()
+
+    def on_epoch(self, row: Mapping[str, Any]) -> None:
+        self.scalars(scalars_of(row), row["step"])
+
+    def on_event(self, event: Event) -> None:
+        row = event.row()
+        self._event({k: list(v) if isinstance(v, tuple) else v for k, v in row.items()})
+
+    def on_end(self, outcome: EpisodeOutcome) -> None:
+        self.scalars(outcome_scalars(vars(outcome)), outcome.steps)
+        self.close()
+
+    def _event(self, row: Mapping[str, Any]) -> None:
+        if is_told(row):
+            self.note(in_words(row), int(row["step"]))
+
+
+class TensorBoard(Tracker):
+    """Event files in `folder`, or in `folder/name`. A run that goes on in the same folder replaces
+    what was written from its first step on."""
+
+    def __init__(self, folder: str | Path, name: str | None = None) -> None:
+        super().__init__(folder, name)
+        self._library = _load("torch.utils.tensorboard", "TensorBoard logs", "tensorboard")
+        self._writer: Any = None
+
+    def scalars(self, values: Mapping[str, float], step: int) -> None:
+        writer = self._open(step)
+        for name, value in values.items():
+            writer.add_scalar(name, value, step)
+        writer.flush()
+
+    def note(self, text: str, step: int) -> None:
+        self._open(step).add_text("events", text, step)
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+    def _open(self, step: int) -> Any:
+        if self._writer is None:
+            place = Path(self.folder, *([self.name] if self.name else []))
+            self._writer = self._library.SummaryWriter(str(place), purge_step=step)
+            if self.config:
+                lines = [f"| {name} | {value} |" for name, value in self.config.items()]
+                self._writer.add_text("settings", "\n".join(["| | |", "|-|-|", *lines]), step)
+        return self._writer
+
+
+class WandB(Tracker):
+    """A run of Weights & Biases, kept in `folder/wandb`.
+
+    Offline, unless `mode` or the variable WANDB_MODE says "online"; `wandb sync` uploads it later.
+    `more` goes to `wandb.init`.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path = ".",
+        name: str | None = None,
+        *,
+        project: str = "esper",
+        mode: str | None = None,
+        **more: Any,
+    ) -> None:
+        super().__init__(folder, name)
+        self._library = _load("wandb", "runs of Weights & Biases", "wandb")
+        mode = mode or os.environ.get("WANDB_MODE", "offline")
+        # Without `console` it would take over the terminal, and `create_new` lets runs be parallel.
+        own = {"settings": {"console": "off"}, "reinit": "create_new"}
+        self._init = {**own, "project": project, "mode": mode, **more}
+        self._run: Any = None
+        self._notes: list[tuple[int, str]] = []
+
+    def scalars(self, values: Mapping[str, float], step: int) -> None:
+        self._open().log(dict(values), step=step)
+
+    def note(self, text: str, step: int) -> None:
+        self._notes.append((step, text))
+
+    def close(self) -> None:
+        if self._run is None:
+            return
+        if self._notes:
+            table = self._library.Table(
+                columns=["step", "event"], data=list(map(list, self._notes))
+            )
+            self._run.log({"events": table})
+        self._run.finish()
+        self._run = None
+
+    def _open(self) -> Any:
+        if self._run is None:
+            Path(self.folder).mkdir(parents=True, exist_ok=True)  # else it writes elsewhere
+            self._run = self._library.init(
+                dir=str(self.folder), name=self.name, config=self.config, **self._init
+            )
+        return self._run
+
+
+class MLflow(Tracker):
+    """A run of MLflow in the database `folder/mlflow.db`, or on the server whose URL is given as
+    `folder`. `mlflow ui --backend-store-uri sqlite:///FOLDER/mlflow.db` shows it."""
+
+    def __init__(
+        self, folder: str | Path, name: str | None = None, *, experiment: str = "esper"
+    ) -> None:
+        super().__init__(folder, name)
+        self._library = _load("mlflow", "runs of MLflow", "mlflow")
+        self.experiment = experiment
+        self._client: Any = None
+        self._run: str | None = None
+        self._notes: list[str] = []
+
+    @property
+    def uri(self) -> str:
+        if "://" in str(self.folder):
+            return str(self.folder)
+        return f"sqlite:///{Path(self.folder).absolute() / 'mlflow.db'}"
+
+    def scalars(self, values: Mapping[str, float], step: int) -> None:
+        Metric = self._library.entities.Metric
+        metrics = [Metric(_mlflow_name(n), v, self._now(), step) for n, v in values.items()]
+        run = self._open()
+        self._client.log_batch(run, metrics=metrics)
+
+    def note(self, text: str, step: int) -> None:
+        self._notes.append(f"{step}\t{text}")
+
+    def close(self) -> None:
+        if self._run is None:
+            return
+        if self._notes:
+            self._client.log_text(self._run, "\n".join(self._notes) + "\n", "events.txt")
+        self._client.set_terminated(self._run)
+        self._run = None
+
+    def _now(self) -> int:
+        return int(self._library.utils.time.get_current_time_millis())
+
+    def _open(self) -> str:
+        if self._run is None:
+            here = "://" not in str(self.folder)
+            if here:
+                Path(self.folder).mkdir(parents=True, exist_ok=True)
+            self._client = self._library.MlflowClient(self.uri)
+            found = self._client.get_experiment_by_name(self.experiment)
+            artefacts = Path(self.folder).absolute().as_uri() + "/artifacts" if here else None
+            id_ = (
+                self._client.create_experiment(self.experiment, artifact_location=artefacts)
+                if found is None
+                else found.experiment_id
+            )
+            self._run = str(self._client.create_run(id_, run_name=self.name).info.run_id)
+            for key, value in self.config.items():
+                self._client.log_param(self._run, _mlflow_name(key), value)
+        return self._run
+
+
+TRACKERS: dict[str, type[Tracker]] = {
+    "tensorboard": TensorBoard,
+    "wandb": WandB,
+    "mlflow": MLflow,
+}
+
+
+def find_tracker(kind: str, folder: Path, name: str, config: Mapping[str, Any]) -> Tracker:
+    """A tracker by the name of its kind, for a run with these settings.
+
+    Raises ConfigError if there is no such kind, and PackageMissingError.
+    """
+    if kind not in TRACKERS:
+        *most, last = TRACKERS
+        raise ConfigError(f"no tracker {kind!r}; there are {', '.join(most)} and {last}")
+    tracker = TRACKERS[kind](folder, name)
+    tracker.config = {k: v for k, v in config.items() if v is not None}
+    return tracker
+
+
+def _load(module: str, what: str, extra: str) -> Any:
+    try:
+        return import_module(module)
+    except ModuleNotFoundError:
+        raise PackageMissingError(f"{what} need {extra}", extra) from None
+
+
+def _mlflow_name(name: str) -> str:
+    """It takes letters, digits and some signs."""
+    return re.sub(r"[^\w\-. :/]", "_", name)

@@ -1,0 +1,218 @@
+"""Trackers get what the record has, and nothing else; read back with their own libraries."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import esper
+from command_support import esper_here
+from esper.leyline import ConfigError, PackageMissingError
+from esper.trackers import MLflow, TensorBoard, Tracker, WandB, find_tracker
+from tracker_support import KINDS, Points, Told, read_back
+from training_support import rows
+from view_support import write_evaluation_folder, write_training
+
+pytestmark = pytest.mark.heavy
+PLACES = ("step", "env", "round", "key")
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+
+
+def numbers(row: dict[str, Any]) -> dict[str, float]:
+    """What is to be told of a row, written out slowly."""
+    told = {}
+    for column, value in row.items():
+        if isinstance(value, int | float) and column not in PLACES:
+            slot, dot, what = column.rpartition(".")
+            told[f"{slot}/{what}" if dot else column] = float(value)
+    return told
+
+
+def points_of(found: list[tuple[dict[str, float], int]]) -> Points:
+    points: Points = {}
+    for values, step in found:
+        for name, value in values.items():
+            points.setdefault(name, {})[step] = value
+    return points
+
+
+def check_same(told: Points, wanted: Points) -> None:
+    assert set(told) == set(wanted)
+    for name, points in wanted.items():
+        assert told[name] == pytest.approx(points, rel=1e-6), name  # TensorBoard has float32
+
+
+@pytest.fixture(scope="module")
+def tracked(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, esper.Grown]:
+    """A run with a record that was told to all trackers while it went on."""
+    folder = tmp_path_factory.mktemp("tracked")
+    torch.manual_seed(0)
+    x = torch.randn(80, 6)
+    data = [(x, (x[:, 0] * x[:, 1] > 0).long())]
+    trackers = [esper.trackers.TRACKERS[kind](folder / kind, "grown") for kind in KINDS]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WANDB_SILENT", "true")
+        grown = esper.grow(
+            nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2)),
+            data,
+            data,
+            slots=["1"],
+            steps=12,
+            controller="scripted:early",
+            out=folder / "run",
+            callbacks=trackers,
+            progress=False,
+        )
+    return folder, grown
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_tracker_has_what_the_history_has(kind: str, tracked: tuple[Path, esper.Grown]) -> None:
+    folder, grown = tracked
+    told = read_back(kind, folder / kind, "grown")
+    wanted = [(numbers(row), row["step"]) for row in grown.history]
+    outcome = {f"outcome/{k}": v for k, v in numbers(vars(grown.outcome)).items()}
+    check_same(told.points, points_of([*wanted, (outcome, grown.outcome.steps)]))
+    assert len(told.points["val_score"]) == 12
+    assert max(told.points["1/alpha"].values()) > 0
+    germinated = [text for text in told.events if "germinated, " in text]
+    assert len(germinated) == grown.outcome.germinated > 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_exported_run_is_a_tracked_run(
+    kind: str, tracked: tuple[Path, esper.Grown], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, _ = tracked
+    assert esper_here(monkeypatch, "export-run", str(folder / "run"), "--to", kind) == 0
+    live = read_back(kind, folder / kind, "grown")
+    again = read_back(kind, folder / "run" / "tracked" / kind, "grown")
+    check_same(again.points, live.points)
+    assert again.events == live.events
+    assert str(again.config["steps"]) == "12"
+
+
+def test_what_is_there_is_not_overwritten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write_training(tmp_path / "run")
+    words = ("export-run", str(run), "--to", "tensorboard", "--out", str(tmp_path / "out"))
+    assert esper_here(monkeypatch, *words) == 0
+    assert esper_here(monkeypatch, *words) == 2
+    assert "--out" in capsys.readouterr().err
+
+
+def test_a_training_of_a_policy_is_exported_by_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind = "tensorboard"
+    run = write_training(tmp_path / "run", rounds=3)
+    assert esper_here(monkeypatch, "export-run", str(run), "--to", kind) == 0
+    told = read_back(kind, run / "tracked" / kind, "policy")
+    rounds = [row for row in rows(run / "metrics.jsonl") if row["kind"] == "round"]
+    check_same(told.points, points_of([(numbers(row), row["round"]) for row in rounds]))
+    assert told.points["return"] == pytest.approx({0: 0.0, 1: 0.1, 2: 0.2})
+
+
+def test_an_evaluation_is_exported_by_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = "wandb"
+    run = write_evaluation_folder(tmp_path / "run", ("static", "heuristic"))
+    assert esper_here(monkeypatch, "export-run", str(run), "--to", kind) == 0
+    points = read_back(kind, run / "tracked" / kind, "evaluation").points
+    assert points["heuristic/test_score"] == {0: 91.0, 1: 92.0}
+    assert points["outcome/static/params"] == {1: 500.0}
+    assert points["outcome/heuristic - static/mean"] == {1: 1.0}
+
+
+def test_the_command_tracks_every_arm_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    words = ("grow", "--steps", "1", "--track", "tensorboard", "--out", str(run))
+    assert esper_here(monkeypatch, *words) == 0
+    summary = {row["arm"]: row for row in json.loads((run / "summary.json").read_text())}
+    assert set(summary) == {"grown", "host alone"}
+    for arm, folder in (("grown", run), ("host alone", run / "arms" / "host-alone")):
+        told = read_back("tensorboard", run / "tracked" / "tensorboard", arm.replace(" ", "-"))
+        kept = rows(folder / "metrics.jsonl")
+        assert told.points["val_loss"] == pytest.approx({r["step"]: r["val_loss"] for r in kept})
+        assert told.points["outcome/test_score"] == pytest.approx({1: summary[arm]["test_score"]})
+        assert told.config["arm"] == arm
+    assert esper_here(monkeypatch, "export-run", str(run), "--to", "wandb") == 0
+    for name in ("grown", "host-alone"):
+        live = read_back("tensorboard", run / "tracked" / "tensorboard", name)
+        again = read_back("wandb", run / "tracked" / "wandb", name)
+        check_same(live.points, again.points)
+
+
+def test_the_command_tracks_rounds_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    small = ("--envs", "1", "--steps", "1", "--rounds", "2", "--out", str(run))
+    assert esper_here(monkeypatch, "train", "ppo", *small, "--track", "tensorboard") == 0
+    more = ("--resume", str(run), "--rounds", "3", "--track", "tensorboard")
+    assert esper_here(monkeypatch, "train", "ppo", *more) == 0
+    told = read_back("tensorboard", run / "tracked" / "tensorboard", "policy")
+    rounds = [row for row in rows(run / "metrics.jsonl") if row["kind"] == "round"]
+    assert len(rounds) == 3
+    check_same(told.points, points_of([(numbers(row), row["round"]) for row in rounds]))
+
+
+def test_a_run_that_goes_on_replaces_what_came_after(tmp_path: Path) -> None:
+    for first, value in ((0, 1.0), (2, 5.0)):
+        tracker = TensorBoard(tmp_path, "a")
+        for step in range(first, 4):
+            tracker.scalars({"x": value}, step)
+        tracker.close()
+    told = read_back("tensorboard", tmp_path, "a")
+    assert told.points["x"] == {0: 1.0, 1: 1.0, 2: 5.0, 3: 5.0}
+
+
+def test_nothing_is_opened_before_there_is_something_to_write(tmp_path: Path) -> None:
+    for kind in KINDS:
+        find_tracker(kind, tmp_path / kind, "x", {"key": 1}).close()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("make", "package", "extra"),
+    [
+        (TensorBoard, "tensorboard", "tensorboard"),
+        (WandB, "wandb", "wandb"),
+        (MLflow, "mlflow", "mlflow"),
+    ],
+)
+def test_a_tracker_without_its_package_says_what_to_install(
+    make: type[Tracker], package: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in [name for name in sys.modules if name.startswith("torch.utils.tensorboard")]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(PackageMissingError, match=rf"pip install 'esper-grow\[{extra}\]'"):
+        make("somewhere")
+
+
+def test_a_strange_tracker_or_folder_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no tracker 'neptune'; there are tensorboard, wandb and"):
+        find_tracker("neptune", Path(), "x", {})
+    with pytest.raises(ConfigError, match="folder must be the path of a folder, got int"):
+        TensorBoard(3)  # type: ignore[arg-type]
+
+
+def test_the_reader_can_see_a_difference(tmp_path: Path) -> None:
+    tracker = WandB(tmp_path, "b")
+    tracker.scalars({"x": 2.0, "slot/y": 3.0}, 4)
+    tracker.note("it germinated", 4)
+    tracker.close()
+    told = read_back("wandb", tmp_path, "b")
+    assert told == Told({"x": {4: 2.0}, "slot/y": {4: 3.0}}, ["it germinated"], told.config)
