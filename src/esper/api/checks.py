@@ -108,6 +108,7 @@ MEASURED = Rule("one number", _is_measured)
 TASK = instance("a Task", Task)
 
 RULES: dict[str, Rule] = {
+    "arm": instance("the name of an arm", str),
     "averaged": instance("an AveragedModel of torch.optim.swa_utils", AveragedModel),
     "batches_per_epoch": whole(1, MOST_COUNT),
     "beta": positive(),

@@ -76,7 +76,7 @@ class SetActorCritic(FactoredRecurrentActorCritic):
         self.blueprint_head = PointerHead(own, context + own, width)
         self.blend_head = make_head(context, width, config.num_blends)
         self.op_head = make_head(context, width, config.num_ops)
-        self.value_head = make_head(context + config.privileged_dim, width, 1)
+        self.value_head = make_head(context, width, 1)
 
     def encode(self, observations: Tensor, hidden: Hidden) -> tuple[Encoded, Hidden]:
         """What the heads see, and the hidden state after the last step."""

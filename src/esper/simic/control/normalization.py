@@ -114,6 +114,11 @@ class RewardNormalizer:
 
     def __call__(self, rewards: Tensor) -> Tensor:
         """Take in the rewards of all environments, then scale them."""
+        self.update(rewards)
+        return self.normalize_only(rewards)
+
+    def update(self, rewards: Tensor) -> None:
+        """Take in rewards, of any shape."""
         if not torch.isfinite(rewards).all():
             raise ValueError("a normaliser takes finite numbers only, got NaN or infinity")
         n = rewards.numel()
@@ -125,7 +130,6 @@ class RewardNormalizer:
             self.m2 += ((values - mean).square().sum().item()) + delta**2 * self.count * n / total
             self.mean += delta * n / total
             self.count = total
-        return self.normalize_only(rewards)
 
     def normalize_only(self, rewards: Tensor) -> Tensor:
         """Scale without learning from these rewards; unscaled until two different ones were seen.

@@ -100,6 +100,9 @@ class TrainingConfig:
     max_params: float | None = None
     max_macs: float | None = None
     max_seeds: int | None = None
+    # Rewards are divided by the deviation of what is left to earn at a step, and are not clipped;
+    # False: by their own deviation, clipped at 10.
+    scale_returns: bool = False
     # Run whose policy and observation statistics training starts from; None: from scratch.
     warm_start: str | None = None
     # Settings of the learner, of its network, and of the reward's family (param_cost, ...).

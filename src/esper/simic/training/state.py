@@ -1,7 +1,7 @@
 """The state of a training run: one object with everything that the next round depends on."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
@@ -58,7 +58,12 @@ def new_state(config: TrainingConfig, space: Space, warm: TrainState | None = No
     network.bias_ops(config.network.op_bias)
     observations = space.new_scale()
     if warm is not None:
-        network.load_state_dict(_fitting(warm, space, sizes).state_dict())
+        given = _fitting(warm, space, sizes)
+        weights = given.state_dict()
+        if given.config != sizes:
+            # A critic that saw less or more is no use: it begins anew.
+            weights |= network.value_head.state_dict(prefix="value_head.")
+        network.load_state_dict(weights)
         observations.load_state_dict(warm.observations.state_dict())
     return TrainState(
         settings=lasting_settings(config),
@@ -70,11 +75,13 @@ def new_state(config: TrainingConfig, space: Space, warm: TrainState | None = No
 
 
 def _fitting(warm: TrainState, space: Space, sizes: NetworkConfig) -> FactoredRecurrentActorCritic:
-    """The network to start from, for this space; raises ConfigError if it is for another."""
+    """The network to start from, for this space; raises ConfigError if it is for another. What its
+    critic sees may differ."""
     network, same = warm.agent.network, warm.space == space
     if isinstance(network, SetActorCritic) and space.kind == "set":
         network, same = network.fitted(space.num_slots, len(space.blueprints)), True
-    if not same or network.config != sizes:
+    critic_alike = replace(network.config, privileged_dim=sizes.privileged_dim)
+    if not same or critic_alike != sizes:
         raise ConfigError(
             f"the policy to start from is for {warm.space.num_slots} slots, "
             f"{len(warm.space.blueprints)} blueprints and {warm.agent.network.config}; "
