@@ -20,7 +20,7 @@ from esper.growth import BlueprintCatalogue, GrownModule
 from esper.leyline import ConfigError, shortened
 from esper.leyline.constants import MOST_COUNT, MOST_KEY
 from esper.simic.training import Hooks, TrainingConfig
-from esper.tolaria import Budget, Task
+from esper.tolaria import Budget, Family, Task
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -131,6 +131,7 @@ RULES: dict[str, Rule] = {
     "example": Rule("one input of the model", lambda value: value is not None),
     "expectile": Rule("a number from 0.5 to 1", lambda v: is_number(v) and 0.5 <= v <= 1.0),
     "extra": positive(),
+    "family": instance("a Family", Family),
     "forward": Rule("a callable of (model, input)", callable),
     "hooks": instance("a Hooks", Hooks),
     "incubation": one_of("isolated", "joint"),
