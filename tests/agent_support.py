@@ -1,6 +1,7 @@
 """Small agents, random legal masks and random episodes, for every test of the agent."""
 
 import numpy as np
+import pytest
 import torch
 
 from esper.leyline import ActionMasks, LifecycleOp, generator
@@ -12,15 +13,41 @@ from esper.simic.agent import (
     PPOConfig,
     TamiyoRolloutBuffer,
     action_draws,
+    new_network,
     play_round,
 )
+from esper.tamiyo import SetLayout
+from esper.tamiyo.policy.set_features import FITS, PRESENT
 
 OBS, SLOTS, BLUEPRINTS = 7, 3, 5
 
 
-def make_network(key: int = 0, **changes: object) -> FactoredRecurrentActorCritic:
+BOTH_KINDS = pytest.mark.parametrize("kind", ["flat", "set"])
+
+
+def width_of(kind: str) -> int:
+    return OBS if kind == "flat" else SetLayout(SLOTS, BLUEPRINTS).size
+
+
+def as_observations(noise: np.ndarray, kind: str, slots: int, blueprints: int) -> np.ndarray:
+    """Noise [..., D]; for a network over sets all slots are present, and candidates fit or not."""
+    observations = noise.astype(np.float32)
+    if kind == "set":
+        parts = SetLayout(slots, blueprints).split(torch.from_numpy(observations))
+        parts[1][..., PRESENT] = 1.0
+        fits = (parts[2][..., FITS] > 0).float()
+        parts[2][..., FITS] = 1.0
+        parts[2].mul_(fits.unsqueeze(-1))
+    return observations
+
+
+def make_network(
+    key: int = 0, kind: str = "flat", **changes: object
+) -> FactoredRecurrentActorCritic:
     settings = {
-        "observation_dim": OBS,
+        "observation_dim": width_of(kind),
+        "kind": kind,
+        "embedding_dim": 8,
         "num_slots": SLOTS,
         "num_blueprints": BLUEPRINTS,
         "feature_dim": 16,
@@ -28,11 +55,13 @@ def make_network(key: int = 0, **changes: object) -> FactoredRecurrentActorCriti
         "actor_gain": 1.0,
         "head_width": 16,
     }
-    return FactoredRecurrentActorCritic(NetworkConfig(**(settings | changes)), key)
+    return new_network(NetworkConfig(**(settings | changes)), key)
 
 
-def make_agent(key: int = 0, network: dict | None = None, **config: object) -> PPOAgent:
-    return PPOAgent(make_network(key, **(network or {})), PPOConfig(**config))
+def make_agent(
+    key: int = 0, network: dict | None = None, kind: str = "flat", **config: object
+) -> PPOAgent:
+    return PPOAgent(make_network(key, kind, **(network or {})), PPOConfig(**config))
 
 
 def random_masks(
@@ -64,9 +93,10 @@ class RandomGrowth:
         obs: int = OBS,
         slots: int = SLOTS,
         blueprints: int = BLUEPRINTS,
+        kind: str = "flat",
     ) -> None:
         self.num_envs, self.steps, self.key, self.ends = num_envs, steps, key, ends
-        self.obs, self.slots, self.blueprints = obs, slots, blueprints
+        self.obs, self.slots, self.blueprints, self.kind = obs, slots, blueprints, kind
         self.groups = np.arange(num_envs)
 
     def reset(self, round_: int) -> tuple[np.ndarray, ActionMasks]:
@@ -88,7 +118,8 @@ class RandomGrowth:
 
     def _observe(self) -> tuple[np.ndarray, ActionMasks]:
         self.masks = random_masks(self.rng, self.num_envs, self.slots, self.blueprints)
-        return self.rng.normal(size=(self.num_envs, self.obs)).astype(np.float32), self.masks
+        noise = self.rng.normal(size=(self.num_envs, self.obs))
+        return as_observations(noise, self.kind, self.slots, self.blueprints), self.masks
 
 
 def filled_buffer(
@@ -104,6 +135,7 @@ def filled_buffer(
         config.observation_dim,
         config.num_slots,
         config.num_blueprints,
+        config.kind,
     )
     buffer = agent.new_buffer(envs, steps)
     play_round(agent, env, buffer, 0, action_draws(key, 0, envs, steps))

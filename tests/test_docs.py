@@ -57,7 +57,7 @@ def test_every_command_runs(
 ) -> None:
     words = shlex.split(command)[1:]
     if " ".join(words).startswith(LONG) or "runs/" in command:
-        names = words[: 2 if words[0] in ("train", "data") else 1]
+        names = words[: 2 if words[0] in ("train", "data", "policies") else 1]
         assert esper_here(monkeypatch, *names, "--help", cwd=tmp_path) == 0
         shown = capsys.readouterr().out
         for option in (word for word in words if word.startswith("--")):
@@ -113,7 +113,7 @@ def test_the_python_of_the_readme_runs() -> None:
 
 
 GUIDE = [text for language, text in fenced(ROOT / "docs" / "your-model.md") if language == "python"]
-PAGES = ["gymnasium.md", "sklearn.md", "trackers.md"]  # of integrations
+PAGES = ["gymnasium.md", "lightning.md", "sklearn.md", "trackers.md"]  # of integrations
 
 
 @pytest.mark.parametrize("number", range(len(GUIDE)))

@@ -10,12 +10,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from esper.api.checks import checked
+from esper.api.checks import NETWORK_KIND, checked
 from esper.api.controllers import find_controller
 from esper.api.training import one_thread
 from esper.growth import default_catalogue
 from esper.leyline import ConfigError
 from esper.observatory import RunDirectory
+from esper.simic.agent.network import Kind
 from esper.simic.lessons import (
     CloningConfig,
     CloningReport,
@@ -29,7 +30,14 @@ from esper.simic.lessons import (
     save_episodes,
 )
 from esper.simic.lessons import learn_offline as learn
-from esper.simic.training import TrainState, load_config, new_state, save_checkpoint, space_of
+from esper.simic.training import (
+    TrainingConfig,
+    TrainState,
+    load_config,
+    new_state,
+    save_checkpoint,
+    space_of,
+)
 from esper.tolaria import data_root, find_task
 
 # Told what is under way, how much of it is done, and of how much.
@@ -40,7 +48,7 @@ def _silent(phase: str, done: int, total: int) -> None:
     pass
 
 
-@checked()
+@checked(network=NETWORK_KIND)
 def record(
     controller: str,
     *,
@@ -48,20 +56,22 @@ def record(
     task: str = "digits",
     episodes: int = 64,
     steps: int | None = None,
+    network: Kind = "flat",
     key: int = 0,
     overwrite: bool = False,
     progress: Progress = _silent,
 ) -> Episodes:
-    """Episodes of a controller on a task's hosts, rewarded as PPO is by default."""
+    """Episodes of a controller on a task's hosts, rewarded as PPO is by default; `network` is the
+    kind of policy, flat or set, that is to learn from them."""
     settings: dict[str, Any] = {"controller": controller, "task": task, "key": key}
-    settings |= {"episodes": episodes, "steps": steps}
+    settings |= {"episodes": episodes, "steps": steps, "network": network}
     with one_thread():
         play = _player(**settings)
         with _folder(out, overwrite, command="record", **settings) as run:
             return play(run, progress)
 
 
-@checked()
+@checked(network=NETWORK_KIND)
 def imitate(
     teacher: str,
     *,
@@ -70,16 +80,17 @@ def imitate(
     episodes: int = 64,
     steps: int | None = None,
     epochs: int = 60,
+    network: Kind = "flat",
     key: int = 0,
     overwrite: bool = False,
     progress: Progress = _silent,
 ) -> tuple[Episodes, CloningReport]:
-    """A policy that does what `teacher` did in episodes that are recorded for it."""
+    """A policy, flat or set, that does what `teacher` did in episodes that are recorded for it."""
     config = CloningConfig(epochs=epochs)
     settings: dict[str, Any] = {"controller": teacher, "task": task, "key": key}
-    settings |= {"episodes": episodes, "steps": steps}
+    settings |= {"episodes": episodes, "steps": steps, "network": network}
     with one_thread():
-        play, state = _player(**settings), _fresh_state(task, key)
+        play, state = _player(**settings), _fresh_state(task, key, network)
         with _folder(out, overwrite, command="imitate", **settings) as run:
             lessons = play(run, progress)
             learnt = partial(progress, "learning")
@@ -108,7 +119,8 @@ def learn_offline(
     config = OfflineConfig(expectile=expectile, beta=beta)
     names = ", ".join(map(str, runs))
     with one_thread():
-        lessons, state = join([load_episodes(run) for run in runs]), _fresh_state(task, key)
+        lessons = join([load_episodes(run) for run in runs])
+        state = _fresh_state(task, key, lessons.space.kind)
         if lessons.space != state.space:
             raise ConfigError(
                 f"the episodes of {names} are of other slots or blueprints than those of "
@@ -128,10 +140,10 @@ def _folder(out: str | Path, overwrite: bool, **settings: Any) -> RunDirectory:
 
 
 def _player(
-    controller: str, task: str, episodes: int, steps: int | None, key: int
+    controller: str, task: str, episodes: int, steps: int | None, network: Kind, key: int
 ) -> Callable[[RunDirectory, Progress], Episodes]:
     """What records the episodes into a run, once all that it needs has been found."""
-    chosen, config = find_task(task), load_config(None, {"task": task, "key": key})
+    chosen, config = find_task(task), _config(task, key, network)
     who = find_controller(controller, len(chosen.slots), default_catalogue())
     data = chosen.load(data_root())
 
@@ -145,6 +157,7 @@ def _player(
             key=key,
             reward=config.reward_config(config.reward_mode),
             gamma=config.ppo.gamma,
+            network=network,
             recorder=run,
             progress=partial(progress, "recording"),
         )
@@ -154,6 +167,10 @@ def _player(
     return play
 
 
-def _fresh_state(task: str, key: int) -> TrainState:
+def _config(task: str, key: int, network: Kind) -> TrainingConfig:
+    return load_config(None, {"task": task, "key": key, "network.kind": network})
+
+
+def _fresh_state(task: str, key: int, network: Kind) -> TrainState:
     """An untrained policy with the sizes that PPO uses on the task, so that it can go on."""
-    return new_state(load_config(None, {"task": task, "key": key}), space_of(find_task(task)))
+    return new_state(_config(task, key, network), space_of(find_task(task), kind=network))

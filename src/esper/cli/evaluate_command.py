@@ -35,7 +35,7 @@ class EvaluateSettings:
     arms: str | None = option(
         None,
         "Who is compared, with commas: static, random, heuristic, heuristic:trial, scripted:NAME, "
-        "or the run directory of a learned policy. Default: static,random,scripted:early,"
+        "pretrained, or the folder of a learned policy. Default: static,random,scripted:early,"
         "heuristic; of trained hosts heuristic.",
     )
     keys: int = option(20, "Paired keys: each arm trains on each.", min=1, max=MOST_COUNT)

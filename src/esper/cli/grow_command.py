@@ -28,7 +28,7 @@ class GrowSettings:
         "heuristic",
         "Who decides: heuristic, heuristic:trial (chooses by trial), random, static (never grow), "
         "scripted:FILE, where FILE may be the actions.txt of an earlier run, "
-        "or the folder of a training run.",
+        "pretrained (see `esper policies`), or the folder of a training run or policy.",
     )
     key: int = option(0, "Same key, same run, byte for byte.", min=0, max=MOST_KEY)
     steps: int | None = option(

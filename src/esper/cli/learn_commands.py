@@ -20,6 +20,9 @@ class RecordSettings:
     steps: int | None = option(
         None, "Decisions per episode; each task has its default.", min=1, max=MOST_COUNT
     )
+    network: str = option(
+        "flat", "Which policy is to learn from them: flat, or set, which fits any slots."
+    )
     key: int = option(0, "Same key, same result.", min=0, max=MOST_KEY)
     out: str | None = option(None, "Folder. Default: runs/recorded-TASK-KEY.")
     overwrite: bool = option(False, "Replace a run that is already there.")

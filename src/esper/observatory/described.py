@@ -13,6 +13,7 @@ from typing import Any
 from esper.leyline import ConfigError
 from esper.observatory import story
 from esper.observatory.again import copied, evaluate_again, run_again
+from esper.observatory.decisions import decision_line
 from esper.observatory.looks import STAGE_COLOURS, STAGE_LETTERS, presentable
 from esper.observatory.quantities import HOST, POLICY
 from esper.observatory.reading import ROUND_ROW, Lines, Row, UnreadableError, number, whole
@@ -39,6 +40,7 @@ MOST_POINTS = 1200  # of a curve: about as many as there are pixels
 MOST_ROUNDS = 400
 MOST_EVENTS = 300
 MOST_TRIALS = 20
+MOST_DECISIONS = 200
 MOST_ROWS = 20_000  # of one round that are read one by one
 FRAME = ("val_score", "train_score", "params", "macs", "train_macs")
 LATE_ROUNDS = 8  # from which it is told what a policy does
@@ -248,6 +250,7 @@ def episode(folder: Path, round_: int | None, env: int) -> dict[str, Any]:
         "frames": frames,
         "events": _events(folder, round_, env),
         "trials": _trials(folder, round_, env),
+        "decisions": _decisions(folder, round_, env),
     }
 
 
@@ -292,16 +295,26 @@ def _events(folder: Path, round_: int | None, env: int) -> list[dict[str, Any]]:
 def _trials(folder: Path, round_: int | None, env: int) -> list[dict[str, Any]]:
     """For every time that candidates were tried: the step, and (blueprint, module, gain,
     parameters) of each, the best first."""
-    with lines_of(folder / EVENTS) as lines:
-        told = [
-            event
-            for event in _of_round(lines, round_)
-            if event.get("event") == "CandidatesTried" and whole(event, "env") == env
-        ]
+    told = _events_of("CandidatesTried", folder, round_, env)
     return [
         {"step": whole(event, "step"), "candidates": story.candidates(event)}
         for event in told[-MOST_TRIALS:]
     ]
+
+
+def _decisions(folder: Path, round_: int | None, env: int) -> list[dict[str, Any]]:
+    """What a learned policy thought, where that was recorded."""
+    told = _events_of("Decided", folder, round_, env)
+    return [decision_line(event) for event in told[-MOST_DECISIONS:]]
+
+
+def _events_of(kind: str, folder: Path, round_: int | None, env: int) -> list[Row]:
+    with lines_of(folder / EVENTS) as lines:
+        return [
+            event
+            for event in _of_round(lines, round_)
+            if event.get("event") == kind and whole(event, "env") == env
+        ]
 
 
 def _compared(folder: Path) -> list[dict[str, Any]]:

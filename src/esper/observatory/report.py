@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from esper.leyline import ConfigError
+from esper.observatory.decisions import in_words
 from esper.observatory.described import describe
 from esper.observatory.reading import number
 from esper.observatory.run_directory import PAGE
@@ -127,6 +128,19 @@ def _run_parts(told: Mapping[str, Any]) -> list[str]:
     for trial in episode["trials"]:
         parts += [f"## What candidates would have brought at epoch {trial['step']}"]
         parts += [_table(("seed, tried alone", "loss", "parameters"), _tried(trial["candidates"]))]
+    if episode["decisions"]:
+        rows = [
+            (
+                line["step"],
+                in_words(line["did"]),
+                shown(line["value"], "+.2f"),
+                in_words(line["instead"]) or "-",
+            )
+            for line in episode["decisions"]
+        ]
+        parts += ["## What the policy thought"]
+        head = ("before epoch", "what it did, and how probable", "expected", "second choice")
+        parts += [_table(head, rows)]
     if told["bill"]:
         parts += ["## The bill"]
         bill = [(what, shown(macs, ",.0f")) for what, macs in told["bill"]]

@@ -30,6 +30,7 @@ from esper.tamiyo.policy.mask_reasons import why_no_blueprint, why_no_op, why_no
 from esper.tamiyo.policy.set_features import (
     SetLayout,
     pad_masks,
+    set_feature_names,
     set_features,
 )
 from esper.tamiyo.situation import AsksForTrials, GivesReasons, Situation
@@ -63,6 +64,7 @@ __all__ = [
     "make_controller",
     "pad_masks",
     "score_noise",
+    "set_feature_names",
     "set_features",
     "signals_to_features",
     "usable_blueprints",

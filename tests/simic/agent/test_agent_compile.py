@@ -9,7 +9,15 @@ from torch import nn
 from torch._dynamo.backends.registry import register_backend
 from torch._dynamo.testing import CompileCounter, CompileCounterWithBackend
 
-from agent_support import OBS, filled_buffer, make_agent, parameters_of, random_masks, shuffle
+from agent_support import (
+    BOTH_KINDS,
+    OBS,
+    filled_buffer,
+    make_agent,
+    parameters_of,
+    random_masks,
+    shuffle,
+)
 from esper.leyline import HEAD_NAMES, ConfigError
 from esper.simic.agent import FactoredRecurrentActorCritic, compute_gae
 from esper.simic.telemetry import GradientThresholds, start_collecting
@@ -36,10 +44,11 @@ def broken(graph, inputs):
 
 
 @pytest.mark.parametrize("backend", ["counting", pytest.param("inductor", marks=pytest.mark.soak)])
-def test_compiled_and_uncompiled_agree(backend):
+@BOTH_KINDS
+def test_compiled_and_uncompiled_agree(backend, kind):
     """'counting' runs the traced graphs without generating code, and counts them."""
     start = counter.frame_count
-    eager, compiled = make_agent(), make_agent(compile_backend=backend)
+    eager, compiled = make_agent(kind=kind), make_agent(kind=kind, compile_backend=backend)
     buffers = [filled_buffer(agent, envs=4, steps=5) for agent in (eager, compiled)]
     torch.testing.assert_close(buffers[0].log_probs, buffers[1].log_probs, rtol=0, atol=1e-5)
     assert torch.equal(buffers[0].actions, buffers[1].actions)

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from agent_support import (
+    BOTH_KINDS,
     filled_buffer,
     make_agent,
     make_network,
@@ -43,8 +44,9 @@ def test_001_kept_decay_shrinks_an_idle_critic_and_nothing_else():
         torch.testing.assert_close(parameter, factor * before[name])
 
 
-def test_004_m19_a_huge_critic_gradient_leaves_the_actor_alone_when_clipped_apart():
-    network = make_network()
+@BOTH_KINDS
+def test_004_m19_a_huge_critic_gradient_leaves_the_actor_alone_when_clipped_apart(kind):
+    network = make_network(kind=kind)
     for name, parameter in network.named_parameters():
         parameter.grad = torch.full_like(parameter, 1e6 if "value_head" in name else 1e-4)
     before = network.op_head[0].weight.grad.clone()

@@ -7,21 +7,22 @@ import weakref
 import pytest
 import torch
 
-from agent_support import filled_buffer, make_agent, parameters_of, shuffle
+from agent_support import BOTH_KINDS, filled_buffer, make_agent, parameters_of, shuffle
 from esper.leyline import ConfigError
 from esper.simic.agent import agent_from_state, agent_state
 
 
-def trained_agent():
+def trained_agent(kind="flat"):
     agent = make_agent(
-        key=3, learning_rate=1e-2, entropy_coef_per_head={"slot": 2.0}, weight_decay=0.01
+        kind=kind, key=3, learning_rate=1e-2, entropy_coef_per_head={"slot": 2.0}, weight_decay=0.01
     )
     agent.update(filled_buffer(agent), shuffle())
     return agent
 
 
-def test_an_agent_from_its_state_acts_and_learns_on_exactly_as_the_one_it_was_taken_of():
-    agent = trained_agent()
+@BOTH_KINDS
+def test_an_agent_from_its_state_acts_and_learns_on_exactly_as_the_one_it_was_taken_of(kind):
+    agent = trained_agent(kind)
     tensors, meta = agent_state(agent)
     copy = agent_from_state(tensors, json.loads(json.dumps(meta)))
     assert copy.config == agent.config

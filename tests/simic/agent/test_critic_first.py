@@ -3,12 +3,13 @@
 import pytest
 import torch
 
-from agent_support import filled_buffer, make_agent, shuffle
+from agent_support import BOTH_KINDS, filled_buffer, make_agent, shuffle
 from esper.leyline import ConfigError, constants
 
 
-def test_at_first_only_the_critic_learns_then_everything_does():
-    agent = make_agent(critic_first=2, learning_rate=1e-2, target_kl=None)
+@BOTH_KINDS
+def test_at_first_only_the_critic_learns_then_everything_does(kind):
+    agent = make_agent(kind=kind, critic_first=2, learning_rate=1e-2, target_kl=None)
     start = {name: p.clone() for name, p in agent.network.named_parameters()}
     losses = [agent.update(filled_buffer(agent), shuffle()).values["value_loss"] for _ in range(2)]
     for name, parameter in agent.network.named_parameters():

@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from agent_support import BLUEPRINTS, OBS, SLOTS, make_network, mask_tensors, random_masks
+from agent_support import (
+    BLUEPRINTS,
+    BOTH_KINDS,
+    SLOTS,
+    as_observations,
+    make_network,
+    mask_tensors,
+    random_masks,
+    width_of,
+)
 from esper.leyline import HEAD_NAMES, HEAD_RELEVANCE, ActionMasks, LifecycleOp
 from esper.simic.agent import MaskTensors, compute_per_head_advantages
 from esper.tamiyo.policy.masked_categorical import MaskedCategorical
@@ -36,15 +45,17 @@ def evaluated(network, observation, masks, actions):
     return log_probs, entropies
 
 
-def state(key: int):
+def state(key: int, kind: str = "flat"):
     rng = np.random.default_rng(key)
-    network = make_network(key)
-    return network, torch.from_numpy(rng.normal(size=(1, OBS))).float(), random_masks(rng, 1)
+    network = make_network(key, kind)
+    seen = as_observations(rng.normal(size=(1, width_of(kind))), kind, SLOTS, BLUEPRINTS)
+    return network, torch.from_numpy(seen), random_masks(rng, 1)
 
 
 @pytest.mark.parametrize("key", range(8))
-def test_probabilities_of_all_joint_actions_sum_to_one(key):
-    network, observation, masks = state(key)
+@BOTH_KINDS
+def test_probabilities_of_all_joint_actions_sum_to_one(key, kind):
+    network, observation, masks = state(key, kind)
     actions = legal_joint_actions(masks)
     log_probs, _ = evaluated(network, observation, masks, actions)
     assert log_probs.sum(-1).exp().sum().item() == pytest.approx(1.0, abs=1e-5)
@@ -68,9 +79,10 @@ def nats(entropies: torch.Tensor, masks: ActionMasks, actions: np.ndarray) -> np
 
 
 @pytest.mark.parametrize("key", range(8))
-def test_entropy_obeys_the_chain_rule(key):
+@BOTH_KINDS
+def test_entropy_obeys_the_chain_rule(key, kind):
     """Joint entropy = expected sum over heads of the entropy of each conditional choice."""
-    network, observation, masks = state(key)
+    network, observation, masks = state(key, kind)
     actions = legal_joint_actions(masks)
     with torch.no_grad():
         log_probs, entropies = evaluated(network, observation, masks, actions)
@@ -80,8 +92,9 @@ def test_entropy_obeys_the_chain_rule(key):
     assert chained == pytest.approx(exact, abs=1e-5)
 
 
-def test_drawn_actions_are_legal_and_have_the_frequencies_of_the_enumeration():
-    network, observation, masks = state(1)
+@BOTH_KINDS
+def test_drawn_actions_are_legal_and_have_the_frequencies_of_the_enumeration(kind):
+    network, observation, masks = state(1, kind)
     actions = legal_joint_actions(masks)
     with torch.no_grad():
         log_probs, _ = evaluated(network, observation, masks, actions)

@@ -10,7 +10,11 @@ from esper.simic.agent import PPOConfig
 
 def two_updates(settings):
     agent = make_agent(**settings)
-    rows = [agent.update(filled_buffer(agent, ends=0.1), shuffle()).flat() for _ in range(2)]
+    rows = []
+    for _ in range(2):
+        buffer = filled_buffer(agent, ends=0.1)
+        buffer.groups //= 2
+        rows.append(agent.update(buffer, shuffle()).flat())
     return rows, {name: p.tolist() for name, p in parameters_of(agent).items()}
 
 
@@ -29,6 +33,8 @@ SETTINGS: dict[str, tuple[object, dict[str, object]]] = {
     "entropy_coef_min": (0.05, {"adaptive_entropy_floor": True, "entropy_coef": 0.05}),
     "adaptive_entropy_floor": (True, {"entropy_coef_min": 0.01, "entropy_coef": 0.01}),
     "entropy_coef_per_head": ({"slot": 2.0}, {}),
+    "balance_heads": (True, {}),
+    "group_baseline": (True, {}),
     "value_coef": (2.0, {}),
     "critic_first": (1, {}),
     "value_loss": ("huber", {}),

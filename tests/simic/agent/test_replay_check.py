@@ -4,15 +4,24 @@ import numpy as np
 import pytest
 import torch
 
-from agent_support import OBS, RandomGrowth, filled_buffer, make_agent, parameters_of, shuffle
+from agent_support import (
+    BOTH_KINDS,
+    OBS,
+    RandomGrowth,
+    filled_buffer,
+    make_agent,
+    parameters_of,
+    shuffle,
+)
 from esper.leyline import HEAD_NAMES
 from esper.simic.agent import ReplayMismatchError, action_draws
 from esper.simic.control import RunningMeanStd
 
 
+@BOTH_KINDS
 @pytest.mark.parametrize(("envs", "steps", "layers"), [(6, 10, 1), (2, 150, 1), (3, 20, 2)])
-def test_ratios_are_one_before_the_first_step(envs, steps, layers):
-    agent = make_agent(network={"lstm_layers": layers})
+def test_ratios_are_one_before_the_first_step(envs, steps, layers, kind):
+    agent = make_agent(network={"lstm_layers": layers}, kind=kind)
     metrics = agent.update(filled_buffer(agent, envs, steps, ends=0.02), shuffle())
     assert metrics.values["replay_error"] < 1e-5
     assert metrics.optimizer_steps > 0
@@ -26,30 +35,34 @@ def untouched_after_mismatch(agent, buffer, match):
         assert torch.equal(parameter, before[name]), name
 
 
-def test_a_learner_that_forgets_a_mask_is_caught():
-    agent = make_agent()
+@BOTH_KINDS
+def test_a_learner_that_forgets_a_mask_is_caught(kind):
+    agent = make_agent(kind=kind)
     buffer = filled_buffer(agent)
     buffer.masks.op.fill_(True)
     untouched_after_mismatch(agent, buffer, "op head")
 
 
-def test_a_learner_that_uses_the_slot_mask_of_another_op_is_caught():
-    agent = make_agent()
+@BOTH_KINDS
+def test_a_learner_that_uses_the_slot_mask_of_another_op_is_caught(kind):
+    agent = make_agent(kind=kind)
     buffer = filled_buffer(agent)
     buffer.masks.slot.copy_(buffer.masks.slot.any(dim=2, keepdim=True).expand_as(buffer.masks.slot))
     untouched_after_mismatch(agent, buffer, "slot head")
 
 
-def test_a_stale_hidden_state_is_caught():
-    agent = make_agent()
+@BOTH_KINDS
+def test_a_stale_hidden_state_is_caught(kind):
+    agent = make_agent(kind=kind)
     buffer = filled_buffer(agent)
     # In one environment only, as if a reset had been forgotten there.
     buffer.hidden[0][:, 4] = 0.5
     untouched_after_mismatch(agent, buffer, "head is off")
 
 
-def test_parameters_that_changed_since_acting_are_caught():
-    agent = make_agent()
+@BOTH_KINDS
+def test_parameters_that_changed_since_acting_are_caught(kind):
+    agent = make_agent(kind=kind)
     buffer = filled_buffer(agent)
     with torch.no_grad():
         agent.network.op_head[2].bias[0] += 0.1
@@ -93,8 +106,9 @@ def test_a_normaliser_that_moved_between_acting_and_learning_is_caught():
     untouched_after_mismatch(agent, buffer, "head is off")
 
 
-def test_after_one_update_every_head_has_had_a_gradient():
-    agent = make_agent()
+@BOTH_KINDS
+def test_after_one_update_every_head_has_had_a_gradient(kind):
+    agent = make_agent(kind=kind)
     before = parameters_of(agent)
     metrics = agent.update(filled_buffer(agent), shuffle())
     assert all(metrics.values[f"{name}_grad_norm"] > 0 for name in (*HEAD_NAMES, "value"))

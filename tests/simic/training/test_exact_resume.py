@@ -1,5 +1,6 @@
 """A run that is killed, however and however often, ends as if nothing had happened."""
 
+import json
 import os
 import random
 import signal
@@ -19,22 +20,22 @@ TESTS = Path(__file__).parents[2]
 BOTH = pytest.mark.parametrize("population", ["looped", "fused"])
 
 
-def start(run: Path, rounds: int, plan: str, population: str) -> subprocess.Popen:
-    command = [sys.executable, "-m", "training_support", str(run), str(rounds), plan, population]
+def start(run: Path, rounds: int, plan: str, flags: dict[str, str]) -> subprocess.Popen:
+    words = [str(run), str(rounds), plan, json.dumps(flags)]
     # Run as a module, it finds what is beside it.
-    return subprocess.Popen(command, cwd=TESTS)
+    return subprocess.Popen([sys.executable, "-m", "training_support", *words], cwd=TESTS)
 
 
-def play_with_kills(folder: Path, rounds: int, plans: list[str], population: str) -> None:
+def play_with_kills(folder: Path, rounds: int, plans: list[str], **flags: str) -> None:
     whole, killed = folder / "whole", folder / "killed"
-    tiny_run(whole, rounds=rounds, population=population)
+    tiny_run(whole, rounds=rounds, **flags)
     for plan in plans:
         at_once = "none" if plan.startswith("time") else plan
-        process = start(killed, rounds, at_once, population)
+        process = start(killed, rounds, at_once, flags)
         if plan.startswith("time"):
             kill_while_playing(process, killed, float(plan.partition(":")[2]))
         assert process.wait() == -signal.SIGKILL, plan
-    assert start(killed, rounds, "none", population).wait() == 0
+    assert start(killed, rounds, "none", flags).wait() == 0
     same_run(whole, killed)
 
 
@@ -50,7 +51,13 @@ def kill_while_playing(process: subprocess.Popen, run: Path, seconds: float) -> 
 
 @BOTH
 def test_four_kills_change_nothing(tmp_path, population):
-    play_with_kills(tmp_path, 4, ["write:4", "time:0.05", "rename:1", "step:13"], population)
+    plans = ["write:4", "time:0.05", "rename:1", "step:13"]
+    play_with_kills(tmp_path, 4, plans, population=population)
+
+
+def test_a_kill_changes_nothing_with_a_network_over_sets(tmp_path):
+    flags = {"network.kind": "set", "population": "looped"}
+    play_with_kills(tmp_path, 3, ["step:13"], **flags)
 
 
 @pytest.mark.soak
@@ -64,7 +71,7 @@ def test_twenty_kills_at_random_moments_change_nothing(tmp_path, population):
         most = {"step": 15, "write": 6, "rename": 2}
         count = draw.random() / 4 if kind == "time" else draw.randint(1, most[kind])
         plans.append(f"{kind}:{count}")
-    play_with_kills(tmp_path, 44, plans, population)
+    play_with_kills(tmp_path, 44, plans, population=population)
 
 
 def test_a_run_that_was_stopped_after_a_round_goes_on_exactly(tmp_path):

@@ -2,17 +2,19 @@
 
 import numpy as np
 import pytest
+import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import esper
 from esper.growth import LifecycleRules, default_catalogue
-from esper.leyline import ConfigError
+from esper.leyline import ConfigError, LifecycleOp
+from esper.simic.training import Space, load_state, new_state
 from esper.tamiyo import HeuristicController
 from esper.tolaria.environment import GrowthEnv
 from esper.tolaria.population import LoopedPopulation
 from esper.tolaria.trial import play
-from training_support import tiny_run, tiny_task
+from training_support import tiny_config, tiny_run, tiny_task
 
 
 @pytest.fixture(scope="module")
@@ -22,10 +24,17 @@ def run(tmp_path_factory):
     return folder
 
 
-def actions_of(controller, keys) -> np.ndarray:
+@pytest.fixture(scope="module")
+def set_run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("policy") / "set"
+    tiny_run(folder, rounds=1, **{"network.kind": "set"})
+    return folder
+
+
+def actions_of(controller, keys, catalogue=None) -> np.ndarray:
     task, taken = tiny_task(), []
     env = GrowthEnv(
-        LoopedPopulation(task.recipe(task.load(None), default_catalogue()), keys),
+        LoopedPopulation(task.recipe(task.load(None), catalogue or default_catalogue()), keys),
         LifecycleRules(max_steps=task.steps),
     )
     play(env, controller, on_step=lambda transition: taken.append(transition.actions))
@@ -90,3 +99,48 @@ def test_other_controllers_are_still_found_by_name():
     from esper.api import find_controller
 
     assert isinstance(find_controller("heuristic"), HeuristicController)
+
+
+def test_a_policy_over_sets_repeats_itself_and_does_not_mind_its_neighbours(set_run):
+    together = actions_of(esper.load_policy(set_run), [1, 2])
+    assert np.array_equal(together, actions_of(esper.load_policy(set_run), [1, 2]))
+    assert np.array_equal(together[1:], actions_of(esper.load_policy(set_run), [2]))
+
+
+def test_a_policy_over_sets_takes_any_slots_and_blueprints(set_run):
+    model, train, val = model_and_data()
+    grown = esper.grow(model, train, val, slots=["blocks.0"], controller=str(set_run), steps=2)
+    assert grown.outcome.controller == str(set_run)
+    drawn = esper.load_policy(set_run, deterministic=False)
+    every = actions_of(drawn, [1, 2])
+    # What does not fit a slot here is no candidate, so that nothing changes without it.
+    specs = default_catalogue().specs
+    fitting = [spec for spec in specs if "cnn" in spec.factories]
+    named = actions_of(drawn, [1, 2], esper.BlueprintCatalogue(tuple(fitting)))
+    assert drawn.space.blueprints == tuple(spec.name for spec in fitting)
+    planted = every[..., 3] == LifecycleOp.GERMINATE
+    assert np.array_equal(every[..., [0, 2, 3]], named[..., [0, 2, 3]])
+    assert [specs[i].name for i in every[planted][:, 1]] == [
+        fitting[i].name for i in named[planted][:, 1]
+    ]
+    assert planted.any()
+
+
+def test_a_policy_over_sets_says_what_it_saw(set_run):
+    policy = esper.load_policy(set_run)
+    taken = actions_of(policy, [1])
+    (told,) = policy.reasons(taken[:, -1])
+    assert set(told.blocks) <= {name for name, _ in policy.space.names(["blocks.0", "blocks.1"])}
+    assert len(policy.space.names(["blocks.0", "blocks.1"])) == policy.space.observation_dim
+
+
+def test_a_policy_over_sets_can_be_the_start_for_other_slots(set_run):
+    warm = load_state(set_run)
+    space = Space.of(5, default_catalogue().names[:7], "set")
+    config = tiny_config(**{"network.kind": "set"})
+    state = new_state(config, space, warm)
+    for name, parameter in state.agent.network.named_parameters():
+        assert torch.equal(parameter, warm.agent.network.get_parameter(name))
+    flat = Space.of(2, default_catalogue().names)
+    with pytest.raises(ConfigError, match="the policy to start from is for 2 slots"):
+        new_state(tiny_config(), flat, warm)

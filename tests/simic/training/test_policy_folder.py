@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import safe_open
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import esper
 from command_support import esper_here
@@ -32,6 +34,17 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def exported(run: Path) -> Path:
     return export_policy(run, "made", run.parent)[0]
+
+
+@pytest.fixture(scope="module")
+def for_any(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A policy over sets with a card that is written: what may ship."""
+    out = tmp_path_factory.mktemp("given")
+    tiny_run(out / "run", rounds=1, **{"envs": 2, "network.kind": "set"})
+    folder, card = export_policy(out / "run", "any", out)
+    written = replace(card, worth="none", evaluated="in tests", fails="always", default=True)
+    (folder / CARD).write_text(written.as_toml())
+    return folder
 
 
 def network_of(state: TrainState) -> dict[str, torch.Tensor]:
@@ -116,6 +129,19 @@ def test_it_is_a_controller_by_folder_and_by_name(
         find_controller("pretrained:other")
 
 
+def test_one_over_sets_grows_a_model_with_other_slots(
+    for_any: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(policy_card, "SHIPPED", for_any.parent)
+    x, y = torch.randn(64, 12), torch.randint(0, 3, (64,))
+    loader = DataLoader(TensorDataset(x, y), batch_size=32)
+    model = nn.Sequential(nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
+    for slots in (["0"], ["0", "2", "4"]):
+        with pytest.warns(esper.EsperWarning, match="pretrained was trained on the task 'digits'"):
+            grown = esper.grow(model, loader, loader, slots=slots, controller="pretrained", steps=2)
+        assert grown.outcome.controller == "pretrained"
+
+
 def test_the_command_lists_shows_and_exports(
     run: Path,
     exported: Path,
@@ -158,8 +184,8 @@ def faults_of(folder: Path) -> list[str]:
     return faults
 
 
-def test_what_ships_is_fit_to_ship(exported: Path) -> None:
-    for folder, _ in shipped_policies():
+def test_what_ships_is_fit_to_ship(exported: Path, for_any: Path) -> None:
+    for folder in (for_any, *(folder for folder, _ in shipped_policies())):
         assert faults_of(folder) == []
     assert [card.default for _, card in shipped_policies()][:1] in ([], [True])
     assert sum(card.default for _, card in shipped_policies()) <= 1

@@ -9,13 +9,9 @@ import torch
 
 from esper.leyline import BLEND_NAMES, HEAD_NAMES, History, LifecycleOp
 from esper.leyline.events import Decided, event_from_row
+from esper.simic.agent.types import MaskTensors
 from esper.simic.training import LearnedController
-from esper.tamiyo import (
-    FeatureExtractionContext,
-    Situation,
-    feature_names,
-    signals_to_features,
-)
+from esper.tamiyo import Situation
 from esper.tolaria import TrialRules, make_env, play
 from training_support import tiny_run, tiny_task
 
@@ -23,20 +19,31 @@ KEYS = [1, 2]
 
 
 class Watched(LearnedController):
-    """Keeps what it was shown."""
+    """Keeps what it was shown, and how probable its actions were to the agent [E, heads]."""
 
     situations: list[Situation]
+    probabilities: list[np.ndarray]
 
     def act(self, situation: Situation) -> np.ndarray:
+        hidden, actions = self.hidden, super().act(situation)
         self.situations.append(situation)
-        return super().act(situation)
+        scaled = self.observations.normalize(torch.from_numpy(self.space.look(situation)[0]))
+        with torch.no_grad():
+            log_probs, _, _ = self.agent.network.evaluate_actions(
+                scaled, torch.from_numpy(actions), MaskTensors.of(situation.masks), hidden
+            )
+        self.probabilities.append(log_probs.exp().numpy())
+        return actions
 
 
-@pytest.fixture(scope="module")
-def played(tmp_path_factory: pytest.TempPathFactory) -> tuple[Watched, History]:
+@pytest.fixture(scope="module", params=["flat", "set"])
+def played(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Watched, History]:
     folder = tmp_path_factory.mktemp("policy") / "run"
-    controller = Watched(tiny_run(folder, rounds=1), deterministic=False)
-    controller.situations = []
+    state = tiny_run(folder, rounds=1, **{"network.kind": request.param, "envs": 2})
+    controller = Watched(state, deterministic=False)
+    controller.situations, controller.probabilities = [], []
     task, told = tiny_task(), History()
     recipe = task.recipe(task.load(None))
     play(make_env(recipe, KEYS, TrialRules(task.steps), told), controller)
@@ -70,14 +77,30 @@ def test_there_is_one_for_every_step_and_it_names_what_was_done(
     assert {event.taken[0] for event in events} >= {"WAIT", "GERMINATE"}
 
 
-def test_probabilities_are_those_of_the_network(played: tuple[Watched, History]) -> None:
-    """Against the heads' own logits, walked by hand."""
+def test_what_was_done_is_as_probable_as_learning_takes_it_to_be(
+    played: tuple[Watched, History],
+) -> None:
     controller, told = played
+    steps = {
+        s.step + 1: p for s, p in zip(controller.situations, controller.probabilities, strict=True)
+    }
+    for event in decided(told):
+        for head, name in zip(("op", "slot", "blueprint", "blend"), event.taken, strict=True):
+            if name is not None:
+                expected = steps[event.step][event.env, HEAD_NAMES.index(head)]
+                assert rows_of(event, head)[name] == pytest.approx(expected, abs=1e-4)
+
+
+def test_probabilities_are_those_of_the_network(played: tuple[Watched, History]) -> None:
+    """Against the heads' own logits, walked by hand; they are plain in a flat network only."""
+    controller, told = played
+    if controller.space.kind != "flat":
+        return
     network, hidden = controller.agent.network, controller.agent.initial_hidden(len(KEYS))
     names = {"blend": BLEND_NAMES, "op": [op.name for op in LifecycleOp]}
     for s in controller.situations:
         names |= {"slot": s.slot_config.names, "blueprint": s.catalogue.names}
-        observed = torch.from_numpy(observation(s))
+        observed = torch.from_numpy(controller.space.look(s)[0])
         with torch.no_grad():
             features, hidden = network.encode(controller.observations.normalize(observed), hidden)
             logits = {h: network.head(h)(features).double().numpy() for h in HEAD_NAMES}
@@ -101,16 +124,12 @@ def test_probabilities_are_those_of_the_network(played: tuple[Watched, History])
                         assert probability == pytest.approx(expected[index], abs=1e-4)
 
 
-def observation(s: Situation) -> np.ndarray:
-    return signals_to_features(FeatureExtractionContext(s))
-
-
 def test_what_it_saw_is_named_and_is_what_stood_out(played: tuple[Watched, History]) -> None:
     controller, told = played
     for s in controller.situations:
-        raw = observation(s)
+        raw = controller.space.look(s)[0]
         scaled = controller.observations.normalize(torch.from_numpy(raw)).numpy()
-        names = feature_names(s.slot_config.names, s.catalogue.names)
+        names = controller.space.names(s.slot_config.names)
         columns = {name: i for i, name in enumerate(names)}
         assert len(columns) == raw.shape[1]
         for event in (e for e in decided(told) if e.step == s.step + 1):

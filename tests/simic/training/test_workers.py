@@ -48,6 +48,13 @@ def test_workers_change_nothing_even_if_one_is_killed(tmp_path, monkeypatch, cap
     same_run(tmp_path / "one", tmp_path / "two")
 
 
+def test_workers_change_nothing_with_a_network_over_sets(tmp_path):
+    kind = {"network.kind": "set"}
+    tiny_run(tmp_path / "one", rounds=2, **kind)
+    tiny_run(tmp_path / "two", rounds=2, workers=2, **kind)
+    same_run(tmp_path / "one", tmp_path / "two")
+
+
 def test_one_worker_per_device_and_on_cpus_the_same_bits(tmp_path, monkeypatch):
     pools = remember_workers(monkeypatch)
     tiny_run(tmp_path / "one", rounds=1)

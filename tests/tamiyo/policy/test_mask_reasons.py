@@ -11,7 +11,7 @@ from esper.tamiyo import (
     why_no_op,
     why_no_slot,
 )
-from esper.tolaria import play
+from esper.tolaria import Budget, play
 from helpers import digits_env
 
 
@@ -61,3 +61,17 @@ def test_reasons_are_true(situations: list[Situation]) -> None:
     # The lives were full enough to tell of each kind.
     assert {"the episode is over", "its seed is TRAINING", "it rests (EMBARGOED)"} <= told
     assert any("as many as it may" in reason for reason in told)
+
+
+def test_what_is_too_dear_is_told_from_what_does_not_fit() -> None:
+    s = digits_env([1], max_steps=2, train=32, budget=Budget(params=1.1)).reset()
+    assert s.facts is not None
+    dear = s.facts.seed_params > 0.1 * s.host_params
+    told = set()
+    for slot, blueprint in np.argwhere(~s.masks.blueprint[0]):
+        reason = why_no_blueprint(s, 0, int(slot), int(blueprint))
+        fits = s.facts.fits[slot, blueprint]
+        assert reason == ("costs more than is left" if fits else "does not fit the slot")
+        assert not fits or dear[slot, blueprint]
+        told.add(reason)
+    assert len(told) == 2

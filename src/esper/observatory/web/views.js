@@ -335,6 +335,7 @@ const EsperViews = (() => {
       <${Compared} data=${data} />
       <${Seeds} data=${data} />
       <${Trials} data=${data} />
+      <${Decisions} data=${data} training=${training} />
       <${Feed} events=${episode.events} />
       ${data.bill.length > 0 && html`<section><h2>The bill</h2><${Table} caption="The bill" head=${["what", "multiply-adds"]} rows=${data.bill.map(([what, macs]) => [what, big(macs)])} /></section>`}
       <${Again} data=${data} />
@@ -406,6 +407,17 @@ const EsperViews = (() => {
 
   const Compared = ({ data }) => data.arms.length > 0 && html`<section><h2>What the growth was worth</h2>
     <${Table} caption="Arms" head=${["on test data", "score", "parameters", "multiply-adds"]} rows=${data.arms.map((arm) => [arm.arm, score(arm.test_score), count(arm.params), count(arm.macs)])} /></section>`;
+
+  /** What a learned policy thought before each epoch. A training run keeps no record of it; there one can ask. */
+  function Decisions({ data, training }) {
+    const { round, env, decisions } = data.episode;
+    if (training) return html`<p class="quiet name">esper explain ${data.line.name} --round ${round} --env ${env} --step 1 says what the policy thinks of this episode.</p>`;
+    if (!decisions.length) return null;
+    const parts = (list) => list.map(([name, p]) => (p == null ? name : `${name} ${fine(p)}`)).join(", ") || "–";
+    return html`<section><h2>What the policy thought</h2>
+      <${Table} caption="What the policy thought before each epoch" head=${["before epoch", "what it did, and how probable", "expected", "second choice"]} rows=${decisions.map((one) => [one.step, parts(one.did), signed(one.value), parts(one.instead)])} />
+    </section>`;
+  }
 
   const Trials = ({ data }) => (data.episode.trials || []).map((trial) => html`<section><h2>What candidates would have brought at epoch ${trial.step}</h2>
     <${Table} caption="Candidates at epoch ${trial.step}" head=${["seed, tried alone", "loss", "parameters"]}

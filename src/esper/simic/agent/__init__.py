@@ -1,9 +1,11 @@
 """The learner: a recurrent policy over factored, masked actions, and the PPO that trains it."""
 
 from esper.simic.agent.advantages import (
+    check_groups,
     compute_gae,
     compute_per_head_advantages,
     head_relevance,
+    leave_one_out,
 )
 from esper.simic.agent.config import PPOConfig
 from esper.simic.agent.metrics import PPOUpdateMetrics
@@ -31,9 +33,11 @@ __all__ = [
     "action_draws",
     "agent_from_state",
     "agent_state",
+    "check_groups",
     "compute_gae",
     "compute_per_head_advantages",
     "head_relevance",
+    "leave_one_out",
     "new_network",
     "play_round",
 ]

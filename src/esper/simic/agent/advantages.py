@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from esper.leyline import HEAD_NAMES, HEAD_RELEVANCE, OP
+from esper.leyline import HEAD_NAMES, HEAD_RELEVANCE, OP, ConfigError
 from esper.leyline.constants import ADVANTAGE_STD_FLOOR
 
 _RELEVANCE = torch.from_numpy(HEAD_RELEVANCE.copy())
@@ -41,6 +41,32 @@ def compute_gae(
         running = delta[:, t] + gamma * lam * torch.where(ended[:, t], 0.0, running)
         advantages[:, t] = running
     return advantages, advantages + values
+
+
+def leave_one_out(advantages: Tensor, groups: Tensor, valid: Tensor) -> Tensor:
+    """Advantages [N, T] minus the mean of those of the rest of the group at the same step.
+
+    `groups` [N]: rows with one number differ by nothing but the actions drawn in them, so what is
+    common to them is the host and not what was done. The rest of a group is drawn without a look at
+    the row itself: the policy gradient stays unbiased. A row that is over counts as 0.
+
+    Raises ConfigError if a row is alone in its group.
+    """
+    check_groups(groups)
+    same = (groups[:, None] == groups).to(advantages.dtype)
+    own = torch.where(valid, advantages, 0.0)
+    others = (same @ own - own) / (same.sum(dim=1, keepdim=True) - 1.0)
+    return torch.where(valid, own - others, 0.0)
+
+
+def check_groups(groups: Tensor) -> None:
+    """Refuse groups [N] in which a row is alone: there is nobody to compare it with."""
+    _, sizes = groups.unique(return_counts=True)
+    if (sizes < 2).any():
+        raise ConfigError(
+            "ppo.group_baseline compares the environments of a group with each other, and here one "
+            "is alone; make groups of at least 2, or leave it out"
+        )
 
 
 def normalize_advantages(advantages: Tensor, valid: Tensor) -> Tensor:

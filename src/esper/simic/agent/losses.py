@@ -11,6 +11,11 @@ def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
     return total / mask.sum(dim=0).clamp(min=1)
 
 
+def head_shares(relevant: Tensor) -> Tensor:
+    """Share of the steps [steps, heads] in which each head was drawn."""
+    return relevant.float().mean(dim=0)
+
+
 def clipped_surrogate(ratio: Tensor, advantages: Tensor, clip: float) -> Tensor:
     """Elementwise pessimistic objective of PPO (Schulman et al., 2017), to be maximised."""
     if ratio.shape != advantages.shape:
@@ -31,8 +36,7 @@ def joint_kl(log_ratio: Tensor, relevant: Tensor) -> Tensor:
     `log_ratio` and `relevant` are [steps, heads]. Heads are drawn one after the other, so their
     KLs add up (chain rule), and a head that was not drawn adds nothing.
     """
-    share = relevant.float().mean(dim=0)
-    return (share * masked_mean(k3_kl(log_ratio), relevant)).sum()
+    return (head_shares(relevant) * masked_mean(k3_kl(log_ratio), relevant)).sum()
 
 
 @torch.no_grad()

@@ -23,6 +23,8 @@ from esper.simic.agent.types import Hidden, MaskTensors
 from esper.tamiyo.policy.masked_categorical import MaskedCategorical
 from esper.tamiyo.policy.set_features import SetLayout
 
+Kind = Literal["flat", "set"]
+
 
 @dataclass(frozen=True)
 class NetworkConfig:
@@ -34,7 +36,7 @@ class NetworkConfig:
     num_blends: int = len(BLEND_NAMES)
     num_ops: int = NUM_OPS
     # 'flat': one vector in, a head per choice. 'set': slots and candidates, of any number.
-    kind: Literal["flat", "set"] = "flat"
+    kind: Kind = "flat"
     feature_dim: int = constants.FEATURE_DIM
     lstm_hidden_dim: int = constants.LSTM_HIDDEN_DIM
     lstm_layers: int = 1
@@ -112,6 +114,8 @@ class FactoredRecurrentActorCritic(nn.Module):
             torch.default_generator.manual_seed(key)
             self._build(config)
             self._initialize()
+            if config.privileged_dim:
+                self._widen_critic(config.privileged_dim)
 
     def _build(self, config: NetworkConfig) -> None:
         hidden, width = config.lstm_hidden_dim, config.resolved_head_width
@@ -125,7 +129,7 @@ class FactoredRecurrentActorCritic(nn.Module):
         self.blueprint_head: nn.Module = make_head(hidden, width, config.num_blueprints)
         self.blend_head = make_head(hidden, width, config.num_blends)
         self.op_head = make_head(hidden, width, config.num_ops)
-        self.value_head = make_head(hidden + config.privileged_dim, width, 1)
+        self.value_head = make_head(hidden, width, 1)
 
     def _build_memory(self, config: NetworkConfig) -> None:
         hidden = config.lstm_hidden_dim
@@ -149,6 +153,16 @@ class FactoredRecurrentActorCritic(nn.Module):
                 nn.init.zeros_(parameter)
                 quarter = len(parameter) // 4
                 nn.init.ones_(parameter[quarter : 2 * quarter])
+
+    def _widen_critic(self, more: int) -> None:
+        """Inputs for what only the critic sees, with weight 0; all else starts as without them."""
+        first = self.value_head[0]
+        assert isinstance(first, nn.Linear)
+        wider = nn.Linear(first.in_features + more, first.out_features)
+        with torch.no_grad():
+            wider.weight.zero_()[:, : first.in_features] = first.weight
+            wider.bias.copy_(first.bias)
+        self.value_head[0] = wider
 
     def head(self, name: str) -> nn.Module:
         """The head called `name`: one of HEAD_NAMES, or 'value'."""

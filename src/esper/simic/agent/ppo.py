@@ -14,12 +14,14 @@ from esper.simic.agent.advantages import (
     compute_gae,
     compute_per_head_advantages,
     head_relevance,
+    leave_one_out,
     normalize_advantages,
 )
 from esper.simic.agent.config import PPOConfig
 from esper.simic.agent.losses import (
     clipped_surrogate,
     explained_variance,
+    head_shares,
     masked_mean,
     ratio_diagnostics,
     value_errors,
@@ -127,7 +129,8 @@ class PPOAgent:
 
     def _observed(self, observations: np.ndarray | Tensor, what: str = "observations") -> Tensor:
         observed = torch.as_tensor(observations, dtype=torch.float32, device=self.device)
-        if not torch.isfinite(observed).all():
+        # One reduction instead of isfinite().all(); NaN fails the comparison as well.
+        if observed.numel() and not observed.abs().amax() < math.inf:
             env, column = (~torch.isfinite(observed)).nonzero()[0].tolist()
             raise ValueError(
                 f"{what} must be finite: environment {env}, column {column} "
@@ -160,6 +163,8 @@ class PPOAgent:
             self.config.gamma,
             self.config.gae_lambda,
         )
+        if self.config.group_baseline:
+            advantages = leave_one_out(advantages, batch.groups, batch.valid)
         self.update_count += 1
         metrics, collected = PPOUpdateMetrics(steps=len(buffer)), new_collection()
         shown = {
@@ -293,11 +298,17 @@ class PPOAgent:
             config.huber_delta if config.value_loss == "huber" else None,
         )
         head_entropies = masked_mean(entropies[valid], relevant)
-        weights = [config.entropy_coef_per_head.get(name, 1.0) for name in HEAD_NAMES]
+        head_surrogates = masked_mean(surrogate, relevant)
+        weights = head_entropies.new_tensor(
+            [config.entropy_coef_per_head.get(name, 1.0) for name in HEAD_NAMES]
+        )
+        if config.balance_heads:
+            shares = head_shares(relevant)
+            head_surrogates, weights = head_surrogates * shares, weights * shares
         return {
-            "policy_loss": -masked_mean(surrogate, relevant).sum(),
+            "policy_loss": -head_surrogates.sum(),
             "value_loss": errors.mean(),
-            "entropy_bonus": (head_entropies * head_entropies.new_tensor(weights)).sum(),
+            "entropy_bonus": (head_entropies * weights).sum(),
             "head_entropies": head_entropies,
             "head_counts": relevant.sum(dim=0).float(),
             **ratio_diagnostics(

@@ -1,5 +1,5 @@
 """Running scales of observations and rewards."""
 
-from esper.simic.control.normalization import RewardNormalizer, RunningMeanStd
+from esper.simic.control.normalization import RewardNormalizer, RunningMeanStd, Unscaled
 
-__all__ = ["RewardNormalizer", "RunningMeanStd"]
+__all__ = ["RewardNormalizer", "RunningMeanStd", "Unscaled"]

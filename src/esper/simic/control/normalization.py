@@ -85,6 +85,23 @@ class RunningMeanStd:
         self.count = float(state["count"])
 
 
+class Unscaled(RunningMeanStd):
+    """For observations that are on a scale by construction: it learns nothing and changes nothing.
+
+    Statistics of its own columns would treat things of one kind differently by their place.
+    """
+
+    def __init__(self) -> None:
+        super().__init__((0,))
+
+    def update(self, batch: Tensor) -> None:
+        if not torch.isfinite(batch).all():
+            raise ValueError("a normaliser takes finite numbers only, got NaN or infinity")
+
+    def normalize(self, values: Tensor) -> Tensor:
+        return values
+
+
 class RewardNormalizer:
     """Divides rewards by their running sample deviation; the mean stays, because it is the goal."""
 
@@ -97,6 +114,11 @@ class RewardNormalizer:
 
     def __call__(self, rewards: Tensor) -> Tensor:
         """Take in the rewards of all environments, then scale them."""
+        self.update(rewards)
+        return self.normalize_only(rewards)
+
+    def update(self, rewards: Tensor) -> None:
+        """Take in rewards, of any shape."""
         if not torch.isfinite(rewards).all():
             raise ValueError("a normaliser takes finite numbers only, got NaN or infinity")
         n = rewards.numel()
@@ -108,7 +130,6 @@ class RewardNormalizer:
             self.m2 += ((values - mean).square().sum().item()) + delta**2 * self.count * n / total
             self.mean += delta * n / total
             self.count = total
-        return self.normalize_only(rewards)
 
     def normalize_only(self, rewards: Tensor) -> Tensor:
         """Scale without learning from these rewards; unscaled until two different ones were seen.

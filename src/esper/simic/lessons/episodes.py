@@ -27,9 +27,10 @@ from esper.leyline import (
     draw_key,
 )
 from esper.simic.agent import MaskTensors
+from esper.simic.agent.network import Kind
 from esper.simic.rewards import RewardConfig, compute_reward
 from esper.simic.training import Space, space_of
-from esper.tamiyo import Controller, FeatureExtractionContext, signals_to_features
+from esper.tamiyo import Controller
 from esper.tolaria import (
     DataSplits,
     Task,
@@ -145,10 +146,12 @@ def record_episodes(
     key: int = 0,
     reward: RewardConfig,
     gamma: float,
+    network: Kind = "flat",
     recorder: Recorder | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Episodes:
-    """Let the controller play; a function of its arguments. Outcomes go to `recorder`."""
+    """Let the controller play; a function of its arguments. Outcomes go to `recorder`. What is
+    recorded is what a policy of the kind `network` would have seen."""
     recipe = task.recipe(data)
     rules = TrialRules(
         steps or task.steps,
@@ -169,7 +172,7 @@ def record_episodes(
         everyone = np.ones(env.n_envs, dtype=bool)
         settle(env, everyone, task=task.name, controller=controller.name)
         if history:
-            parts.append(from_transitions(history, space_of(task), reward, gamma))
+            parts.append(from_transitions(history, space_of(task, kind=network), reward, gamma))
     progress(episodes, episodes)
     return join(parts)
 
@@ -178,22 +181,22 @@ def from_transitions(
     history: Sequence[Transition], space: Space, reward: RewardConfig, gamma: float
 ) -> Episodes:
     """The episodes of E environments that stepped together; those that never acted are left out."""
-    situations = [history[0].before, *(t.after for t in history)]
+    # What was decided on, trials that were asked for included, and the end.
+    situations = [*(t.before for t in history), history[-1].after]
+    looks = [space.look(situation) for situation in situations]
     acted = np.stack([t.acted for t in history], axis=1)
 
     def over_steps(arrays: list[np.ndarray]) -> np.ndarray:
         return np.stack(arrays, axis=1)
 
     masks: dict[str, np.ndarray] = {
-        f"{name}_masks": over_steps([getattr(t.before.masks, name) for t in history])
+        f"{name}_masks": over_steps([getattr(allowed, name) for _, allowed in looks[:-1]])
         for name in ("op", "slot", "blueprint", "blend")
     }
     scores = over_steps([s.signals.val_score for s in situations])
     all_of_them = Episodes(
         space,
-        observations=over_steps(
-            [signals_to_features(FeatureExtractionContext(s)) for s in situations]
-        ),
+        observations=over_steps([seen for seen, _ in looks]),
         **masks,
         actions=over_steps([t.actions for t in history]),
         rewards=over_steps([compute_reward(t, reward, gamma).total for t in history]),
@@ -214,12 +217,7 @@ def _terminated(history: Sequence[Transition]) -> np.ndarray:
 def save_episodes(run: Path, episodes: Episodes) -> Path:
     """Write them into a run directory; whoever looks sees the old file or the new, never a part."""
     path = run / FILE
-    header = {
-        "version": FORMAT_VERSION,
-        "observation_dim": episodes.space.observation_dim,
-        "num_slots": episodes.space.num_slots,
-        "blueprints": list(episodes.space.blueprints),
-    }
+    header = {"version": FORMAT_VERSION, **episodes.space.tree()}
     unfinished = path.with_name(path.name + ".unfinished")
     arrays = {name: np.ascontiguousarray(getattr(episodes, name)) for name in _ARRAYS}
     try:
@@ -254,12 +252,8 @@ def _space(path: Path, header: Any) -> Space:
     if not isinstance(header, dict) or header.get("version") != FORMAT_VERSION:
         raise ConfigError(f"{path} does not hold episodes in format {FORMAT_VERSION}")
     try:
-        return Space(
-            int(header["observation_dim"]),
-            int(header["num_slots"]),
-            tuple(str(name) for name in header["blueprints"]),
-        )
-    except (KeyError, TypeError, ValueError) as error:
+        return Space.from_tree(header)
+    except (ConfigError, KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"{path} does not say what its episodes are of: {error}") from error
 
 

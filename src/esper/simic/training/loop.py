@@ -22,6 +22,7 @@ from esper.simic.agent import (
     TamiyoRolloutBuffer,
     VectorEnv,
     action_draws,
+    check_groups,
     play_round,
 )
 from esper.simic.telemetry import (
@@ -32,7 +33,7 @@ from esper.simic.telemetry import (
 )
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.round_log import RoundLog
-from esper.simic.training.scaling import ScaledEnv
+from esper.simic.training.scaling import ScaledEnv, scale_returns
 from esper.simic.training.state import TrainState
 
 
@@ -68,17 +69,20 @@ def run_training(
     round, "play" and "update", happen within `traced` of its number and their names.
     """
     hooks = hooks or Hooks()
+    if config.ppo.group_baseline:
+        check_groups(torch.from_numpy(env.groups))
     buffer = state.agent.new_buffer(env.num_envs, max_steps)
     while state.round < config.rounds and not hooks.stop():
         number, closely = state.round, state.escalation.closely
         log.begin(number, closely=closely)
         clock = log.clock
-        scaled = ScaledEnv(
-            env, state.observations, state.rewards, config.mode_of, clock, hooks.on_step
-        )
+        rewards = None if config.scale_returns else state.rewards
+        scaled = ScaledEnv(env, state.observations, rewards, config.mode_of, clock, hooks.on_step)
         with traced(number, "play"), clock.phase("policy"):
             draws = action_draws(config.key, number, env.num_envs, max_steps)
             play_round(state.agent, scaled, buffer, number, draws)
+            if config.scale_returns:
+                scale_returns(buffer, state.rewards, scaled.modes, config.ppo.gamma)
         with traced(number, "update"), clock.phase("update"):
             shuffle = torch.Generator().manual_seed(draw_key(config.key, "shuffle", number))
             metrics = state.agent.update(buffer, shuffle, closely=closely)

@@ -8,23 +8,20 @@ import torch
 from esper.growth import BlueprintCatalogue
 from esper.leyline import HEAD_NAMES, ConfigError, generator
 from esper.leyline.events import Decided
+from esper.simic.agent import PPOAgent, SetActorCritic
 from esper.simic.training.checkpoint import load_state
 from esper.simic.training.reasons import Look, reasons_of
+from esper.simic.training.space import Space
 from esper.simic.training.state import TrainState
-from esper.tamiyo import (
-    FeatureExtractionContext,
-    Situation,
-    feature_names,
-    signals_to_features,
-)
+from esper.tamiyo import Situation
 
 
 class LearnedController:
     """Takes the most probable action of a trained policy; with `deterministic=False` it draws,
     as a function of the episode's key and the step.
 
-    The policy decides for hosts with as many slots, and for the blueprints, that it was trained
-    with; others are refused with ConfigError.
+    A flat policy decides for hosts with as many slots, and for the blueprints, that it was trained
+    with; others are refused with ConfigError. One over sets decides for any.
     """
 
     def __init__(self, state: TrainState, name: str = "learned", deterministic: bool = True):
@@ -40,6 +37,8 @@ class LearnedController:
 
     def check_fit(self, num_slots: int, catalogue: BlueprintCatalogue) -> None:
         """Raises ConfigError if the policy was made for other slots or blueprints."""
+        if self.space.kind == "set":
+            return
         if num_slots != self.space.num_slots:
             raise ConfigError(
                 f"the policy {self.name} decides for {self.space.num_slots} slots, "
@@ -61,9 +60,20 @@ class LearnedController:
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         self.hidden = (state["h"], state["c"])
 
+    def _fit(self, num_slots: int, catalogue: BlueprintCatalogue) -> None:
+        """Be the policy for these slots and blueprints."""
+        self.check_fit(num_slots, catalogue)
+        space = Space.of(num_slots, catalogue.names, self.space.kind)
+        network = self.agent.network
+        if space != self.space and isinstance(network, SetActorCritic):
+            fitted = network.fitted(num_slots, len(catalogue))
+            self.agent = PPOAgent(fitted, self.agent.config, self.agent.device)
+            self.space = space
+
     def act(self, situation: Situation) -> np.ndarray:
-        self.check_fit(situation.slot_config.num_slots, situation.catalogue)
-        raw = torch.from_numpy(signals_to_features(FeatureExtractionContext(situation)))
+        self._fit(situation.slot_config.num_slots, situation.catalogue)
+        seen, _ = self.space.look(situation)
+        raw = torch.from_numpy(seen)
         scaled = self.observations.normalize(raw)
         draws = None if self.deterministic else _draws(situation)
         decision = self.agent.act(scaled, self.hidden, situation.masks, draws)
@@ -73,7 +83,7 @@ class LearnedController:
 
     def reasons(self, actions: np.ndarray) -> list[Decided]:
         shown = self.look.situation
-        names = feature_names(shown.slot_config.names, shown.catalogue.names)
+        names = self.space.names(shown.slot_config.names)
         return reasons_of(self.agent, self.look, names, actions)
 
 

@@ -1,6 +1,7 @@
 """What a policy saw and thought before it decided, by the names of things."""
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -123,14 +124,16 @@ def _most_telling(rows: list[Row]) -> tuple[list[Row], int]:
 
 def _entries(look: Look, names: Sequence[tuple[str, str]], env: int) -> list[int]:
     """The columns that are farthest from what the network takes for usual, not too many of any
-    block."""
+    block, nor of candidates, of which there are many."""
     far = look.scaled[env].abs().tolist()
-    count: dict[str, int] = {}
+    large = {names[0][0], *look.situation.slot_config.names}
+    count: Counter[str] = Counter()
     kept = []
     for column in sorted(range(len(far)), key=lambda column: (-far[column], column)):
         block = names[column][0]
-        count[block] = count.get(block, 0) + 1
-        if count[block] <= MOST_PER_BLOCK and far[column] > 0.0:
+        kind, most = (block, MOST_PER_BLOCK) if block in large else ("candidates", MOST_CHOICES)
+        count[kind] += 1
+        if count[kind] <= most and far[column] > 0.0:
             kept.append(column)
         if len(kept) == MOST_ENTRIES:
             break

@@ -1,35 +1,25 @@
 """The state of a training run: one object with everything that the next round depends on."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from esper.leyline import ConfigError, LifecycleOp, constants, draw_key
+from esper.leyline import ConfigError, constants, draw_key
 from esper.simic.agent import (
     FactoredRecurrentActorCritic,
     NetworkConfig,
     PPOAgent,
+    SetActorCritic,
     agent_from_state,
     agent_state,
+    new_network,
 )
 from esper.simic.control import RewardNormalizer, RunningMeanStd
 from esper.simic.telemetry import AnomalyDetector, Escalation, GradientEMATracker
 from esper.simic.training.config import TrainingConfig
-
-
-@dataclass(frozen=True)
-class Space:
-    """What a policy is for: how wide its observations are, and what its choices mean.
-
-    `blueprints` are the names of the catalogue in order, because the order is the meaning.
-    """
-
-    observation_dim: int
-    num_slots: int
-    blueprints: tuple[str, ...]
+from esper.simic.training.space import Space
 
 
 @dataclass
@@ -60,21 +50,20 @@ def new_state(config: TrainingConfig, space: Space, warm: TrainState | None = No
         lstm_hidden_dim=config.network.lstm_hidden_dim,
         lstm_layers=config.network.lstm_layers,
         head_width=config.network.head_width,
+        kind=space.kind,
+        embedding_dim=config.network.embedding_dim,
         privileged_dim=constants.TWIN_DIM if config.network.critic_sees_twin else 0,
     )
-    network = FactoredRecurrentActorCritic(sizes, key=draw_key(config.key, "weights"))
-    with torch.no_grad():
-        for name, logit in config.network.op_bias.items():
-            network.head("op").get_parameter("2.bias")[LifecycleOp[name]] = logit
-    observations = RunningMeanStd((space.observation_dim,))
+    network = new_network(sizes, key=draw_key(config.key, "weights"))
+    network.bias_ops(config.network.op_bias)
+    observations = space.new_scale()
     if warm is not None:
-        if warm.space != space or warm.agent.network.config != sizes:
-            raise ConfigError(
-                f"the policy to start from is for {warm.space.num_slots} slots, "
-                f"{len(warm.space.blueprints)} blueprints and {warm.agent.network.config}; "
-                f"this run has {space.num_slots}, {len(space.blueprints)} and {sizes}"
-            )
-        network.load_state_dict(warm.agent.network.state_dict())
+        given = _fitting(warm, space, sizes)
+        weights = given.state_dict()
+        if given.config != sizes:
+            # A critic that saw less or more is no use: it begins anew.
+            weights |= network.value_head.state_dict(prefix="value_head.")
+        network.load_state_dict(weights)
         observations.load_state_dict(warm.observations.state_dict())
     return TrainState(
         settings=lasting_settings(config),
@@ -83,6 +72,22 @@ def new_state(config: TrainingConfig, space: Space, warm: TrainState | None = No
         observations=observations,
         rewards={mode: RewardNormalizer() for mode in config.modes},
     )
+
+
+def _fitting(warm: TrainState, space: Space, sizes: NetworkConfig) -> FactoredRecurrentActorCritic:
+    """The network to start from, for this space; raises ConfigError if it is for another. What its
+    critic sees may differ."""
+    network, same = warm.agent.network, warm.space == space
+    if isinstance(network, SetActorCritic) and space.kind == "set":
+        network, same = network.fitted(space.num_slots, len(space.blueprints)), True
+    critic_alike = replace(network.config, privileged_dim=sizes.privileged_dim)
+    if not same or critic_alike != sizes:
+        raise ConfigError(
+            f"the policy to start from is for {warm.space.num_slots} slots, "
+            f"{len(warm.space.blueprints)} blueprints and {warm.agent.network.config}; "
+            f"this run has {space.num_slots}, {len(space.blueprints)} and {sizes}"
+        )
+    return network
 
 
 def lasting_settings(config: TrainingConfig) -> dict[str, Any]:
@@ -100,11 +105,7 @@ def pack(state: TrainState) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return tensors, {
         "round": state.round,
         "settings": state.settings,
-        "space": {
-            "observation_dim": state.space.observation_dim,
-            "num_slots": state.space.num_slots,
-            "blueprints": list(state.space.blueprints),
-        },
+        "space": state.space.tree(),
         "agent": agent,
         "observations": statistics["count"],
         "rewards": {mode: scale.state_dict() for mode, scale in state.rewards.items()},
@@ -117,11 +118,7 @@ def pack(state: TrainState) -> tuple[dict[str, Tensor], dict[str, Any]]:
 def unpack(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> TrainState:
     """The state of which `pack` was taken; raises ConfigError for one that does not hold up."""
     try:
-        space = Space(
-            int(meta["space"]["observation_dim"]),
-            int(meta["space"]["num_slots"]),
-            tuple(str(name) for name in meta["space"]["blueprints"]),
-        )
+        space = Space.from_tree(meta["space"])
         own = ("observations.mean", "observations.var")
         agent = agent_from_state({n: t for n, t in tensors.items() if n not in own}, meta["agent"])
         _check_space(space, agent.network.config)
@@ -129,7 +126,7 @@ def unpack(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> TrainState
             settings=dict(meta["settings"]),
             space=space,
             agent=agent,
-            observations=RunningMeanStd((space.observation_dim,)),
+            observations=space.new_scale(),
             rewards={str(mode): RewardNormalizer() for mode in meta["rewards"]},
             round=int(meta["round"]),
         )
@@ -147,6 +144,7 @@ def unpack(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> TrainState
 
 
 def _check_space(space: Space, network: NetworkConfig) -> None:
-    sizes = (space.observation_dim, space.num_slots, len(space.blueprints))
-    if sizes != (network.observation_dim, network.num_slots, network.num_blueprints):
+    sizes = (space.observation_dim, space.num_slots, len(space.blueprints), space.kind)
+    own = (network.observation_dim, network.num_slots, network.num_blueprints, network.kind)
+    if sizes != own:
         raise ConfigError("the network of the policy has other sizes than it was made for")

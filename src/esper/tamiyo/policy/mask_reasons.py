@@ -49,4 +49,6 @@ def why_no_blueprint(s: Situation, env: int, slot: int, blueprint: int) -> str |
     """Why a blueprint cannot be planted in a slot; None if it can."""
     if s.masks.blueprint[env, slot, blueprint]:
         return None
-    return "does not fit the slot, or what is left to spend"
+    if s.facts is None:
+        return "does not fit the slot, or costs more than is left"
+    return "costs more than is left" if s.facts.fits[slot, blueprint] else "does not fit the slot"

@@ -10,7 +10,7 @@ What was not measured is 0, and a flag beside it says whether it was.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -86,6 +86,23 @@ class SetLayout:
             slots.unflatten(-1, (self.num_slots, len(SLOT_FEATURES))),
             candidates.unflatten(-1, shape),
         )
+
+
+def set_feature_names(modules: Sequence[str], blueprints: Sequence[str]) -> list[tuple[str, str]]:
+    """(block, entry) of each column of `set_features` for a host with slots at these modules."""
+    run = [("the training", _words(name)) for name in GLOBAL_FEATURES]
+    slots = [(module, _words(name)) for module in modules for name in SLOT_FEATURES]
+    candidates = [
+        (f"{blueprint} in {module}", _words(name))
+        for module in modules
+        for blueprint in blueprints
+        for name in CANDIDATE_FEATURES
+    ]
+    return run + slots + candidates
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
 
 
 def set_features(situation: Situation, slots: int | None = None) -> np.ndarray:

@@ -1,0 +1,85 @@
+"""What a policy thought, in the views: as recorded, and harmless whatever is recorded."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from browser_support import browser_page, needs_browser
+from esper.leyline.events import Decided
+from esper.observatory import write_report
+from esper.observatory.decisions import decision_line, in_words
+from esper.observatory.described import describe
+from view_support import write_growth, write_training
+
+
+def decided(step: int, **changes: Any) -> dict[str, Any]:
+    event = Decided(
+        env=0,
+        step=step,
+        taken=("WAIT", None, None, None),
+        value=1.25,
+        supposed=True,
+        blocks=("training",),
+        entries=("epoch / epochs",),
+        numbers=(0.5,),
+        unusual=(-1.0,),
+        heads=("op", "op", "op", "slot", "blueprint"),
+        choices=("WAIT", "GERMINATE", "CULL", "blocks.0", "conv_light"),
+        probabilities=(0.7, 0.3, None, 0.9, 0.6),
+        reasons=("", "", "no live seed is old enough", "", ""),
+        left_out=3,
+    )
+    return event.row() | changes
+
+
+def with_decisions(folder: Path, *events: dict[str, Any]) -> Path:
+    run = write_growth(folder)
+    with (run / "events.jsonl").open("a") as file:
+        file.writelines(json.dumps(event) + "\n" for event in events)
+    return run
+
+
+def test_a_line_has_what_was_done_and_what_came_second() -> None:
+    line = decision_line(decided(4))
+    assert line == {
+        "step": 4,
+        "value": 1.25,
+        "did": [["WAIT", 0.7]],
+        "instead": [["GERMINATE", 0.3], ["blocks.0", 0.9], ["conv_light", 0.6]],
+    }
+    planted = decided(4, taken=["GERMINATE", "blocks.0", "conv_light", "linear"], supposed=False)
+    line = decision_line(planted)
+    assert in_words(line["did"]) == "GERMINATE 0.30, blocks.0 0.90, conv_light 0.60, linear"
+    assert in_words(line["instead"]) == "WAIT 0.70"
+
+
+def test_what_is_no_decision_breaks_nothing() -> None:
+    for event in ({}, {"taken": 3, "heads": "x", "choices": None}, decided(1, probabilities=[{}])):
+        assert decision_line(event)["instead"] in ([], [["GERMINATE", 0.3]])
+
+
+def test_the_report_lists_them(tmp_path: Path) -> None:
+    run = with_decisions(tmp_path / "run", decided(3), decided(4), decided(4, env=7))
+    assert [line["step"] for line in describe(run)["episode"]["decisions"]] == [3, 4]
+    text = write_report(run, markdown=True).read_text()
+    assert "| 4 | WAIT 0.70 | +1.25 | GERMINATE 0.30, blocks.0 0.90, conv\\_light 0.60 |" in text
+    plain = write_report(write_growth(tmp_path / "rule"), markdown=True).read_text()
+    assert "What the policy thought" not in plain
+
+
+@needs_browser
+def test_the_page_lists_them_and_says_how_to_ask(tmp_path: Path) -> None:
+    grown = write_report(with_decisions(tmp_path / "run", decided(4)))
+    trained = write_report(write_training(tmp_path / "trained"))
+    with browser_page() as (page, noise):
+        page.goto(grown.as_uri())
+        table = page.get_by_role("table", name="What the policy thought before each epoch")
+        assert table.get_by_role("row").nth(1).inner_text().split("\t") == [
+            "4",
+            "WAIT 0.70",
+            "+1.25",
+            "GERMINATE 0.30, blocks.0 0.90, conv_light 0.60",
+        ]
+        page.goto(trained.as_uri())
+        page.get_by_text("--round 2 --env 0 --step 1 says what the policy thinks").wait_for()
+        assert noise.errors == []

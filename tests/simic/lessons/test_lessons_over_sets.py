@@ -1,0 +1,83 @@
+"""Recorded episodes, imitation and offline learning for a network over sets."""
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from esper.growth import default_catalogue
+from esper.leyline import ConfigError
+from esper.simic.lessons import (
+    CloningConfig,
+    Episodes,
+    OfflineConfig,
+    clone,
+    join,
+    learn_offline,
+    load_episodes,
+    record_episodes,
+    save_episodes,
+)
+from esper.simic.rewards import ObjectiveRewardConfig
+from esper.simic.training import Space, load_config, new_state
+from esper.tamiyo import ScriptedController
+from helpers import small_digits
+
+TEACHER = ScriptedController("2 GERMINATE r0c1 branch linear\n4 CULL r0c1\n", "two")
+
+
+@cache
+def recorded(network: str = "set") -> Episodes:
+    task, data = small_digits(96)
+    free = ObjectiveRewardConfig(param_cost=0.0, compute_cost=0.0)
+    settings = {"episodes": 4, "steps": 5, "reward": free, "gamma": 0.99}
+    return record_episodes(task, data, TEACHER, network=network, **settings)
+
+
+def state():
+    sizes = {"network.kind": "set", "network.feature_dim": 16, "network.lstm_hidden_dim": 16}
+    return new_state(load_config(None, sizes), recorded().space)
+
+
+def test_they_are_the_episodes_of_a_flat_network_seen_otherwise(tmp_path: Path) -> None:
+    seen, flat = recorded(), recorded("flat")
+    assert seen.space == Space.of(3, default_catalogue().names, "set")
+    for name in ("actions", "rewards", "slot_masks", "blueprint_masks", "lengths"):
+        assert np.array_equal(getattr(seen, name), getattr(flat, name)), name
+    assert np.abs(seen.observations).max() <= 2.0
+    with pytest.raises(ConfigError, match="of different kinds"):
+        join([seen, flat])
+    save_episodes(tmp_path, seen)
+    loaded = load_episodes(tmp_path)
+    assert loaded.space == seen.space
+    assert np.array_equal(loaded.observations, seen.observations)
+
+
+def test_a_clone_does_what_its_teacher_did() -> None:
+    pupil = state()
+    config = CloningConfig(epochs=25, learning_rate=1e-2)
+    report = clone(pupil.agent.network, pupil.observations, recorded(), config)
+    assert report.loss < 0.5 * report.first_loss
+    assert report.held_out.acting == 1.0
+
+
+def test_offline_learning_is_a_function_of_its_key_and_scales_nothing() -> None:
+    config = OfflineConfig(steps=20, policy=CloningConfig(epochs=2))
+    pupils = [state() for _ in range(2)]
+    for pupil in pupils:
+        learn_offline(pupil.agent.network, pupil.observations, recorded(), config, key=1)
+    first, second = (pupil.agent.network.state_dict() for pupil in pupils)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    values = torch.rand(2, recorded().space.observation_dim)
+    assert torch.equal(pupils[0].observations.normalize(values), values)
+    assert not torch.equal(first["op_head.2.weight"], state().agent.network.op_head[2].weight)
+
+
+def test_a_file_that_names_another_kind_is_refused(tmp_path: Path) -> None:
+    odd = replace(recorded(), space=replace(recorded().space, kind="graph"))
+    save_episodes(tmp_path, odd)
+    with pytest.raises(ConfigError, match="no observation is of kind 'graph'"):
+        load_episodes(tmp_path)
