@@ -10,10 +10,13 @@ import torch
 
 import esper
 from command_support import esper_here
-from esper.api import explain
-from esper.leyline import ConfigError
+from esper.api import explain, find_controller
+from esper.leyline import ConfigError, History
+from esper.leyline.events import Decided
 from esper.observatory import explanation_in_words
+from esper.proof import EvaluationSettings, evaluate
 from esper.simic.training import LearnedController
+from esper.tolaria import TrialRules, make_env, play
 from training_support import rows, tiny_run, tiny_task
 from view_support import write_evaluation_folder, write_growth
 
@@ -107,6 +110,27 @@ def test_a_rule_has_no_probabilities_but_all_else_is_told(tmp_path: Path) -> Non
     assert "conv_light in blocks.0 germinated" in explanation_in_words(told)
 
 
+def test_an_evaluation_has_recorded_those_of_learned_policies(
+    trained: Path, tmp_path: Path
+) -> None:
+    task, policy = tiny_task(), str(trained)
+    settings = EvaluationSettings(("static", policy), keys=2, steps=4, controls=False)
+    data = task.load(None)
+    evaluate(task, data, settings, find_controller, folder=tmp_path)
+    for key in (0, 1):
+        told = explain(tmp_path, arm=policy, key=key, step=2)
+        alone = History()
+        rules = TrialRules(4, schedule=task.schedule)
+        play(make_env(task.recipe(data), [key], rules, alone), find_controller(policy))
+        expected = next(e for e in alone.events if isinstance(e, Decided) and e.step == 2)
+        assert told["did"]["op"] == expected.taken[0]
+        assert told["thought"]["value"] == pytest.approx(expected.value, abs=2e-3)
+        assert told["came"]["final_score"] is not None
+    for where in ({}, {"arm": "static", "key": 0}, {"arm": policy, "key": 7}):
+        with pytest.raises(ConfigError, match=r"--arm \(.*run\) and a key from 0 to 1"):
+            explain(tmp_path, step=2, **where)
+
+
 @pytest.mark.parametrize(
     ("where", "message"),
     [
@@ -128,8 +152,14 @@ def test_a_bad_question_gets_one_sentence(
 def test_a_bad_folder_gets_one_sentence(trained: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is not the folder of a run"):
         explain(tmp_path, step=1)
-    with pytest.raises(ConfigError, match="an evaluation, which keeps outcomes and no decisions"):
+    with pytest.raises(ConfigError, match="an evaluation without learned policies"):
         explain(write_evaluation_folder(tmp_path / "evaluation"), step=1)
+    rubbish = '{"label": "a", "key": 1, "metrics": 3}\n{"label": "a", "key": 1, "metrics": {}}\n'
+    (tmp_path / "evaluation" / "decisions.jsonl").write_text(rubbish)
+    with pytest.raises(ConfigError, match=r"--arm \(a\) and a key from 1 to 1"):
+        explain(tmp_path / "evaluation", step=1, arm="a", key=1)
+    with pytest.raises(ConfigError, match="is no evaluation; leave out --arm and --key"):
+        explain(trained, step=1, arm="a", key=1)
     with pytest.raises(ConfigError, match="has the rounds 0 to 1, there is no 7"):
         explain(trained, step=1, round=7)
 

@@ -20,7 +20,7 @@ from esper.growth import BlueprintCatalogue, GrownModule
 from esper.leyline import ConfigError, shortened
 from esper.leyline.constants import MOST_COUNT, MOST_KEY
 from esper.simic.training import Hooks, TrainingConfig
-from esper.tolaria import Budget, Task
+from esper.tolaria import Budget, Family, Task
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -108,6 +108,7 @@ MEASURED = Rule("one number", _is_measured)
 TASK = instance("a Task", Task)
 
 RULES: dict[str, Rule] = {
+    "arm": instance("the name of an arm", str),
     "averaged": instance("an AveragedModel of torch.optim.swa_utils", AveragedModel),
     "batches_per_epoch": whole(1, MOST_COUNT),
     "beta": positive(),
@@ -130,6 +131,7 @@ RULES: dict[str, Rule] = {
     "example": Rule("one input of the model", lambda value: value is not None),
     "expectile": Rule("a number from 0.5 to 1", lambda v: is_number(v) and 0.5 <= v <= 1.0),
     "extra": positive(),
+    "family": instance("a Family", Family),
     "forward": Rule("a callable of (model, input)", callable),
     "hooks": instance("a Hooks", Hooks),
     "incubation": one_of("isolated", "joint"),

@@ -19,7 +19,13 @@ from esper.leyline import (
 )
 from esper.leyline.actions import BLEND
 from esper.leyline.events import Decided
-from esper.observatory import EpisodeRecord, explanation, read_episode
+from esper.observatory import (
+    EpisodeRecord,
+    explanation,
+    is_evaluation,
+    read_episode,
+    read_evaluated,
+)
 from esper.simic.training import LearnedController, episode_env, load_checkpoint
 from esper.tamiyo import Situation, controller_names, wait
 from esper.tolaria import Task, data_root, find_task, play
@@ -29,16 +35,30 @@ CLOSE = 1e-4  # of a score: what another order of sums may change
 
 @checked(task=TASK)
 def explain(
-    run: str | Path, *, step: int, env: int = 0, round: int | None = None, task: Task | None = None
+    run: str | Path,
+    *,
+    step: int,
+    env: int = 0,
+    round: int | None = None,
+    arm: str | None = None,
+    key: int | None = None,
+    task: Task | None = None,
 ) -> dict[str, Any]:
     """What a controller saw, thought and did before the epoch `step`, and what came of it.
 
     The decisions of a growth run are read from its record. A training run does not keep them: the
     episode is played again with the actions that were taken, and its newest policy is asked about
     each; `round` is the newest complete one by default, and `task` stands in for the one that the
-    run names. Raises ConfigError if there is no such run, round, environment or step.
+    run names. Of an evaluation `arm` and `key` name the episode. Raises ConfigError if there is no
+    such run, round, environment, arm, key or step.
     """
-    record = read_episode(Path(run), env, round)
+    evaluated = is_evaluation(Path(run))
+    if not evaluated and (arm is not None or key is not None):
+        raise ConfigError(f"{run} is no evaluation; leave out --arm and --key")
+    if evaluated:
+        record = read_evaluated(Path(run), arm, key)
+    else:
+        record = read_episode(Path(run), env, round)
     if record.kind == "training":
         explanation(record, step, None, ())  # finds out whether there is such a step
         with one_thread():

@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 import typer
 
 from esper.cli.options import option
-from esper.leyline.constants import MOST_COUNT
+from esper.leyline.constants import MOST_COUNT, MOST_KEY
 
 
 @dataclass(frozen=True)
 class ExplainSettings:
-    run: str = field(metadata={"option": typer.Argument(help="A run, such as runs/first.")})
+    run: str = field(metadata={"option": typer.Argument(help="A run, or an evaluation.")})
     step: int = option(
         ..., "The epoch that the decision came before; the first is 1.", min=0, max=MOST_COUNT
     )
@@ -18,6 +18,8 @@ class ExplainSettings:
     round: int | None = option(
         None, "Of a training run: the round. Default: the newest complete one.", min=0
     )
+    arm: str | None = option(None, "Of an evaluation: the learned policy, as it names it.")
+    key: int | None = option(None, "Of an evaluation: the key.", min=0, max=MOST_KEY)
     json: bool = option(False, "As JSON, for other programs.", flag="--json")
 
 
@@ -32,6 +34,8 @@ def explain(settings: ExplainSettings) -> None:
       esper explain runs/first --step 7
 
       esper explain runs/ppo --round 12 --env 3 --step 7 --json
+
+      esper explain runs/evaluate-digits --arm pretrained --key 3 --step 7
     """
     from json import dumps
 
@@ -40,7 +44,14 @@ def explain(settings: ExplainSettings) -> None:
     from esper.api import explain
     from esper.observatory import explanation_in_words, say
 
-    told = explain(settings.run, step=settings.step, env=settings.env, round=settings.round)
+    told = explain(
+        settings.run,
+        step=settings.step,
+        env=settings.env,
+        round=settings.round,
+        arm=settings.arm,
+        key=settings.key,
+    )
     if settings.json:
         print(dumps(told, indent=2))
     else:

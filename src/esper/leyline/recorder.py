@@ -78,6 +78,14 @@ class History:
         for listener in self.listeners:
             listener.outcome(outcome)
 
+    def of(self, env: int) -> "History":
+        """What was told of one environment."""
+        return History(
+            rows=[row for row in self.rows if row.get("env") == env],
+            events=[event for event in self.events if event.env == env],
+            outcomes=[outcome for outcome in self.outcomes if outcome.env == env],
+        )
+
     def clear(self) -> None:
         """Forget what was told so far."""
         self.rows.clear()

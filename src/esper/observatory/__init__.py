@@ -17,7 +17,9 @@ from esper.observatory.explained import (
     EpisodeRecord,
     explanation,
     explanation_in_words,
+    is_evaluation,
     read_episode,
+    read_evaluated,
 )
 from esper.observatory.picture import draw_growth, growth_figure, require_matplotlib
 from esper.observatory.query import query
@@ -84,11 +86,13 @@ __all__ = [
     "growth_figure",
     "growth_in_words",
     "in_words",
+    "is_evaluation",
     "is_told",
     "outcome_scalars",
     "place",
     "query",
     "read_episode",
+    "read_evaluated",
     "read_rows",
     "require_matplotlib",
     "retell",

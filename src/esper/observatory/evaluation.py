@@ -24,7 +24,8 @@ from esper.observatory.terminal import place, plain_table, shown
 REPORT, TRIALS, PLOT = "evaluation.json", "trials.csv", "evaluation.png"
 BEGUN = "settings.json"  # written when an evaluation begins
 # What makes a folder an evaluation, and goes when another takes its place.
-OWN = (BEGUN, REPORT, TRIALS, PLOT, "runs.jsonl", "networks", TRACKED)
+DECISIONS = "decisions.jsonl"  # what happened in the episodes of learned policies
+OWN = (BEGUN, REPORT, TRIALS, PLOT, "runs.jsonl", "networks", DECISIONS, TRACKED)
 LOCK = ".evaluation.lock"  # not that of runs, which would take the folder for theirs
 ARM, CONTROL, BETTER, WORSE = "#1f77b4", "#9a9a9a", "#238b45", "#cb181d"
 SURE = 0.05

@@ -8,7 +8,7 @@ from typing import Any
 from esper.leyline import ConfigError
 from esper.observatory import story
 from esper.observatory.described import lines_of
-from esper.observatory.evaluation import REPORT
+from esper.observatory.evaluation import DECISIONS, REPORT
 from esper.observatory.looks import presentable
 from esper.observatory.reading import Row, number, whole
 from esper.observatory.run_directory import EVENTS, METRICS, OUTCOMES
@@ -44,11 +44,6 @@ def _is(event: Row, kind: str) -> bool:
 
 def read_episode(folder: Path, env: int, round_: int | None = None) -> EpisodeRecord:
     """Raises ConfigError, in a sentence, if there is no such run, round or environment."""
-    if (folder / REPORT).is_file():
-        raise ConfigError(
-            f"{folder} is an evaluation, which keeps outcomes and no decisions; "
-            "esper grow with the same task, controller and key records them"
-        )
     if not is_run(folder):
         raise ConfigError(f"{folder} is not the folder of a run")
     config = glance(folder).config
@@ -86,6 +81,50 @@ def read_episode(folder: Path, env: int, round_: int | None = None) -> EpisodeRe
     )
 
 
+def is_evaluation(folder: Path) -> bool:
+    return (folder / REPORT).is_file() or (folder / DECISIONS).is_file()
+
+
+def read_evaluated(folder: Path, arm: str | None, key: int | None) -> EpisodeRecord:
+    """One episode of a learned policy in an evaluation. Raises ConfigError that says which there
+    are if there is no such arm or key."""
+    with lines_of(folder / DECISIONS) as lines:
+        rows = list(lines.rows())
+    own = [row for row in rows if row.get("label") == arm and whole(row, "key") == key]
+    steps = {at: row for row in _parts(own, "metrics") if (at := whole(row, "step")) is not None}
+    if not steps:
+        raise ConfigError(_what_there_is(folder, rows))
+    outcome: Row = next(iter(_parts(own, "outcome")), {})
+    return EpisodeRecord(
+        folder=folder,
+        kind="evaluation",
+        config={"task": outcome.get("task"), "controller": arm, "key": key},
+        round=None,
+        env=whole(outcome, "env") or 0,
+        steps=steps,
+        events=_parts(own, "event"),
+        outcome=outcome,
+    )
+
+
+def _parts(rows: Sequence[Row], kind: str) -> list[Row]:
+    return [part for row in rows if isinstance(part := row.get(kind), dict)]
+
+
+def _what_there_is(folder: Path, rows: Sequence[Row]) -> str:
+    arms = list(dict.fromkeys(str(row.get("label")) for row in rows))
+    if not arms:
+        return (
+            f"{folder} is an evaluation without learned policies: of rules it keeps no decisions; "
+            "esper grow with the same task, controller and key records them"
+        )
+    keys = {key for row in rows if (key := whole(row, "key")) is not None}
+    return (
+        f"{folder} is an evaluation: name a learned policy with --arm ({', '.join(arms)}) and a "
+        f"key from {min(keys, default=0)} to {max(keys, default=0)} with --key"
+    )
+
+
 def _rows(path: Path, round_: int | None) -> list[Row]:
     with lines_of(path) as lines:
         if round_ is None:
@@ -116,6 +155,7 @@ def explanation(
         "run": str(record.folder),
         "task": record.config.get("task"),
         "controller": record.config.get("controller", record.kind),
+        "key": record.config.get("key"),
         "round": record.round,
         "env": record.env,
         "step": step,
@@ -214,8 +254,8 @@ def explanation_in_words(told: Mapping[str, Any]) -> str:
     told = presentable(dict(told))
     of_round = "" if told["round"] is None else f", round {told['round']}"
     lines = [
-        f"{told['run']}{of_round}, environment {told['env']}, the decision before epoch "
-        f"{told['step']}",
+        f"{told['run']}: {told['controller']}, key {told['key']}{of_round}, environment "
+        f"{told['env']}, the decision before epoch {told['step']}",
         *told["how"],
         "",
         *_situation_lines(told["situation"]),

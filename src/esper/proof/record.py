@@ -3,6 +3,7 @@
     settings.json   what was asked for
     runs.jsonl      a line for every network that was trained, tuning included, and every choice
     networks/       the networks that are to be tested, in sealed folders
+    decisions.jsonl what happened in the episodes of learned policies that are to be tested
 
 Lines are only appended. What was under way when a process was killed is not there, and is done
 again when the evaluation goes on; the rest is read.
@@ -10,7 +11,7 @@ again when the evaluation goes on; the rest is read.
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,13 @@ import torch
 from torch import nn
 
 from esper.growth import read_tree, restore_snapshot, snapshot_from_tree, snapshot_tree, write_tree
-from esper.leyline import ConfigError, EpisodeOutcome, SeedStateReport
+from esper.leyline import ConfigError, EpisodeOutcome, History, SeedStateReport
+from esper.leyline.events import GovernorSnapshot
 from esper.proof.arms import Plan, train_each
 from esper.tolaria import DataSplits, Topology, Trained, export_network, new_network
 
 SETTINGS, RUNS, NETWORKS = "settings.json", "runs.jsonl", "networks"
+DECISIONS = "decisions.jsonl"
 FORMAT_VERSION = 1
 
 
@@ -93,7 +96,9 @@ class Record:
             return [
                 self._read(label, plan, data, key) for plan, key in zip(plans, keys, strict=True)
             ]
-        trained = train_each(plans, data, keys, attribute=attribute)
+        heard: dict[int, History] | None = {} if keep and self.folder is not None else None
+        trained = train_each(plans, data, keys, attribute=attribute, heard=heard)
+        self._tell_decisions(label, heard or {})
         name = self._keep(trained) if keep and self.folder is not None else None
         rows = [_row(label, each, name) for each in trained]
         self._append(rows)
@@ -105,6 +110,15 @@ class Record:
         for run in runs:
             self.tell(label, run)
         return runs
+
+    def _tell_decisions(self, label: str, heard: Mapping[int, History]) -> None:
+        lines = [
+            _line({"label": label, "key": key, kind: row})
+            for key, told in heard.items()
+            for kind, row in _told(told)
+        ]
+        if self.folder is not None and lines:
+            _write(self.folder / DECISIONS, b"".join(lines))
 
     def _keep(self, trained: Sequence[Trained]) -> str:
         """The name of the folder with their networks. It is the next one that no line names, so
@@ -132,6 +146,14 @@ class Record:
     def _append(self, rows: Sequence[Mapping[str, Any]]) -> None:
         if self.folder is not None:
             _write(self.folder / RUNS, b"".join(map(_line, rows)))
+
+
+def _told(told: History) -> Iterator[tuple[str, dict[str, Any]]]:
+    yield from (("metrics", row) for row in told.rows)
+    yield from (
+        ("event", event.row()) for event in told.events if not isinstance(event, GovernorSnapshot)
+    )
+    yield from (("outcome", asdict(outcome)) for outcome in told.outcomes)
 
 
 def _row(label: str, trained: Trained, networks: str | None) -> dict[str, Any]:
