@@ -106,6 +106,7 @@ FLAG = instance("True or False", bool)
 CALLABLE = Rule("callable", callable)
 MEASURED = Rule("one number", _is_measured)
 TASK = instance("a Task", Task)
+POLICY_KIND = one_of("flat", "set")
 
 RULES: dict[str, Rule] = {
     "arm": instance("the name of an arm", str),
