@@ -282,3 +282,32 @@ def test_schedulers_apply_to_the_rate_of_seeds(make: Any, after: int) -> None:
         scheduler.step()
         first = loop.optimizer.param_groups[0]["lr"]
         assert [g["lr"] for g in seed_groups(loop)] == pytest.approx([10.0 * first] * 2)
+
+
+def test_gradients_of_a_closure_are_measured_like_any_others() -> None:
+    """Some loops compute them inside the optimiser's step."""
+    histories = []
+    for how in ("before", "closure", "named closure"):
+        loop = Loop()
+        loop.model.dropout.p = 0.0
+        loop.body.manage(loop.optimizer)
+        for _ in range(8):
+            for rows in torch.arange(80).split(20):
+
+                def closure(rows: Tensor = rows, loop: Loop = loop) -> Tensor:
+                    loop.optimizer.zero_grad()
+                    loss = F.cross_entropy(loop.model(loop.x[rows]), loop.y[rows])
+                    loss.backward()
+                    return loss
+
+                if how == "before":
+                    closure()
+                    loop.optimizer.step()
+                elif how == "closure":
+                    loop.optimizer.step(closure)
+                else:
+                    loop.optimizer.step(closure=closure)
+            loop.body.step(loop.accuracy())
+        histories.append(loop.body.history)
+    assert any(row["layer1.gradient_ratio"] for row in histories[0])
+    assert histories[0] == histories[1] == histories[2]

@@ -266,9 +266,25 @@ class Body:
         self.meter = GradientMeter(self.model)
         self._on_gradients = self.meter.watch()
 
-    def _watch_optimizer(self, *args: Any) -> None:
+    def _watch_optimizer(
+        self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """Gradients are there when a step begins, unless it gets a closure that makes them."""
         self.optimizer_steps += 1
-        self.meter.observe()
+        _, *given = args
+        closure = kwargs.get("closure", given[0] if given else None)
+        if closure is None:
+            self.meter.observe()
+            return None
+
+        def observed() -> Any:
+            loss = closure()
+            self.meter.observe()
+            return loss
+
+        if given:
+            return (optimizer, observed, *given[1:]), kwargs
+        return args, {**kwargs, "closure": observed}
 
     def _check_stepped(self) -> None:
         if self.env.situation is None:

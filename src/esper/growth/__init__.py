@@ -26,7 +26,7 @@ from esper.growth.candidates import (
 )
 from esper.growth.export import export, largest_difference
 from esper.growth.grown_module import GrownModule, check_not_growing, keyed
-from esper.growth.hooks import GROWING
+from esper.growth.hooks import GROWING, SAVED_BESIDE
 from esper.growth.hosts import CNNHost, MLPHost, TransformerHost
 from esper.growth.lifecycle import (
     GATED,
@@ -86,6 +86,7 @@ __all__ = [
     "GATED",
     "GROWING",
     "NOOP",
+    "SAVED_BESIDE",
     "WIDENINGS",
     "BlueprintCatalogue",
     "BlueprintSpec",

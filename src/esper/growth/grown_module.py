@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from esper.growth.blueprints import BlueprintCatalogue, OutputSpec, default_catalogue
-from esper.growth.hooks import GROWING, hooks_of_esper
+from esper.growth.hooks import GROWING, SAVED_BESIDE, hooks_of_esper
 from esper.growth.lifecycle import GATED
 from esper.growth.seed_slot import BlendValve, SeedSlot, make_valve
 from esper.growth.sites import Layouts, SlotChoice, choose_slots, evaluating, probe
@@ -65,7 +65,7 @@ def _forget_compiled() -> None:
 
 def _warn_of_partial_state(host: nn.Module, prefix: str, keep_vars: bool) -> None:
     """The seeds are beside the host, so that its own state is what it would be without them."""
-    if not prefix.endswith("host."):
+    if host not in SAVED_BESIDE and not prefix.endswith("host."):
         warnings.warn(
             "state_dict() of the model holds none of the seeds that have grown in it; save that of "
             "the GrownModule (body.model, or the model that grow gives back), or export() it",

@@ -9,6 +9,8 @@ from torch import Tensor, nn
 
 # Models that somebody grows, also while they have no seed and so no hook. Copies are not in it.
 GROWING: WeakSet[nn.Module] = WeakSet()
+# Those whose seeds somebody saves beside them, so that a state without them is no loss.
+SAVED_BESIDE: WeakSet[nn.Module] = WeakSet()
 
 
 def is_of_esper(hook: Any) -> bool:

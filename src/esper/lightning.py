@@ -1,0 +1,349 @@
+"""Growth inside a Lightning Trainer.
+
+grow = esper.lightning.Grow(slots=["net.1"], monitor="val_acc", example=x)
+Trainer(max_epochs=30, callbacks=[grow]).fit(module, train, val)
+plain = grow.export()
+"""
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from inspect import signature
+from itertools import islice
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from esper.api import Body, attach
+from esper.growth import (
+    SAVED_BESIDE,
+    GrownModule,
+    SlotChoice,
+    evaluating,
+    restore_snapshot,
+    snapshot_from_tree,
+)
+from esper.leyline import ConfigError, EsperWarning, ForgottenCallError, PackageMissingError
+
+try:
+    from lightning.pytorch import Callback, LightningModule, Trainer
+    from lightning.pytorch.trainer.states import TrainerFn
+    from lightning.pytorch.utilities.data import extract_batch_size
+except ModuleNotFoundError:
+    raise PackageMissingError("esper.lightning needs lightning", "lightning") from None
+
+
+class Grow(Callback):
+    """Grows a LightningModule, or the part of it called `module`, while a Trainer fits it.
+
+    `slots` are names of modules in it, as for `esper.attach`, and so are `options` (`controller`,
+    `budget`, `key`, `blueprints`, ...). `monitor` is a metric that validation logs; every
+    validation is a step. `example` is one input of what grows (default: `example_input_array`).
+    `steps` is how many validations there will be at most (default: the Trainer's `max_epochs`).
+    `seed_lr` and `seed_weight_decay` are for seeds.
+
+    To see what a seed contributes, validation is run again without it, by the module's own
+    `validation_step`; `evaluate(module)`, if given, measures the score instead. After `fit` the
+    module is at its best epoch. Checkpoints hold the growth; `fit`, `validate` and `test` restore
+    it from `ckpt_path`, if this callback is among theirs. Raises ConfigError for what cannot work.
+    """
+
+    def __init__(
+        self,
+        slots: SlotChoice,
+        monitor: str,
+        *,
+        mode: Literal["max", "min"] = "max",
+        example: Any = None,
+        module: str | None = None,
+        steps: int | None = None,
+        evaluate: Callable[[LightningModule], float] | None = None,
+        seed_lr: float | None = None,
+        seed_weight_decay: float | None = None,
+        **options: Any,
+    ) -> None:
+        if mode not in ("max", "min"):
+            raise ConfigError(f"mode must be 'max' or 'min', got {mode!r}")
+        if not isinstance(monitor, str):
+            raise ConfigError(f"monitor must be the name of a metric, got {type(monitor).__name__}")
+        self.slots, self.monitor, self.mode = slots, monitor, mode
+        self.example, self.module, self.steps = example, module, steps
+        self.evaluate, self.options = evaluate, options
+        self.seed_settings = {"seed_lr": seed_lr, "seed_weight_decay": seed_weight_decay}
+        self.body: Body | None = None
+        self._saved: dict[str, Any] | None = None
+        self._repeated = False
+
+    def export(self) -> nn.Module:
+        """What has grown as a plain module that needs no Esper."""
+        if self.body is None:
+            raise ForgottenCallError("nothing grew: trainer.fit was never called with this Grow")
+        return self.body.export()
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        _check_trainer(trainer)
+        grows = self._part(pl_module)
+        self.body = attach(
+            grows,
+            slots=self.slots,
+            example=self._example(trainer, pl_module),
+            evaluate=lambda: self._score_again(trainer, pl_module),
+            steps=self.steps or _validations(trainer),
+            **self.options,
+        )
+        schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
+        self.body.manage(trainer.optimizers[0], *schedulers, **self.seed_settings)
+        SAVED_BESIDE.add(grows)
+        self._repeated = self.evaluate is not None
+        if self._saved:
+            self.body.load_state_dict(self._saved)
+            self._saved, self._repeated = None, True
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.state.fn != TrainerFn.FITTING or self.body is None:
+            return
+        score = self._monitored(trainer)
+        if trainer.sanity_checking:
+            return
+        # Parameters that are made in inference mode could never be trained.
+        with torch.inference_mode(False), torch.enable_grad():
+            if not self._repeated:
+                self._check_repeatable(trainer, pl_module, score)
+            self.body.step(score)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self.body is not None and self.body.env.situation is not None:
+            self.body.finish()
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self.body is not None:
+            self.body.model.to(pl_module.device)  # to where the Trainer has left the module
+            SAVED_BESIDE.discard(self.body.model.host)
+
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        if self.body is not None:
+            self.body.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        grown = self.body is not None and self.body.env.situation is not None
+        return self.body.state_dict() if grown and self.body is not None else {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Lightning restores callbacks before there is an optimiser, so growth waits for that."""
+        self._saved = state_dict or None
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._restore_to_use(trainer, pl_module)
+
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._restore_to_use(trainer, pl_module)
+
+    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._restore_to_use(trainer, pl_module)
+
+    def _restore_to_use(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Seeds of a checkpoint that is only looked at."""
+        if self._saved is None or trainer.state.fn == TrainerFn.FITTING:
+            return
+        with torch.inference_mode(False), torch.enable_grad():
+            if self.body is not None:
+                self.body.load_state_dict(self._saved)
+            else:
+                given = self.options
+                network = GrownModule.wrap(
+                    self._part(pl_module),
+                    self.slots,
+                    self._example(trainer, pl_module),
+                    given.get("blueprints"),
+                    layout=given.get("layout"),
+                    causal=given.get("causal"),
+                )
+                (now,) = self._saved["cycle"]["now"]
+                restore_snapshot(network, None, snapshot_from_tree(now["host"]))
+        self._saved = None
+
+    def _part(self, pl_module: LightningModule) -> nn.Module:
+        if self.module is None:
+            return pl_module
+        parts = dict(pl_module.named_modules())
+        if self.module not in parts:
+            children = ", ".join(name for name, _ in pl_module.named_children())
+            raise ConfigError(
+                f"{type(pl_module).__name__} has no module {self.module!r}; it has {children}"
+            )
+        return parts[self.module]
+
+    def _example(self, trainer: Trainer, pl_module: LightningModule) -> Any:
+        example = self.example
+        if example is None and self.module is None:
+            example = pl_module.example_input_array
+        if example is None:
+            raise ConfigError(
+                "Grow needs one input of what grows: give example=x, or set example_input_array in "
+                "the LightningModule"
+            )
+        return trainer.strategy.batch_to_device(trainer.precision_plugin.convert_input(example))
+
+    def _monitored(self, trainer: Trainer) -> float:
+        found = trainer.callback_metrics
+        if self.monitor not in found:
+            there = f"there are {', '.join(found)}" if found else "nothing is logged"
+            raise ConfigError(
+                f"validation logs no metric {self.monitor!r} ({there}); log it in validation_step, "
+                "or give another monitor"
+            )
+        return self._signed(float(found[self.monitor]))
+
+    def _signed(self, value: float) -> float:
+        return value if self.mode == "max" else -value
+
+    def _score_again(self, trainer: Trainer, pl_module: LightningModule) -> float:
+        if self.evaluate is not None:
+            return self._signed(float(self.evaluate(pl_module)))
+        logged = validate_again(trainer, pl_module)
+        if self.monitor not in logged:
+            raise ConfigError(
+                f"{self.monitor!r} is not logged by hooks of the module, so it cannot be measured "
+                "without a seed; give evaluate=, a function of the module"
+            )
+        return self._signed(logged[self.monitor])
+
+    def _check_repeatable(self, trainer: Trainer, pl_module: LightningModule, score: float) -> None:
+        """Decisions compare what the Trainer has logged with what is measured without a seed."""
+        assert self.body is not None
+        with evaluating(self.body.model), torch.random.fork_rng():
+            again = self._score_again(trainer, pl_module)
+        self._repeated = True
+        if not abs(again - score) <= 1e-3 * max(1.0, abs(score)):
+            warnings.warn(
+                f"validation gave {self.monitor} {self._signed(score):.6g}, and once more "
+                f"{self._signed(again):.6g}; if it is not random, give evaluate=, a function of "
+                "the module, so that seeds are judged by the same measure",
+                EsperWarning,
+                stacklevel=2,
+            )
+
+
+def validate_again(trainer: Trainer, pl_module: LightningModule) -> dict[str, float]:
+    """What the hooks of a module log in a pass over the validation data, as the Trainer would
+    reduce it; no callback and no logger is told. The module is in evaluation mode already."""
+    loaders = _loaders(trainer.val_dataloaders)
+    logged = _Logged(several=len(loaders) > 1)
+    takes = len(signature(pl_module.validation_step).parameters)
+    with torch.no_grad(), _logging_to(pl_module, logged):
+        pl_module.on_validation_epoch_start()
+        for number, loader in enumerate(loaders):
+            most = trainer.num_val_batches[number]
+            batches = loader if most == float("inf") else islice(loader, int(most))
+            for index, batch in enumerate(batches):
+                batch = trainer.precision_plugin.convert_input(batch)
+                batch = trainer.strategy.batch_to_device(batch, dataloader_idx=number)
+                logged.batch, logged.loader = batch, number
+                trainer.strategy.validation_step(*(batch, index, number)[:takes])
+            logged.settle_metrics()
+        logged.batch = logged.loader = None
+        pl_module.on_validation_epoch_end()
+        logged.settle_metrics()
+    return logged.reduced()
+
+
+class _Logged:
+    """What a module logs, by name: metrics, or values with their weights."""
+
+    def __init__(self, several: bool) -> None:
+        self.several = several
+        self.batch: Any = None
+        self.loader: int | None = None
+        self.values: dict[str, list[tuple[Tensor, int]]] = {}
+        self.metrics: dict[str, Any] = {}
+        self.reductions: dict[str, Any] = {}
+
+    def log(
+        self,
+        name: str,
+        value: Any,
+        *shown: bool,
+        reduce_fx: Any = "mean",
+        batch_size: int | None = None,
+        add_dataloader_idx: bool = True,
+        **unused: Any,
+    ) -> None:
+        if self.several and add_dataloader_idx and self.loader is not None:
+            name = f"{name}/dataloader_idx_{self.loader}"
+        if hasattr(value, "compute") and hasattr(value, "reset"):
+            self.metrics[name] = value
+            return
+        weight = batch_size or (1 if self.batch is None else extract_batch_size(self.batch))
+        value = torch.as_tensor(value, dtype=torch.float32).detach().cpu()
+        self.values.setdefault(name, []).append((value, weight))
+        self.reductions[name] = getattr(reduce_fx, "__name__", reduce_fx)
+
+    def settle_metrics(self) -> None:
+        """After each loader, as the Trainer does it: a metric may serve the next one too."""
+        for name, metric in self.metrics.items():
+            self.values[name] = [(metric.compute().detach().cpu(), 1)]
+            self.reductions[name] = "mean"
+            metric.reset()
+        self.metrics = {}
+
+    def reduced(self) -> dict[str, float]:
+        found = {}
+        for name, pairs in self.values.items():
+            values = torch.stack([value for value, _ in pairs])
+            if self.reductions[name] == "mean":
+                weights = torch.tensor([weight for _, weight in pairs])
+                found[name] = float((values * weights).sum() / weights.sum())
+            else:
+                found[name] = float(getattr(torch, self.reductions[name])(values))
+        return found
+
+
+@contextmanager
+def _logging_to(pl_module: LightningModule, logged: _Logged) -> Iterator[None]:
+    # On the instance, where `log_dict` and whoever else logs for the module finds it.
+    pl_module.log = logged.log
+    try:
+        yield
+    finally:
+        del pl_module.log
+
+
+def _loaders(given: Any) -> list[Any]:
+    if isinstance(given, Mapping):
+        return list(given.values())
+    return list(given) if isinstance(given, list | tuple) else [given]
+
+
+def _check_trainer(trainer: Trainer) -> None:
+    if len(trainer.optimizers) != 1:
+        raise ConfigError(
+            f"Grow follows one optimiser, and configure_optimizers gave {len(trainer.optimizers)}"
+        )
+    if trainer.world_size > 1:
+        raise ConfigError(
+            f"Grow works on one device, and the Trainer has {trainer.world_size}; give devices=1"
+        )
+    if not trainer.enable_validation:
+        raise ConfigError(
+            "Grow decides by validation, and there is none; give fit a validation loader, and the "
+            "module a validation_step"
+        )
+    for callback in trainer.checkpoint_callbacks:
+        if getattr(callback, "save_weights_only", False):
+            raise ConfigError(
+                "ModelCheckpoint(save_weights_only=True) would leave all seeds out; leave "
+                "save_weights_only out, or save what export() gives"
+            )
+
+
+def _validations(trainer: Trainer) -> int:
+    often = trainer.val_check_interval != 1.0 or trainer.check_val_every_n_epoch != 1
+    if often or trainer.max_epochs is None or trainer.max_epochs < 1:
+        raise ConfigError(
+            "how many validations there will be is not clear from max_epochs; give steps=, the "
+            "number of them"
+        )
+    return int(trainer.max_epochs)
