@@ -26,7 +26,7 @@ Start = Literal["fresh", "trained"]
 
 # Of every five shapes, by a hash of them, so many are in each split.
 _FIFTHS: tuple[Split, ...] = ("train", "train", "train", "validation", "test")
-SIZES: Mapping[Split, int] = {"train": 256, "validation": 24, "test": 24}
+SIZES: Mapping[Split, int] = {"train": 128, "validation": 24, "test": 24}
 # A small range holds fewer different members than are asked for; so many draws are enough to know.
 MOST_DRAWS = 200
 SETTLING_EVALUATIONS = 2
