@@ -12,7 +12,15 @@ from esper.simic.training.round_log import RoundLog
 from esper.simic.training.scenes import ShardSpec, episode_key, most_steps
 from esper.simic.training.shard import Shard
 from esper.tamiyo import RandomController, wait
-from training_support import family_run, rows, same_run, tiny_config, tiny_family, tiny_spec
+from training_support import (
+    family_run,
+    rows,
+    same_run,
+    tiny_config,
+    tiny_family,
+    tiny_run,
+    tiny_spec,
+)
 
 FAMILY = tiny_family()
 
@@ -163,6 +171,13 @@ def test_hosts_of_different_depth_are_played_together_by_a_network_over_sets_onl
     assert len(rows(tmp_path / "run" / "outcomes.jsonl")) == 4
     with pytest.raises(ConfigError, match="have 2 to 3 slots, which only a network over sets"):
         train_ppo(tiny_config(group=2), tmp_path / "other", family=deep)
+
+
+def test_a_critic_sees_twins_where_there_are_some(tmp_path):
+    sees = {"network.critic_sees_twin": True}
+    family_run(tmp_path / "run", rounds=1, **sees)
+    with pytest.raises(ConfigError, match="only the hosts of a family have a twin"):
+        tiny_run(tmp_path / "other", rounds=1, **sees)
 
 
 def test_a_task_beside_a_family_is_refused(tmp_path):
