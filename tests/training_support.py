@@ -26,6 +26,14 @@ from esper.tolaria.data.splits import DataSplits
 from esper.tolaria.families import digits as digits_hosts
 from esper.tolaria.tasks import Task, find_task
 
+# Every remedy against noise.
+REMEDIES = {
+    "scale_returns": True,
+    "ppo.group_baseline": True,
+    "ppo.balance_heads": True,
+    "network.critic_sees_twin": True,
+}
+
 HISTORY = ("config.toml", "events.jsonl", "metrics.jsonl", "outcomes.jsonl")
 
 

@@ -13,6 +13,7 @@ from esper.simic.training.scenes import ShardSpec, episode_key, most_steps
 from esper.simic.training.shard import Shard
 from esper.tamiyo import RandomController, wait
 from training_support import (
+    REMEDIES,
     family_run,
     rows,
     same_run,
@@ -129,10 +130,10 @@ def test_rewards_add_up_to_what_is_left_behind():
 
 
 def test_workers_change_nothing_and_neither_does_an_interruption(tmp_path):
-    family_run(tmp_path / "one", rounds=2)
-    family_run(tmp_path / "two", rounds=2, workers=2)
+    family_run(tmp_path / "one", rounds=2, **REMEDIES)
+    family_run(tmp_path / "two", rounds=2, workers=2, **REMEDIES)
     same_run(tmp_path / "one", tmp_path / "two")
-    family_run(tmp_path / "three", rounds=1)
+    family_run(tmp_path / "three", rounds=1, **REMEDIES)
     resume_ppo(tmp_path / "three", rounds=2, family=FAMILY)
     same_run(tmp_path / "one", tmp_path / "three")
     outcomes = rows(tmp_path / "one" / "outcomes.jsonl")
