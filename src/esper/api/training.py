@@ -72,6 +72,11 @@ class Chosen:
             family = find_family(config.family)
         if family is not None and task is not None:
             raise ConfigError("a family has a task of its own; leave out task")
+        if family is None and config.network.critic_sees_twin:
+            raise ConfigError(
+                "only the hosts of a family have a twin; give a family, or leave out "
+                "network.critic_sees_twin"
+            )
         return Chosen(family.task if family else task or find_task(config.task), family)
 
     def space(self, config: TrainingConfig) -> Space:

@@ -19,6 +19,7 @@ from training_support import (
     same_run,
     tiny_config,
     tiny_family,
+    tiny_run,
     tiny_spec,
 )
 
@@ -171,6 +172,13 @@ def test_hosts_of_different_depth_are_played_together_by_a_network_over_sets_onl
     assert len(rows(tmp_path / "run" / "outcomes.jsonl")) == 4
     with pytest.raises(ConfigError, match="have 2 to 3 slots, which only a network over sets"):
         train_ppo(tiny_config(group=2), tmp_path / "other", family=deep)
+
+
+def test_a_critic_sees_twins_where_there_are_some(tmp_path):
+    sees = {"network.critic_sees_twin": True}
+    family_run(tmp_path / "run", rounds=1, **sees)
+    with pytest.raises(ConfigError, match="only the hosts of a family have a twin"):
+        tiny_run(tmp_path / "other", rounds=1, **sees)
 
 
 def test_a_task_beside_a_family_is_refused(tmp_path):
