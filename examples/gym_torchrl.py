@@ -15,6 +15,7 @@ from tensordict.nn import TensorDictModule
 from torch import nn
 from torchrl.data import Unbounded
 from torchrl.envs import DTypeCastTransform, GymEnv, TransformedEnv, default_info_dict_reader
+from torchrl.envs.utils import ExplorationType
 from torchrl.modules import MaskedCategorical, ProbabilisticActor, ValueOperator
 from torchrl.objectives import ClipPPOLoss
 from torchrl.objectives.value import GAE
@@ -50,6 +51,8 @@ class Learner:
             out_keys=["action"],
             distribution_class=MaskedCategorical,
             return_log_prob=True,
+            # It would take the most probable action otherwise, and never find out about others.
+            default_interaction_type=ExplorationType.RANDOM,
         )
         critic = ValueOperator(layers(inputs, 1), in_keys=["observation"])
         self.loss = ClipPPOLoss(

@@ -70,6 +70,8 @@ def test_torchrl_reads_masks_and_learns() -> None:
     chosen = batch["action_mask"].gather(-1, batch["action"][..., None])
     assert chosen.all()
     assert not batch["action_mask"].all()
+    best = batch["logits"].masked_fill(~batch["action_mask"], -torch.inf).argmax(-1)
+    assert (batch["action"] != best).any()  # it explores
     before = weights(learner.loss)
     learner.update(batch)
     assert not torch.equal(before, weights(learner.loss))
