@@ -108,7 +108,7 @@ class Ours:
 class Theirs:
     """RecurrentPPO with its own defaults, or with one LSTM for actor and critic as ours has."""
 
-    def __init__(self, shared_lstm: bool) -> None:
+    def __init__(self, shared_lstm: bool, hidden: int = HIDDEN) -> None:
         self.model = RecurrentPPO(
             "MlpLstmPolicy",
             DummyVecEnv([OneNoise] * ENVS),
@@ -118,7 +118,7 @@ class Theirs:
             seed=0,
             device="cpu",
             policy_kwargs={
-                "lstm_hidden_size": HIDDEN,
+                "lstm_hidden_size": hidden,
                 "net_arch": {"pi": [64], "vf": [64]},
                 "shared_lstm": shared_lstm,
                 "enable_critic_lstm": not shared_lstm,

@@ -70,8 +70,8 @@ class Arena:
 
 
 ARENAS = {
-    "analytic": Arena(esper.gym.ANALYTIC, {}, 32, 16, 120, 512, 2e-3),
-    "digits": Arena(esper.gym.GROWTH, {"task": "digits", "steps": 12}, 16, 12, 10, 16, 1e-3),
+    "analytic": Arena(esper.gym.ANALYTIC, {}, 32, 16, 80, 512, 2e-3),
+    "digits": Arena(esper.gym.GROWTH, {"task": "digits", "steps": 12}, 16, 12, 5, 8, 1e-3),
 }
 
 

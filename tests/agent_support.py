@@ -35,7 +35,9 @@ def as_observations(noise: np.ndarray, kind: str, slots: int, blueprints: int) -
     if kind == "set":
         parts = SetLayout(slots, blueprints).split(torch.from_numpy(observations))
         parts[1][..., PRESENT] = 1.0
-        parts[2][..., FITS] = (parts[2][..., FITS] > 0).float()
+        fits = (parts[2][..., FITS] > 0).float()
+        parts[2][..., FITS] = 1.0
+        parts[2].mul_(fits.unsqueeze(-1))
     return observations
 
 

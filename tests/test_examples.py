@@ -13,6 +13,7 @@ SHORTER: dict[str, list[str]] = {
     "gym_cleanrl.py": ["--total-steps", "1024"],
     "gym_sb3.py": ["--steps", "512"],
     "gym_torchrl.py": ["--steps", "512"],
+    "sklearn_table.py": ["--folds", "2", "--steps", "3"],
 }
 
 

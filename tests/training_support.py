@@ -18,11 +18,21 @@ from esper.simic.training.checkpoint import load_checkpoint
 from esper.simic.training.config import TrainingConfig, load_config
 from esper.simic.training.loop import Hooks, run_training
 from esper.simic.training.round_log import RoundLog
-from esper.simic.training.shard import ShardSpec
+from esper.simic.training.scenes import ShardSpec
 from esper.simic.training.state import Space, TrainState, new_state, pack
+from esper.tolaria import Family
 from esper.tolaria.data import digits
 from esper.tolaria.data.splits import DataSplits
+from esper.tolaria.families import digits as digits_hosts
 from esper.tolaria.tasks import Task, find_task
+
+# Every remedy against noise.
+REMEDIES = {
+    "scale_returns": True,
+    "ppo.group_baseline": True,
+    "ppo.balance_heads": True,
+    "network.critic_sees_twin": True,
+}
 
 HISTORY = ("config.toml", "events.jsonl", "metrics.jsonl", "outcomes.jsonl")
 
@@ -48,6 +58,30 @@ def tiny_task() -> Task:
         steps=8,
         batch=32,
     )
+
+
+def tiny_family(**more: Any) -> Family:
+    """Hosts of two blocks, some of them trained, on few examples."""
+    settings: dict[str, Any] = {
+        "name": "digits:tiny",
+        "description": "",
+        "task": tiny_task(),
+        "build": digits_hosts.host,
+        "widths": ((1, 3), (2, 6)),
+        "blocks": (2, 2),
+        "shares": (0.5, 1.0),
+        "starts": ("fresh", "trained"),
+        "extras": (0.6,),
+        "sizes": {"train": 4, "validation": 2, "test": 2},
+        "hosts": 2,
+    }
+    return Family(**settings | more)
+
+
+def family_run(out: Path, workers: int | None = None, **flags: Any) -> TrainState:
+    """The folder of the data must be one that hosts can be kept in."""
+    settings = {"group": 2, "reward_mode": "budget", **flags}
+    return train_ppo(tiny_config(**settings), out, family=tiny_family(), workers=workers)
 
 
 def tiny_spec(config: TrainingConfig, envs: tuple[int, ...], device: str = "cpu") -> ShardSpec:

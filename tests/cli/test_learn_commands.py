@@ -92,3 +92,20 @@ def test_bad_input_is_one_sentence_before_anything_is_run(
     assert esper_here(monkeypatch, "train", *words, "--out", str(out)) == 2
     assert sentence in capsys.readouterr().err
     assert not out.exists()
+
+
+def test_a_clone_over_sets_is_a_policy_that_offline_learning_and_ppo_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cloned, learnt, trained = (tmp_path / name for name in ("cloned", "learnt", "trained"))
+    words = ("train", "imitate", "--from", "scripted:early", *SHORT, "--epochs", "1")
+    assert esper_here(monkeypatch, *words, "--network", "graph") == 2
+    assert "network must be 'flat' or 'set'" in capsys.readouterr().err
+    assert esper_here(monkeypatch, *words, "--network", "set", "--out", str(cloned)) == 0
+    brief = OfflineConfig(steps=5, policy=CloningConfig(epochs=1))
+    monkeypatch.setattr("esper.api.lessons.OfflineConfig", partial(replace, brief))
+    words = ("train", "offline", "--episodes", str(cloned), "--out", str(learnt))
+    assert esper_here(monkeypatch, *words) == 0
+    words = ("train", "ppo", "--network", "set", "--warm-start", str(learnt), "--out", str(trained))
+    assert esper_here(monkeypatch, *words, "--rounds", "1", "--envs", "2", "--steps", "2") == 0
+    assert {load_state(run).space.kind for run in (cloned, learnt, trained)} == {"set"}

@@ -13,7 +13,7 @@ from esper.api.grown import Grown, load, save_network
 from esper.api.lessons import imitate, learn_offline, record
 from esper.api.policies import export_policy
 from esper.api.shaping import Shape, shape
-from esper.api.training import config_of, one_thread, resume_ppo, train_ppo
+from esper.api.training import config_of, episode_steps, one_thread, resume_ppo, train_ppo
 from esper.api.watch import Watch, warn_of_another_task
 
 export, list_slots = checked()(growth.export), checked()(growth.list_slots)
@@ -29,6 +29,7 @@ __all__ = [
     "attach",
     "check_script",
     "config_of",
+    "episode_steps",
     "explain",
     "export",
     "export_policy",

@@ -20,7 +20,7 @@ from esper.growth import BlueprintCatalogue, GrownModule
 from esper.leyline import ConfigError, shortened
 from esper.leyline.constants import MOST_COUNT, MOST_KEY
 from esper.simic.training import Hooks, TrainingConfig
-from esper.tolaria import Budget, Task
+from esper.tolaria import Budget, Family, Task
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -106,6 +106,7 @@ FLAG = instance("True or False", bool)
 CALLABLE = Rule("callable", callable)
 MEASURED = Rule("one number", _is_measured)
 TASK = instance("a Task", Task)
+NETWORK_KIND = one_of("flat", "set")  # of a policy's network, where that is meant
 
 RULES: dict[str, Rule] = {
     "arm": instance("the name of an arm", str),
@@ -131,6 +132,7 @@ RULES: dict[str, Rule] = {
     "example": Rule("one input of the model", lambda value: value is not None),
     "expectile": Rule("a number from 0.5 to 1", lambda v: is_number(v) and 0.5 <= v <= 1.0),
     "extra": positive(),
+    "family": instance("a Family", Family),
     "forward": Rule("a callable of (model, input)", callable),
     "hooks": instance("a Hooks", Hooks),
     "incubation": one_of("isolated", "joint"),

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from esper.api.checks import checked
+from esper.api.checks import NETWORK_KIND, checked
 from esper.api.controllers import find_controller
 from esper.api.training import one_thread
 from esper.growth import default_catalogue
@@ -48,7 +48,7 @@ def _silent(phase: str, done: int, total: int) -> None:
     pass
 
 
-@checked()
+@checked(network=NETWORK_KIND)
 def record(
     controller: str,
     *,
@@ -71,7 +71,7 @@ def record(
             return play(run, progress)
 
 
-@checked()
+@checked(network=NETWORK_KIND)
 def imitate(
     teacher: str,
     *,

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -15,6 +15,7 @@ from esper.simic.telemetry import TrainingProfiler
 from esper.simic.training import (
     Hooks,
     RoundLog,
+    Space,
     TrainingConfig,
     TrainState,
     growth_environments,
@@ -23,14 +24,25 @@ from esper.simic.training import (
     load_checkpoint,
     load_config,
     load_state,
+    most_steps,
     new_state,
     recipe_of,
     run_training,
     save_checkpoint,
+    side_by_side,
     space_of,
     worker_devices,
 )
-from esper.tolaria import DataSplits, Task, choose_population, data_root, find_task, share
+from esper.tolaria import (
+    DataSplits,
+    Family,
+    Task,
+    choose_population,
+    data_root,
+    find_family,
+    find_task,
+    share,
+)
 
 Workers = int | Literal["auto"] | None
 
@@ -47,6 +59,30 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+@dataclass(frozen=True)
+class Chosen:
+    """What a run's hosts are of."""
+
+    task: Task
+    family: Family | None
+
+    @staticmethod
+    def of(config: TrainingConfig, task: Task | None, family: Family | None) -> "Chosen":
+        if family is None and config.family is not None:
+            family = find_family(config.family)
+        if family is not None and task is not None:
+            raise ConfigError("a family has a task of its own; leave out task")
+        if family is None and config.network.critic_sees_twin:
+            raise ConfigError(
+                "only the hosts of a family have a twin; give a family, or leave out "
+                "network.critic_sees_twin"
+            )
+        return Chosen(family.task if family else task or find_task(config.task), family)
+
+    def space(self, config: TrainingConfig) -> Space:
+        return space_of(self.task, self.family, kind=config.network.kind)
+
+
 @checked(task=TASK)
 @one_thread()
 def train_ppo(
@@ -54,6 +90,7 @@ def train_ppo(
     out: str | Path,
     *,
     task: Task | None = None,
+    family: Family | None = None,
     overwrite: bool = False,
     workers: Workers = None,
     devices: Sequence[str] | None = None,
@@ -62,16 +99,16 @@ def train_ppo(
 ) -> TrainState:
     """Train from the start; the record and the checkpoints go to the folder `out`.
 
-    `task` stands in for the one that the config names. The hosts are trained by one worker, by as
-    many as `workers` on the CPU ("auto": one per core), or by one for each of `devices`, such as
-    "cuda:0". With several, call it below `if __name__ == "__main__":`. `profile` is the number of a
-    round, the first being 0: traces of its first steps and of its update go to the folder `profile`
-    of the run.
+    `task` stands in for the one that the config names, and so does `family`. The hosts are trained
+    by one worker, by as many as `workers` on the CPU ("auto": one per core), or by one for each of
+    `devices`, such as "cuda:0". With several, call it below `if __name__ == "__main__":`. `profile`
+    is the number of a round, the first being 0: traces of its first steps and of its update go to
+    the folder `profile` of the run.
     """
     places = worker_devices(workers, devices)
     _check_profile(profile, 0, config.rounds)
-    chosen = task or find_task(config.task)
-    data = _load(chosen, places)
+    chosen = Chosen.of(config, task, family)
+    data = _load(chosen.task, places)
     config = _settled(config, chosen, data, places)
     state = _first_state(config, chosen)
     with RunDirectory.create(Path(out), config.flat(), overwrite=overwrite) as record:
@@ -86,6 +123,14 @@ def config_of(run: Path, rounds: int | None = None) -> TrainingConfig:
     return load_config(run / CONFIG, {"rounds": rounds}, presets=False)
 
 
+def episode_steps(config: TrainingConfig) -> int:
+    """The most decisions of an episode of a run with these settings."""
+    chosen = Chosen.of(config, None, None)
+    if chosen.family is None:
+        return config.steps or chosen.task.steps
+    return chosen.family.most_steps(chosen.task.load(data_root()))
+
+
 def _require_run(folder: Path) -> None:
     if not (folder / CONFIG).is_file():
         raise ConfigError(f"{folder} is not the folder of a training run: it has no {CONFIG}")
@@ -97,6 +142,7 @@ def resume_ppo(
     run: str | Path,
     *,
     task: Task | None = None,
+    family: Family | None = None,
     rounds: int | None = None,
     workers: Workers = None,
     devices: Sequence[str] | None = None,
@@ -113,17 +159,17 @@ def resume_ppo(
     # Opened, and so locked, first: nobody may add to what is read from here on.
     with RunDirectory(run) as record:
         config = config_of(run, rounds)
-        chosen = task or find_task(config.task)
+        chosen = Chosen.of(config, task, family)
         if is_run(run):
             checkpoint = load_checkpoint(run)
             state = checkpoint.state
             _check_unchanged(run, config, chosen, state)
             _check_profile(profile, state.round, config.rounds)
-            data = _load(chosen, places)
+            data = _load(chosen.task, places)
             record.go_on(config.flat(), checkpoint.files, state.round)
         else:
             # Killed before the first checkpoint: nothing had happened yet.
-            data = _load(chosen, places)
+            data = _load(chosen.task, places)
             config = _settled(config, chosen, data, places)
             state = _first_state(config, chosen)
             record.begin(config.flat())
@@ -131,10 +177,10 @@ def resume_ppo(
         return _run(config, chosen, data, state, record, places, profile, hooks)
 
 
-def _first_state(config: TrainingConfig, task: Task) -> TrainState:
+def _first_state(config: TrainingConfig, chosen: Chosen) -> TrainState:
     """A policy that is missing is found here, before anything is written."""
     warm = None if config.warm_start is None else load_state(config.warm_start)
-    return new_state(config, space_of(task, kind=config.network.kind), warm)
+    return new_state(config, chosen.space(config), warm)
 
 
 def _load(task: Task, devices: Sequence[str]) -> DataSplits:
@@ -145,16 +191,17 @@ def _load(task: Task, devices: Sequence[str]) -> DataSplits:
 
 
 def _settled(
-    config: TrainingConfig, task: Task, data: DataSplits, devices: Sequence[str]
+    config: TrainingConfig, chosen: Chosen, data: DataSplits, devices: Sequence[str]
 ) -> TrainingConfig:
     """The settings with the population that the run keeps for good; what cannot be fused is refused
     before anything is written."""
-    recipe = recipe_of(config, task, data)
-    kind = choose_population(recipe, config.envs, config.population, devices[0])
+    recipe = recipe_of(config, chosen.task, data, chosen.family)
+    count = side_by_side(config, chosen.family)
+    kind = choose_population(recipe, count, config.population, devices[0])
     return replace(config, population=kind)
 
 
-def _check_unchanged(run: Path, config: TrainingConfig, task: Task, state: TrainState) -> None:
+def _check_unchanged(run: Path, config: TrainingConfig, chosen: Chosen, state: TrainState) -> None:
     before, now = state.settings, lasting_settings(config)
     for name in {**before, **now}:
         if before.get(name) != now.get(name):
@@ -162,7 +209,7 @@ def _check_unchanged(run: Path, config: TrainingConfig, task: Task, state: Train
                 f"{run / CONFIG} was changed: {name} is {now.get(name)!r}, but the run began with "
                 f"{before.get(name)!r}; put that back, or start a new run"
             )
-    if state.space != space_of(task, kind=config.network.kind):
+    if state.space != chosen.space(config):
         raise ConfigError(f"{run} was trained with other slots or blueprints than there are now")
 
 
@@ -176,7 +223,7 @@ def _check_profile(profile: int | None, first: int, rounds: int) -> None:
 
 def _run(
     config: TrainingConfig,
-    task: Task,
+    chosen: Chosen,
     data: DataSplits,
     state: TrainState,
     record: RunDirectory,
@@ -195,12 +242,13 @@ def _run(
     def save(state: TrainState) -> None:
         save_checkpoint(record.path, state, record.sync())
 
-    with growth_environments(config, task, data, log, devices) as env:
+    task, family = chosen.task, chosen.family
+    with growth_environments(config, task, data, log, devices, family) as env:
         return run_training(
             config,
             state,
             env,
-            config.steps or task.steps,
+            most_steps(config, task, data, family),
             log,
             save=save,
             traced=profiler.traced,

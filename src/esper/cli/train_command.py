@@ -31,6 +31,12 @@ class PPOSettings:
     steps: int | None = setting(
         "steps", "Decisions per episode; each task has its default.", min=1, max=MOST_COUNT
     )
+    family: str | None = setting(
+        "family", "Draw hosts from this family, such as digits:mixed; default: all are alike."
+    )
+    group: int | None = setting(
+        "group", "Environments with the same host and data; default 1, of a family 8.", min=1
+    )
     key: int | None = setting(
         "key", "Same key, same run, bit for bit; default 0.", min=0, max=MOST_KEY
     )
@@ -98,21 +104,21 @@ def ppo(settings: PPOSettings) -> None:
 
     from rich.console import Console
 
-    from esper.api import config_of, resume_ppo, train_ppo
+    from esper.api import config_of, episode_steps, resume_ppo, train_ppo
     from esper.observatory import RoundProgress, scalars_of
     from esper.simic.training import Hooks, load_config
-    from esper.tolaria import find_task
 
     logging.basicConfig(format="esper: %(message)s")
     console = Console()
     if settings.resume is None:
         config = load_config(settings.config, settings.given())
-        out = Path(settings.out or f"runs/ppo-{config.task}-{config.key}")
+        name = (config.family or config.task).replace(":", "-")
+        out = Path(settings.out or f"runs/ppo-{name}-{config.key}")
     else:
         _refuse_changes(settings)
         out = Path(settings.resume)
         config = config_of(out, settings.rounds)
-    steps = config.steps or find_task(config.task).steps
+    steps = episode_steps(config)
     tracker = None
     if settings.track is not None:
         tracker = open_tracker(settings.track, out, "policy", config.flat())

@@ -5,6 +5,7 @@ Arms on paired keys, controls that make the comparison fair, and the statistics 
 
 from esper.proof.arms import Plan, host_plan, train
 from esper.proof.evaluation import evaluate
+from esper.proof.families import FamilyTrial, family_trials
 from esper.proof.record import Record, Run
 from esper.proof.report import Comparison, EvaluationReport, Trial
 from esper.proof.rescue import Ways
@@ -16,6 +17,7 @@ __all__ = [
     "Comparison",
     "EvaluationReport",
     "EvaluationSettings",
+    "FamilyTrial",
     "Found",
     "PairedDifference",
     "Plan",
@@ -24,6 +26,7 @@ __all__ = [
     "Trial",
     "Ways",
     "evaluate",
+    "family_trials",
     "holm",
     "host_plan",
     "paired_difference",

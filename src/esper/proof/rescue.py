@@ -27,7 +27,7 @@ class Ways:
     """
 
     def __init__(self, task: Task, data: DataSplits, steps: int, extra: float) -> None:
-        self.task, self.data = task, data
+        self.task, self.data, self.extra = task, data, extra
         _, self.macs = host_size(task, data)
         cost = training_macs(task, data, self.macs, steps)
         self.budget = extra_budget(task, data, self.macs, cost, extra)
@@ -37,7 +37,7 @@ class Ways:
     ) -> Plan:
         """The trained host, with what the controller makes of it."""
         task, rate = self.task, self.task.learning_rate
-        how = going_on(controller, cooling)
+        how = going_on(controller, cooling, self.extra)
         plan = plan_within(
             self.budget, task, self.data, self.macs, controller, rate, "looped", **how
         )

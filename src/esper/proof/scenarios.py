@@ -59,13 +59,15 @@ class Hosts:
         return self.weights
 
 
-def going_on(controller: Controller, cooling: bool) -> dict[str, Any]:
-    """The rules of a trained host: nobody measures the seeds of one that has none."""
+def going_on(controller: Controller, cooling: bool, extra: float) -> dict[str, Any]:
+    """The rules of a trained host with an extra budget: nobody measures the seeds of one that has
+    none."""
     return {
         "start": RESCUE.start,
         "incubation": RESCUE.incubation,
         "cooling": cooling,
         "counterfactuals": controller is not DO_NOTHING,
+        "extra": extra,
     }
 
 
@@ -118,7 +120,7 @@ class Stage:
             hosts.macs,
             controller,
             rate,
-            **going_on(controller, cooling),
+            **going_on(controller, cooling, self.extra),
         )
         return lambda known: replace(plan, weights=hosts.met(known))
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from esper.tolaria.data.shared import share
     from esper.tolaria.data.splits import DataSplits
     from esper.tolaria.environment import GrowthEnv
-    from esper.tolaria.families import Family, Member, find_family
+    from esper.tolaria.families import Family, Member, MemberHosts, find_family, hosts_of
     from esper.tolaria.fused import FusedPopulation, why_not_fused
     from esper.tolaria.garden import TRAINING_COST, Budget, Garden, Validation
     from esper.tolaria.governor import Governor
@@ -93,6 +93,7 @@ _HOMES = {
     "LoaderSource": "batches",
     "LoopedPopulation": "population",
     "Member": "families",
+    "MemberHosts": "families",
     "Objective": "objectives",
     "Population": "population",
     "PopulationChoice": "choice",
@@ -126,6 +127,7 @@ _HOMES = {
     "find_family": "families",
     "find_objective": "objectives",
     "find_task": "tasks",
+    "hosts_of": "families",
     "load_cycle_state": "resuming",
     "make_env": "trial",
     "new_network": "recipe",

@@ -18,6 +18,8 @@ class Transition:
     rolled_back  bool[E], the governor restored the host
     train_macs   int[E], multiply-adds spent in this step, evaluations included
     host_macs    int[E], what of them the host alone would have spent
+    final_score, final_params   float[E], of what the episodes leave behind, where they have ended
+                 and were settled; NaN elsewhere, None if nobody has settled any
     """
 
     before: Situation
@@ -29,6 +31,8 @@ class Transition:
     rolled_back: np.ndarray
     train_macs: np.ndarray
     host_macs: np.ndarray
+    final_score: np.ndarray | None = None
+    final_params: np.ndarray | None = None
 
     @property
     def ended(self) -> np.ndarray:

@@ -35,7 +35,9 @@ def random_parts(rng: torch.Generator, *lead: int) -> tuple[torch.Tensor, ...]:
     observations = torch.rand(*lead, SetLayout(SLOTS, BLUEPRINTS).size, generator=rng) * 4 - 2
     run, slots, candidates = SetLayout(SLOTS, BLUEPRINTS).split(observations)
     slots[..., PRESENT] = 1.0
-    candidates[..., FITS] = (candidates[..., FITS] > 0).float()
+    fits = (candidates[..., FITS] > 0).float()
+    candidates[..., FITS] = 1.0
+    candidates.mul_(fits.unsqueeze(-1))
     return run, slots, candidates
 
 

@@ -24,7 +24,7 @@ from esper.simic.training.checkpoint import (
     save_checkpoint,
 )
 from esper.simic.training.loop import Hooks
-from esper.simic.training.shard import space_of
+from esper.simic.training.scenes import space_of
 from esper.simic.training.state import new_state
 from training_support import same_run, tiny_config, tiny_run, tiny_task
 

@@ -11,14 +11,7 @@ from esper.simic.training.loop import run_training
 from esper.simic.training.round_log import Clock, RoundLog
 from esper.simic.training.scaling import ScaledEnv, scale_returns
 from esper.simic.training.state import TrainState, new_state, pack, unpack
-from training_support import ANALYTIC, RunHistory, analytic_state, play, tiny_config
-
-REMEDIES = {
-    "scale_returns": True,
-    "ppo.group_baseline": True,
-    "ppo.balance_heads": True,
-    "network.critic_sees_twin": True,
-}
+from training_support import ANALYTIC, REMEDIES, RunHistory, analytic_state, play, tiny_config
 
 
 def play_groups(config, state: TrainState, spread: float = 1.0, group: int = 2) -> History:

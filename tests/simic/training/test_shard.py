@@ -7,9 +7,10 @@ import torch
 from esper.leyline import SeedStage
 from esper.leyline.events import RewardHackingSuspected
 from esper.simic.rewards import compute_reward
-from esper.simic.training import shard as shard_module
+from esper.simic.training import part as part_module
 from esper.simic.training.round_log import RoundLog
-from esper.simic.training.shard import Shard, space_of
+from esper.simic.training.scenes import space_of
+from esper.simic.training.shard import Shard
 from esper.simic.training.state import new_state
 from esper.tamiyo import wait
 from esper.tolaria.governor import Governor
@@ -49,7 +50,7 @@ def test_004_c1_rewards_of_a_run_are_shaped_with_the_gamma_of_its_agent(shard, m
         asked.append(gamma)
         return compute_reward(step, config, gamma)
 
-    monkeypatch.setattr(shard_module, "compute_reward", spy)
+    monkeypatch.setattr(part_module, "compute_reward", spy)
     shard.step(wait(1))
     agent = new_state(shard.config, space_of(shard.task)).agent
     assert asked == [agent.config.gamma] == [0.9]
@@ -62,7 +63,7 @@ def test_004_h9_suspicions_reach_the_record_of_a_training_run(shard, monkeypatch
     def suspicious(step, config, gamma):
         return compute_reward(transition(before, after), config, gamma)
 
-    monkeypatch.setattr(shard_module, "compute_reward", suspicious)
+    monkeypatch.setattr(part_module, "compute_reward", suspicious)
     shard.step(wait(1))
     (event,) = [e for e in shard.log.events if isinstance(e, RewardHackingSuspected)]
     assert (event.env, event.slot_id, event.severity) == (5, "r0c0", "critical")
@@ -70,7 +71,7 @@ def test_004_h9_suspicions_reach_the_record_of_a_training_run(shard, monkeypatch
 
 def test_hosts_are_on_the_device_of_their_shard():
     # Not the default: it has an index.
-    assert make_shard(device="cpu:0").env.population.device == torch.device("cpu:0")
+    assert make_shard(device="cpu:0").parts[0].env.population.device == torch.device("cpu:0")
 
 
 def test_the_last_epoch_ends_the_episode_for_the_learner():

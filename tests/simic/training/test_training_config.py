@@ -143,3 +143,13 @@ def test_a_field_is_all_that_a_new_setting_needs(tmp_path, monkeypatch):
     }.items():
         with pytest.raises(ConfigError, match=sentence):
             load(tmp_path, text)
+
+
+def test_a_network_over_sets_is_smaller_unless_told_otherwise():
+    sizes = load_config(flags={"network.kind": "set"}).network
+    assert (sizes.kind, sizes.feature_dim, sizes.lstm_hidden_dim) == ("set", 64, 64)
+    wide = load_config(flags={"network.kind": "set", "network.lstm_hidden_dim": 96}).network
+    assert (wide.feature_dim, wide.lstm_hidden_dim) == (64, 96)
+    assert load_config().network.lstm_hidden_dim == 128
+    with pytest.raises(ConfigError, match=r"network.kind must be 'flat' or 'set', got 'graph'"):
+        load_config(flags={"network.kind": "graph"})

@@ -302,6 +302,17 @@ def test_heuristic_does_not_wait_for_a_plateau_of_hosts_that_arrive_trained() ->
     assert not by_trial().asks(situation(step=1, plateau=0, trained=True)).any()
 
 
+@pytest.mark.parametrize(
+    ("extra", "trained", "grows"),
+    [(0.1, True, False), (0.3, True, True), (np.nan, True, True), (0.1, False, True)],
+)
+def test_heuristic_leaves_a_trained_host_alone_that_has_little_to_spend(
+    extra: float, trained: bool, grows: bool
+) -> None:
+    made = situation(trained=trained, extra=np.array([extra]))
+    assert (decide(heuristic(), made)[0] == "GERMINATE") == grows
+
+
 def test_heuristic_plants_nothing_that_trials_have_made_too_dear() -> None:
     made = situation(trials=scores({(0, "branch"): 1.0, (1, "norm"): 0.5}))
     made.masks.blueprint[0, 0, CATALOGUE.index("branch")] = False

@@ -21,8 +21,8 @@ from esper.tamiyo.policy.set_features import (
     GLOBAL_FEATURES,
     SLOT_FEATURES,
 )
-from esper.tolaria.trial import play
-from helpers import digits_env
+from esper.tolaria.trial import TrialRules, make_env, play
+from helpers import digits_env, small_digits
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -202,3 +202,12 @@ def test_any_catalogue_and_a_situation_without_facts(situations: list[Situation]
     assert x.shape[1] == SetLayout(3, 5).size
     with pytest.raises(ConfigError, match="does not say what its slots are"):
         set_features(replace(s, facts=None))
+
+
+def test_an_extra_budget_is_seen_from_the_rules_on() -> None:
+    task, data = small_digits(64)
+    for extra in (0.3, None):
+        env = make_env(task.recipe(data), [1], TrialRules(2, extra=extra))
+        run, slots, _ = parts(env.reset())
+        assert run["extra_known"] == (extra is not None)
+        assert slots["present"].all()

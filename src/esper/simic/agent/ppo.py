@@ -129,7 +129,8 @@ class PPOAgent:
 
     def _observed(self, observations: np.ndarray | Tensor, what: str = "observations") -> Tensor:
         observed = torch.as_tensor(observations, dtype=torch.float32, device=self.device)
-        if not torch.isfinite(observed).all():
+        # One reduction instead of isfinite().all(); NaN fails the comparison as well.
+        if observed.numel() and not observed.abs().amax() < math.inf:
             env, column = (~torch.isfinite(observed)).nonzero()[0].tolist()
             raise ValueError(
                 f"{what} must be finite: environment {env}, column {column} "

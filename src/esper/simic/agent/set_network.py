@@ -61,7 +61,10 @@ class SetActorCritic(FactoredRecurrentActorCritic):
     def _build(self, config: NetworkConfig) -> None:
         self.layout = SetLayout(config.num_slots, config.num_blueprints)
         own, width = config.embedding_dim, config.resolved_head_width
-        self.candidate_net = nn.Sequential(nn.Linear(len(CANDIDATE_FEATURES), own), nn.ReLU())
+        # Without a bias what does not fit, all zeros, stays zero; that it fits is the bias.
+        self.candidate_net = nn.Sequential(
+            nn.Linear(len(CANDIDATE_FEATURES), own, bias=False), nn.ReLU()
+        )
         self.slot_net = nn.Sequential(
             nn.Linear(len(SLOT_FEATURES) + 2 * own, own), nn.LayerNorm(own), nn.ReLU()
         )
@@ -85,7 +88,7 @@ class SetActorCritic(FactoredRecurrentActorCritic):
         encoded = self.candidate_net(candidates)
         fitting = _pooled(encoded, candidates[..., FITS])
         embedded = self.slot_net(torch.cat([slots, fitting], dim=-1))
-        pooled = _pooled(embedded, slots[..., PRESENT])
+        pooled = _pooled(embedded * slots[..., PRESENT, None], slots[..., PRESENT])
         output, hidden = self._remember(torch.cat([run, pooled], dim=-1), hidden)
         return Encoded(torch.cat([output, pooled], dim=-1), embedded, encoded), hidden
 
@@ -125,7 +128,6 @@ def new_network(config: NetworkConfig, key: int = 0) -> FactoredRecurrentActorCr
 
 def _pooled(items: Tensor, counted: Tensor) -> Tensor:
     """[..., n, E], at least 0, and [..., n] of 0 and 1 -> mean and maximum [..., 2 E] of the items
-    that count; 0 if there are none."""
-    own = items * counted.unsqueeze(-1)
+    that count; 0 if there are none. Those that do not count must be 0."""
     number = counted.sum(dim=-1, keepdim=True).clamp(min=1.0)
-    return torch.cat([own.sum(dim=-2) / number, own.amax(dim=-2)], dim=-1)
+    return torch.cat([items.sum(dim=-2) / number, items.amax(dim=-2)], dim=-1)

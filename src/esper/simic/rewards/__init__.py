@@ -2,6 +2,7 @@
 
 from esper.simic.rewards.components import Hint, Parts, RewardComponents
 from esper.simic.rewards.config import (
+    BudgetRewardConfig,
     ContributionRewardConfig,
     LossRewardConfig,
     ObjectiveRewardConfig,
@@ -12,6 +13,7 @@ from esper.simic.rewards.modes import MODES, RewardMode, compute_reward
 
 __all__ = [
     "MODES",
+    "BudgetRewardConfig",
     "ContributionRewardConfig",
     "Hint",
     "LossRewardConfig",

@@ -60,6 +60,22 @@ class ObjectiveRewardConfig(RewardConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class BudgetRewardConfig(RewardConfig):
+    """What an episode leaves behind against what it began with; what is spent, a budget limits.
+
+    score_weight      reward for 100 pp of validation score
+    param_cost        cost of adding the host's own number of parameters: little, because an epoch
+                      of a larger network takes more of the budget already
+    rollback_penalty  cost of an episode that the governor has to end
+    """
+
+    mode: str = "budget"
+    score_weight: float = 1.0
+    param_cost: float = c.BUDGET_PARAM_COST
+    rollback_penalty: float = c.OBJECTIVE_ROLLBACK_PENALTY
+
+
+@dataclass(frozen=True, kw_only=True)
 class ContributionRewardConfig(RewardConfig):
     """Rewards from ablation: what each seed contributes, measured by taking it out. Scores in pp.
 

@@ -12,6 +12,7 @@ from typing import Any
 from esper.leyline import ConfigError
 from esper.simic.rewards.components import Parts, RewardComponents
 from esper.simic.rewards.config import (
+    BudgetRewardConfig,
     ContributionRewardConfig,
     LossRewardConfig,
     ObjectiveRewardConfig,
@@ -21,7 +22,7 @@ from esper.simic.rewards.config import (
 from esper.simic.rewards.contribution import minimal, shaped, simplified, sparse
 from esper.simic.rewards.hacking import suspicions
 from esper.simic.rewards.loss import loss_reward
-from esper.simic.rewards.objective import objective
+from esper.simic.rewards.objective import budget, objective
 from esper.tolaria import Transition
 
 
@@ -36,6 +37,7 @@ class RewardMode:
 
 MODES = {
     "objective": RewardMode(ObjectiveRewardConfig, objective),
+    "budget": RewardMode(BudgetRewardConfig, budget),
     "shaped": RewardMode(ContributionRewardConfig, shaped),
     "simplified": RewardMode(ContributionRewardConfig, simplified),
     "sparse": RewardMode(ContributionRewardConfig, sparse),

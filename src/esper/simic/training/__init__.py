@@ -8,7 +8,7 @@ from esper.simic.training.policy_controller import LearnedController
 from esper.simic.training.policy_folder import card_of, write_policy
 from esper.simic.training.replay import episode_env
 from esper.simic.training.round_log import RoundLog
-from esper.simic.training.shard import recipe_of, space_of
+from esper.simic.training.scenes import most_steps, recipe_of, side_by_side, space_of
 from esper.simic.training.space import Space
 from esper.simic.training.state import TrainState, lasting_settings, new_state
 from esper.simic.training.workers import growth_environments, worker_devices
@@ -28,10 +28,12 @@ __all__ = [
     "load_checkpoint",
     "load_config",
     "load_state",
+    "most_steps",
     "new_state",
     "recipe_of",
     "run_training",
     "save_checkpoint",
+    "side_by_side",
     "space_of",
     "worker_devices",
     "write_policy",

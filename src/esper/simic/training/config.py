@@ -1,6 +1,6 @@
 """Every setting of a training run: defaults, presets per task, a strict TOML file, flags.
 
-Later ones win: defaults, then the presets of the task and of a warm start, then the file, then
+Later ones win: defaults, then the presets of the task, a family and a warm start, the file, then
 flags. A setting inside a table is written with a dot, as in `ppo.learning_rate`, in flags and in
 messages.
 """
@@ -18,7 +18,13 @@ from esper.leyline import ConfigError, LifecycleOp, constants
 from esper.simic.agent import PPOConfig
 from esper.simic.agent.network import Kind
 from esper.simic.rewards import MODES, RewardConfig, check_gamma
-from esper.tolaria import Budget, Precision, check_population, check_precision
+from esper.tolaria import (
+    Budget,
+    Precision,
+    check_population,
+    check_precision,
+    find_family,
+)
 
 # What growth costs it costs at once, what it gains comes epochs later, and the episode has an end:
 # any discount is a thumb on the scale against growing. Rewards are divided by their deviation, so
@@ -55,6 +61,7 @@ class NetworkSizes:
 RANGES = (
     ("rounds", 1, constants.MOST_COUNT),
     ("envs", 1, constants.MOST_ENVS),
+    ("group", 1, constants.MOST_ENVS),
     ("steps", 1, constants.MOST_COUNT),
     ("max_seeds", 1, constants.MOST_COUNT),
     ("key", 0, constants.MOST_KEY),
@@ -67,6 +74,10 @@ class TrainingConfig:
 
     # What the hosts learn; see `esper tasks`.
     task: str = "digits"
+    # The hosts are drawn from this family of the task, anew for every group; None: all are alike.
+    family: str | None = None
+    # Environments that begin with the same host and see the same data in the same order.
+    group: int = 1
     # How many times all environments are played and learnt from.
     rounds: int = 200
     # Host trainings that run side by side in each round.
@@ -115,9 +126,36 @@ class TrainingConfig:
                 raise ConfigError("comparing two reward modes needs at least 2 environments")
             if self.ab_reward_mode == self.reward_mode:
                 raise ConfigError(f"ab_reward_mode is {self.reward_mode!r} as well; name another")
+        self._check_groups()
+        self._check_family()
         Budget(params=self.max_params, macs=self.max_macs)
         for mode in self.modes:
             check_gamma(make_reward(mode, self.reward, self.modes), self.ppo.gamma)
+
+    def _check_groups(self) -> None:
+        if self.envs % self.group:
+            raise ConfigError(
+                f"{self.envs} environments cannot be divided into groups of {self.group}; "
+                "make envs a multiple of group"
+            )
+        if self.ab_reward_mode is not None and self.envs // 2 % self.group:
+            raise ConfigError(
+                f"half of {self.envs} environments cannot be divided into groups of {self.group}; "
+                "a group has one reward mode"
+            )
+
+    def _check_family(self) -> None:
+        if self.family is None:
+            return
+        task = find_family(self.family).task.name
+        if task != self.task:
+            raise ConfigError(
+                f"family {self.family!r} is one of task {task!r}, not {self.task!r}; leave out task"
+            )
+        if self.steps is not None:
+            raise ConfigError(
+                "the members of a family say how long they are trained; leave out steps"
+            )
 
     @property
     def modes(self) -> tuple[str, ...]:
@@ -149,6 +187,9 @@ PRESETS: dict[str, dict[str, Any]] = {
     "cifar10_deep": {"ppo.entropy_coef": 0.08},
 }
 
+# Hosts that differ are comparable in what they gain; within a group actions are all that differs.
+FAMILY_PRESET = {"group": 8, "reward_mode": "budget", "network.kind": "set"}
+
 # The critic of a clone has learnt nothing; graded by it, a good policy is soon a bad one.
 WARM_START_PRESET = {"ppo.critic_first": 4}
 
@@ -172,20 +213,27 @@ def load_config(
         if value is not None:
             _put(given, name, value)
     settings: dict[str, Any] = {}
-    if presets:
-        task = given.get("task", TrainingConfig.task)
-        preset = PRESETS.get(task, {}) if isinstance(task, str) else {}
-        if given.get("warm_start") is not None:
-            preset = preset | WARM_START_PRESET
-        network = given.get("network")
-        if isinstance(network, dict) and network.get("kind") == "set":
-            preset = preset | SET_PRESET
-        for name, value in preset.items():
-            _put(settings, name, value)
+    if isinstance(given.get("family"), str):
+        given.setdefault("task", find_family(given["family"]).task.name)
+    for name, value in _presets(given).items() if presets else ():
+        _put(settings, name, value)
     for name, value in given.items():
         added = isinstance(value, dict)
         settings[name] = {**settings.get(name, {}), **value} if added else value
     return _build(settings)
+
+
+def _presets(given: Mapping[str, Any]) -> dict[str, Any]:
+    task, network = given.get("task", TrainingConfig.task), given.get("network")
+    preset = PRESETS.get(task, {}) if isinstance(task, str) else {}
+    if given.get("family") is not None:
+        preset = preset | FAMILY_PRESET
+    if given.get("warm_start") is not None:
+        preset = preset | WARM_START_PRESET
+    kind = preset.get("network.kind", NetworkSizes.kind)
+    if isinstance(network, dict):
+        kind = network.get("kind", kind)
+    return preset | SET_PRESET if kind == "set" else preset
 
 
 def make_reward(mode: str, settings: Mapping[str, Any], modes: tuple[str, ...]) -> RewardConfig:

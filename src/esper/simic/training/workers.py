@@ -10,7 +10,7 @@ import os
 import signal
 import traceback
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any, Literal
 
@@ -21,8 +21,9 @@ from esper.leyline import ActionMasks, ConfigError, EsperError, History
 from esper.simic.agent import VectorEnv
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.round_log import Clock, RoundLog
-from esper.simic.training.shard import Shard, ShardSpec, groups_of
-from esper.tolaria import DataSplits, Task
+from esper.simic.training.scenes import ShardSpec, groups_of
+from esper.simic.training.shard import Shard, joined_masks
+from esper.tolaria import DataSplits, Family, Task
 
 logger = logging.getLogger(__name__)
 
@@ -116,13 +117,15 @@ def growth_environments(
     data: DataSplits,
     log: RoundLog,
     devices: Sequence[str] = ("cpu",),
+    family: Family | None = None,
 ) -> Iterator[VectorEnv]:
     """`config.envs` growth environments, with one worker for each of `devices`: a process of its
     own, which needs `data` that is shared, or this one if there is only one. `log` is told what
-    happens, in the same order for any number of workers."""
-    parts = np.array_split(np.arange(config.envs), min(len(devices), config.envs))
+    happens, in the same order for any number of workers, of which each has whole groups."""
+    groups = np.arange(config.envs).reshape(-1, config.group)
+    parts = np.array_split(groups, min(len(devices), len(groups)))
     specs = [
-        ShardSpec(config, task, data, tuple(part.tolist()), device)
+        ShardSpec(config, task, data, tuple(part.flatten().tolist()), device, family)
         for part, device in zip(parts, devices, strict=False)
     ]
     if len(specs) == 1:
@@ -178,10 +181,7 @@ class Workers:
 
 def _joined(parts: tuple[Any, ...]) -> Any:
     """Arrays, or masks, of one worker after the other."""
-    if not isinstance(parts[0], ActionMasks):
-        return np.concatenate(parts)
-    names = [f.name for f in fields(ActionMasks)]
-    return ActionMasks(**{n: np.concatenate([getattr(p, n) for p in parts]) for n in names})
+    return joined_masks(parts) if isinstance(parts[0], ActionMasks) else np.concatenate(parts)
 
 
 class Worker:

@@ -40,6 +40,8 @@ class HeuristicConfig:
     cost_power           gains are compared divided by (share of parameters added) to this power
     min_gain_in_errors   least gain that is worth a seed, in units of its standard error
     epochs_between_trials   after trials in which nothing was found
+    least_extra          a host that arrived trained is left alone with a smaller extra budget: a
+                         seed would not have the time to earn what it costs
     """
 
     choose_by: Literal["rotation", "trial"] = "rotation"
@@ -73,6 +75,7 @@ class HeuristicConfig:
     cost_power: float = c.TRIAL_COST_POWER
     min_gain_in_errors: float = c.TRIAL_MIN_GAIN_IN_ERRORS
     epochs_between_trials: int = c.EPOCHS_BETWEEN_TRIALS
+    least_extra: float = c.LEAST_EXTRA_TO_GROW
     blend: str = "linear"
 
     def __post_init__(self) -> None:
@@ -163,6 +166,9 @@ class HeuristicController:
         )
         # A host that arrives trained has had its plateau.
         arrives = s.trained and s.step == 0
+        hopeless = np.zeros(s.n_envs, dtype=bool)
+        if s.trained and s.extra is not None:
+            hopeless = s.extra < config.least_extra
         return (
             ~IS_LIVE[s.table.stage].any(axis=1)
             & s.running
@@ -170,6 +176,7 @@ class HeuristicController:
             & (s.step - last_cull >= config.embargo_epochs_after_cull)
             & (s.step - self.last_trial >= config.epochs_between_trials)
             & (plateau | arrives)
+            & ~hopeless
         )
 
     def _germinate(self, s: Situation, actions: np.ndarray) -> None:

@@ -3,6 +3,7 @@
 from esper.leyline import ConfigError
 from esper.tolaria.families import digits
 from esper.tolaria.families.base import Family, Member, Shape, Split
+from esper.tolaria.families.hosts import MemberHosts, hosts_of
 
 BUILT_IN = {family.name: family for family in digits.FAMILIES}
 
@@ -14,4 +15,13 @@ def find_family(name: str) -> Family:
     return BUILT_IN[name]
 
 
-__all__ = ["BUILT_IN", "Family", "Member", "Shape", "Split", "find_family"]
+__all__ = [
+    "BUILT_IN",
+    "Family",
+    "Member",
+    "MemberHosts",
+    "Shape",
+    "Split",
+    "find_family",
+    "hosts_of",
+]

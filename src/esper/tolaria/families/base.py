@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import count, product
-from types import MappingProxyType
 from typing import Literal, get_args
 
 import numpy as np
@@ -27,7 +26,7 @@ Start = Literal["fresh", "trained"]
 
 # Of every five shapes, by a hash of them, so many are in each split.
 _FIFTHS: tuple[Split, ...] = ("train", "train", "train", "validation", "test")
-SIZES: Mapping[Split, int] = MappingProxyType({"train": 256, "validation": 24, "test": 24})
+SIZES: Mapping[Split, int] = {"train": 128, "validation": 24, "test": 24}
 # A small range holds fewer different members than are asked for; so many draws are enough to know.
 MOST_DRAWS = 200
 SETTLING_EVALUATIONS = 2
@@ -181,6 +180,7 @@ class Member:
             steps=self.steps(data),
             population=population,
             max_macs=int(self.extra * cost),
+            extra=self.extra,
         )
 
 

@@ -66,8 +66,13 @@ class FusedPopulation:
         self.trunk = Trunk(self.template.host, [site.module for site in self.template.sites])
         self.kinds: dict[tuple[int, int], Kind] = {}
         self.valve_kinds: dict[tuple[int, bool], Kind] = {}
-        born = (new_host(recipe, int(key), self.device) for key in self.keys)
-        self.hosts = [self.host_kind.newborn(host) for host in born]
+        # Rows never change: hosts with one key begin with one row.
+        born = {
+            key: self.host_kind.newborn(new_host(recipe, key, self.device))
+            for key in dict.fromkeys(self.keys.tolist())
+        }
+        self.hosts = [born[key] for key in self.keys.tolist()]
+        self.shown: tuple[list[Row | Seed | None], GrownModule] | None = None
         n_slots = len(self.template.sites)
         self.seeds: list[list[Seed | None]] = [[None] * n_slots for _ in self.keys]
 
@@ -342,7 +347,7 @@ class FusedPopulation:
             self.hosts[env], self.seeds[env] = snapshot.host, list(snapshot.seeds)
 
     def cool(self, env: int, tau: float) -> str | None:
-        network = self.network(env)
+        network, self.shown = self.network(env), None
         example = on_device(self.recipe.data.example(), self.device)
         reason = scale_output(network, example, tau)
         if reason is None:
@@ -358,7 +363,16 @@ class FusedPopulation:
         return reason
 
     def network(self, env: int) -> GrownModule:
-        """A copy of one host with its seeds as ordinary modules."""
+        """A copy of one host with its seeds as ordinary modules. The last one is kept, for whoever
+        asks again before anything has changed."""
+        state = [self.hosts[env], *self.seeds[env]]
+        if self.shown is None or any(
+            own is not other for own, other in zip(state, self.shown[0], strict=True)
+        ):
+            self.shown = state, self._network(env)
+        return self.shown[1]
+
+    def _network(self, env: int) -> GrownModule:
         host = new_host(self.recipe, int(self.keys[env]), self.device)
         network = self.template.around(host)
         self.host_kind.load(self.hosts[env], network.host)

@@ -1,0 +1,186 @@
+"""Claim E: a policy that has learnt on a family of hosts grows others better than a rule does.
+
+    python benchmarks/claims/policy.py --policies runs/a runs/b          # the claim, on test hosts
+    python benchmarks/claims/policy.py --family digits:bottleneck ...    # does it read its host?
+    python benchmarks/claims/policy.py --split validation                # the best fixed rule
+
+Arms on each host and key: nothing grows; one candidate (a place and a kind), the same everywhere,
+drawn by key, or the best in hindsight; the heuristic with and without trials; each policy. The best
+fixed candidate is chosen by validation score on validation hosts. `learned` is the mean of all
+policies, by host and key. A policy takes its most probable actions.
+
+Where a block was made narrow, `right` is the share of episodes whose first seed is planted there.
+"""
+
+import argparse
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from common import (
+    RESULTS,
+    Row,
+    Trials,
+    append,
+    compare,
+    finished,
+    keys_with_all,
+    print_json,
+    print_table,
+)
+from esper.api import find_controller
+from esper.proof import FamilyTrial, family_trials
+from esper.tamiyo import Controller, HeuristicConfig, HeuristicController, TrialPlan
+from esper.tolaria import DataSplits, Member, data_root, find_family
+from rule import KINDS, Plant
+
+STATIC, RANDOM, FIXED, ORACLE, LEARNED = "static", "random", "fixed", "oracle", "learned"
+TRIAL, HEURISTIC = "heuristic:trial", "heuristic"
+
+
+def by_trial(kinds: tuple[str, ...]) -> HeuristicController:
+    """As it ships but for short trials, which the budget pays for."""
+    controller = HeuristicController(HeuristicConfig("trial", blueprints_to_try=kinds))
+    controller.trial_plan = TrialPlan(kinds, steps=12, batch=16, val_samples=128)
+    return controller
+
+
+def candidates(member: Member, kinds: Sequence[str]) -> list[tuple[int, str]]:
+    return [(slot, kind) for slot in range(len(member.widths)) for kind in kinds]
+
+
+def planted(
+    member: Member, kinds: Sequence[str], data: DataSplits, keys: Sequence[int]
+) -> list[Row]:
+    """Every candidate on every key, side by side."""
+    pairs, names = candidates(member, kinds), member.family.catalogue.names
+    plant = Plant(
+        np.repeat([slot for slot, _ in pairs], len(keys)),
+        np.repeat([names.index(kind) for _, kind in pairs], len(keys)),
+    )
+    found = family_trials(member, plant, data, data_root(), keys=[*keys] * len(pairs))
+    arms = [f"{kind}@{slot}" for slot, kind in pairs for _ in keys]
+    return [_row(arm, each, member) for arm, each in zip(arms, found, strict=True)]
+
+
+def _row(arm: str, trial: FamilyTrial, member: Member) -> Row:
+    row: Row = {"arm": arm, **asdict(trial), "member": member.number, "widths": str(member.widths)}
+    if member.bottleneck is not None:
+        row["right"] = trial.first == member.task.slots[member.bottleneck]
+    return row
+
+
+def run(
+    path: Path,
+    settings: dict[str, Any],
+    members: Iterable[Member],
+    arms: dict[str, Controller],
+    kinds: Sequence[str],
+    data: DataSplits,
+    keys: int,
+) -> Trials:
+    """All trials, host by host; those that are in the file are not run again."""
+    done = finished(path, settings)
+    for member in members:
+        own = member.keys[:keys]
+
+        def lacks(arm: str, own: Sequence[int] = own) -> bool:
+            return not all((arm, key) in done for key in own)
+
+        if any(lacks(f"{kind}@{slot}") for slot, kind in candidates(member, kinds)):
+            keep(path, settings, planted(member, kinds, data, own))
+        for arm, controller in arms.items():
+            if lacks(arm):
+                found = family_trials(member, controller, data, data_root(), keys=own)
+                keep(path, settings, [_row(arm, each, member) for each in found])
+        print(member.number, member.widths, flush=True)
+    return finished(path, settings)
+
+
+def keep(path: Path, settings: dict[str, Any], rows: Iterable[Row]) -> None:
+    append(path, [{**row, "settings": settings} for row in rows])
+
+
+def with_choices(trials: Trials, fixed: str, policies: Sequence[str]) -> Trials:
+    """Also the arms that are made of others: random, fixed, the best in hindsight, the mean of all
+    policies."""
+    trials = dict(trials)
+    for key in sorted({key for _, key in trials}):
+        own = [row for (arm, k), row in trials.items() if k == key and "@" in arm]
+        trials[RANDOM, key] = random.Random(key).choice(own)
+        trials[ORACLE, key] = max(own, key=lambda row: float(row["test"]))
+        trials[FIXED, key] = trials[fixed, key]
+        learned = [trials[name, key] for name in policies if (name, key) in trials]
+        if learned:
+            columns = [
+                name for name in ("test", "val", "params", "macs", "right") if name in own[0]
+            ]
+            mean = {n: sum(float(row[n]) for row in learned) / len(learned) for n in columns}
+            trials[LEARNED, key] = {**learned[0], **mean}
+    return trials
+
+
+def best_fixed(trials: Trials) -> str:
+    """The candidate that every host has with the best mean validation score."""
+    keys = {key for _, key in trials}
+    planted_arms = sorted({arm for arm, _ in trials if "@" in arm})
+    arms = [arm for arm in planted_arms if all((arm, key) in trials for key in keys)]
+    return max(arms, key=lambda arm: sum(trials[arm, key]["val"] for key in keys))
+
+
+def report(trials: Trials, fixed: str, policies: Sequence[str]) -> None:
+    trials = with_choices(trials, fixed, policies)
+    arms = [STATIC, RANDOM, FIXED, HEURISTIC, TRIAL, *policies, LEARNED, ORACLE]
+    arms = [arm for arm in arms if any(name == arm for name, _ in trials)]
+    keys = keys_with_all(trials, arms)
+    columns = [
+        name for name in ("test", "val", "params", "right") if name in trials[STATIC, keys[0]]
+    ]
+    rows = [
+        {"arm": arm, **{n: sum(trials[arm, k][n] for k in keys) / len(keys) for n in columns}}
+        for arm in arms
+    ]
+    print_table(rows)
+    first = LEARNED if LEARNED in arms else TRIAL
+    others = [arm for arm in (STATIC, RANDOM, FIXED, HEURISTIC, TRIAL, ORACLE) if arm != first]
+    table = compare(trials, [(first, other) for other in others], "test")
+    print_table(table)
+    print_json({"n": len(keys), "fixed": fixed, "arms": rows, "differences": table})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--family", default="digits:trained")
+    parser.add_argument("--split", choices=["validation", "test"], default="test")
+    parser.add_argument("--hosts", type=int, default=24)
+    parser.add_argument("--keys", type=int, default=4, help="of each host")
+    parser.add_argument("--policies", nargs="*", default=[], help="folders of training runs")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the rows")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    family = find_family(given.family)
+    data = family.task.load(data_root())
+    kinds = tuple(family.blueprints or KINDS)
+
+    def play(split: str, arms: dict[str, Controller]) -> Trials:
+        name = f"policy-{family.name.replace(':', '-')}-{split}.jsonl"
+        settings = {"family": family.name, "split": split, "kinds": list(kinds)}
+        members = family.members(split)[: given.hosts]
+        return run(given.out / name, settings, members, arms, kinds, data, given.keys)
+
+    arms = {STATIC: find_controller("static"), HEURISTIC: find_controller("heuristic")}
+    arms |= {TRIAL: by_trial(kinds)} | {each: find_controller(each) for each in given.policies}
+    fixed = best_fixed(play("validation", arms if given.split == "validation" else {}))
+    print(f"best fixed candidate, on validation hosts: {fixed}", flush=True)
+    report(play(given.split, arms), fixed, given.policies)
+
+
+if __name__ == "__main__":
+    main()

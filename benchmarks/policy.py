@@ -1,0 +1,165 @@
+"""How long a decision and an update of the network over sets take: decisions against the flat
+network, updates against sb3-contrib's RecurrentPPO, in the same run.
+
+    python benchmarks/policy.py [--repeats 7]
+
+Decisions are for 64 environments with three slots and all blueprints, both networks with the sizes
+that training gives them; what it takes to make their observations is told beside it. Updates see 16
+episodes of 150 steps, with the same number of epochs and minibatches; RecurrentPPO has an LSTM as
+wide as ours, once for actor and critic each and once for both, and observations of 80 numbers where
+ours have a thousand. Measurements alternate; the last line is one JSON object with ratios of
+medians (CPU time).
+"""
+
+import argparse
+import json
+import statistics
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from esper.growth import default_catalogue
+from esper.leyline import ActionMasks, LifecycleOp
+from esper.simic.agent import PPOAgent, action_draws, play_round
+from esper.simic.training import Space, load_config, new_state
+from esper.tamiyo import SetLayout, Situation, make_controller
+from esper.tamiyo.policy.set_features import FITS, PRESENT
+from esper.tolaria import TrialRules, data_root, find_task, make_env
+from ppo_update import ENVS, EPOCHS, MINIBATCHES, STEPS, Theirs, cpu_time
+
+ACTING, SLOTS, DECISIONS = 64, 3, 40
+NAMES = default_catalogue().names
+
+
+def new_agent(kind: str) -> PPOAgent:
+    config = load_config(None, {"network.kind": kind})
+    ppo = replace(config.ppo, epochs=EPOCHS, minibatches=MINIBATCHES, target_kl=None)
+    return new_state(replace(config, ppo=ppo), Space.of(SLOTS, NAMES, kind)).agent
+
+
+class Noise:
+    """Random observations and rewards; a few things are legal, as in a run, and all slots there."""
+
+    def __init__(self, agent: PPOAgent, num_envs: int) -> None:
+        self.config, self.num_envs = agent.network.config, num_envs
+        self.groups = np.arange(num_envs)
+
+    def reset(self, round_: int) -> tuple[np.ndarray, ActionMasks]:
+        self.rng, self.time = np.random.default_rng(round_), 0
+        slot = self.rng.random((self.num_envs, 4, SLOTS)) < 0.5
+        slot[:, LifecycleOp.WAIT] = True
+        blueprint = self.rng.random((self.num_envs, SLOTS, len(NAMES))) < 0.5
+        blueprint[..., 1] = True
+        blend = np.ones((self.num_envs, 3), dtype=bool)
+        self.masks = ActionMasks(slot.any(axis=-1), slot, blueprint, blend)
+        return self._observation(), self.masks
+
+    def step(self, actions: np.ndarray) -> tuple:
+        self.time += 1
+        rewards = self.rng.normal(size=self.num_envs).astype(np.float32)
+        ended = np.full(self.num_envs, self.time == STEPS)
+        return self._observation(), self.masks, rewards, ended, np.zeros_like(ended)
+
+    def privileged(self) -> np.ndarray:
+        return np.zeros((self.num_envs, 0), dtype=np.float32)
+
+    def _observation(self) -> np.ndarray:
+        seen = self.rng.normal(size=(self.num_envs, self.config.observation_dim))
+        seen = seen.clip(-2, 2).astype(np.float32)
+        if self.config.kind == "set":
+            _, slots, candidates = SetLayout(SLOTS, len(NAMES)).split(torch.from_numpy(seen))
+            slots[..., PRESENT] = 1.0
+            fits = (candidates[..., FITS] > 0).float()
+            candidates[..., FITS] = 1.0
+            candidates.mul_(fits.unsqueeze(-1))
+        return seen
+
+
+class Ours:
+    """An agent that acts for 64 environments, and learns from 16 episodes."""
+
+    def __init__(self, kind: str) -> None:
+        self.agent = new_agent(kind)
+        self.acting = Noise(self.agent, ACTING)
+        self.env, self.buffer = Noise(self.agent, ENVS), self.agent.new_buffer(ENVS, STEPS)
+        self.draws, self.more = (action_draws(0, 0, n, STEPS) for n in (ENVS, ACTING))
+        self.collect()
+
+    def collect(self) -> None:
+        play_round(self.agent, self.env, self.buffer, 0, self.draws)
+
+    def update(self) -> None:
+        metrics = self.agent.update(self.buffer, torch.Generator().manual_seed(0))
+        assert metrics.optimizer_steps == EPOCHS * MINIBATCHES
+
+    def act(self) -> None:
+        observation, masks = self.acting.reset(0)
+        hidden = self.agent.initial_hidden(ACTING)
+        for step in range(DECISIONS):
+            hidden = self.agent.act(observation, hidden, masks, self.more[:, step]).hidden
+
+
+def situation() -> Situation:
+    """Of 64 hosts in which something has grown."""
+    task = find_task("digits")
+    rules = TrialRules(steps=8, population="fused")
+    env = make_env(task.recipe(task.load(data_root())), range(ACTING), rules)
+    controller = make_controller("random")
+    controller.reset(ACTING)
+    seen = env.reset()
+    for _ in range(3):
+        seen = env.step(controller.act(seen)).after
+    return seen
+
+
+def looker(space: Space, seen: Situation) -> Callable[[], None]:
+    def look() -> None:
+        for _ in range(DECISIONS):
+            space.look(seen)
+
+    return look
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--repeats", type=int, default=7)
+    repeats = parser.parse_args().repeats
+    torch.set_num_threads(1)
+    ours = {kind: Ours(kind) for kind in ("flat", "set")}
+    width = ours["set"].agent.network.config.lstm_hidden_dim
+    theirs = {"sb3": Theirs(False, width), "sb3_shared_lstm": Theirs(True, width)}
+    seen = situation()
+    looks = {kind: looker(Space.of(SLOTS, NAMES, kind), seen) for kind in ours}
+    times: dict[str, list[float]] = {}
+
+    def timed(name: str, function: Callable[[], None]) -> None:
+        times.setdefault(name, []).append(cpu_time(function))
+
+    for _ in range(repeats + 1):
+        for kind, side in ours.items():
+            timed(f"act_{kind}", side.act)
+            timed(f"look_{kind}", looks[kind])
+        for name, side in {**ours, **theirs}.items():
+            timed(f"update_{name}", side.update)
+            side.collect()
+    middle = {name: statistics.median(values[1:]) for name, values in times.items()}
+    both = {kind: middle[f"act_{kind}"] + middle[f"look_{kind}"] for kind in ours}
+    result = {
+        "act_set_over_flat": middle["act_set"] / middle["act_flat"],
+        "act_and_look_set_over_flat": both["set"] / both["flat"],
+        "update_set_over_sb3": middle["update_set"] / middle["update_sb3"],
+        "update_set_over_sb3_shared_lstm": middle["update_set"] / middle["update_sb3_shared_lstm"],
+        "update_set_over_flat": middle["update_set"] / middle["update_flat"],
+        **{f"act_{kind}_us": 1e6 * middle[f"act_{kind}"] / DECISIONS for kind in ours},
+        **{f"look_{kind}_us": 1e6 * middle[f"look_{kind}"] / DECISIONS for kind in ours},
+        "update_set_ms": 1e3 * middle["update_set"],
+        "parameters_set": sum(p.numel() for p in ours["set"].agent.network.parameters()),
+        "repeats": repeats,
+    }
+    print(json.dumps({name: round(value, 3) for name, value in result.items()}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,51 @@
+"""Episodes of controllers on members of a family."""
+
+from pathlib import Path
+
+import pytest
+
+from esper.proof import family_trials
+from esper.tamiyo import ScriptedController, StaticController
+from esper.tolaria import hosts_of
+from training_support import tiny_family
+
+FAMILY = tiny_family(starts=("trained",), extras=(0.9,))
+SCRIPT = "1 GERMINATE r0c1 branch linear\nauto FOSSILIZE\n"
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory):
+    return FAMILY.members("test")[0], FAMILY.task.load(Path()), tmp_path_factory.mktemp("data")
+
+
+def test_nothing_grows_in_the_twin_and_the_budget_is_kept(scene):
+    member, data, root = scene
+    hosts = hosts_of(member, data, root)
+    found = family_trials(member, StaticController(), data, root)
+    assert [trial.key for trial in found] == list(member.keys)
+    for trial in found:
+        assert (trial.seeds, trial.first) == ((), None)
+        assert trial.macs <= member.extra * hosts.cost
+        # As good as the best of its curve, within chance.
+        assert trial.val >= max(hosts.twins[trial.key]) - 10.0
+
+
+def test_the_first_seed_is_told_by_its_place_and_keys_may_repeat(scene):
+    member, data, root = scene
+    key = member.keys[1]
+    one, two = family_trials(
+        member, ScriptedController(SCRIPT, "branch"), data, root, keys=[key] * 2
+    )
+    assert one == two
+    assert one.first == "blocks.1"
+    assert one.host is not None
+
+
+def test_the_host_is_scored_as_it_came(scene):
+    member, data, root = scene
+    hosts = hosts_of(member, data, root)
+    (trial,) = family_trials(member, StaticController(), data, root, keys=member.keys[:1])
+    host = member.task.build()
+    host.load_state_dict(hosts.weights[trial.key])
+    right = host.eval()(data.test_x).argmax(1) == data.test_y
+    assert trial.host == pytest.approx(100 * right.double().mean().item())
