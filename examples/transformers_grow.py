@@ -8,6 +8,7 @@ import torch
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
 
 import esper
+from esper.tamiyo import ScriptedController
 
 
 def accuracy(prediction):
@@ -33,13 +34,15 @@ def main() -> None:
         slots=["bert.encoder.layer.0", "bert.encoder.layer.1"],
         monitor="eval_accuracy",
         compute_metrics=accuracy,
+        controller=ScriptedController("2 GERMINATE r0c0 mlp_small linear\nauto FOSSILIZE", "mine"),
+        incubation="joint",  # seeds act from birth, when they change nothing yet
         budget=esper.Budget(params=1.5),
     )
     trainer = Trainer(
         BertForSequenceClassification(config),
         TrainingArguments(
             "checkpoints",
-            num_train_epochs=12,
+            num_train_epochs=8,
             per_device_train_batch_size=20,
             learning_rate=5e-3,
             eval_strategy="epoch",
