@@ -1,5 +1,6 @@
 """`esper compare` and `esper query` on run directories that the tests write."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -40,3 +41,12 @@ def test_query_prints_a_table(
 
 def test_query_needs_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert esper_here(monkeypatch, "query", str(tmp_path), "select 1") == 2
+
+
+def test_tasks_as_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert esper_here(monkeypatch, "tasks", "--json", cwd=tmp_path) == 0
+    found = {row["task"]: row for row in json.loads(capsys.readouterr().out)}
+    assert (found["digits"]["data"], found["cifar10"]["data"]) == ("embedded", "missing")
+    assert {"epochs", "description"} <= set(found["digits"])

@@ -146,11 +146,11 @@ def test_arms_begin_with_the_host_as_its_training_left_it(monkeypatch: pytest.Mo
     begun: list[tuple[Plan, list[int]]] = []
     real = arms.train
 
-    def noted(plan: Plan, data: Any, keys: Any, **how: Any) -> list[Trained]:
+    def noted(plan: Plan, data: Any, keys: Any, *rest: Any, **how: Any) -> list[Trained]:
         if plan.rules.start == "trained":
             plan = replace(plan, task=replace(plan.task, learning_rate=0.0))
             begun.append((plan, list(keys)))
-        return real(plan, data, keys, **how)
+        return real(plan, data, keys, *rest, **how)
 
     monkeypatch.setattr(arms, "train", noted)
     found = evaluate(*narrow_digits(), settings(controls=False), make_arm)

@@ -8,6 +8,7 @@ import typer
 
 from esper import __version__
 from esper.cli.advise_command import advise
+from esper.cli.doctor_command import doctor
 from esper.cli.evaluate_command import evaluate
 from esper.cli.explain_command import explain
 from esper.cli.grow_command import grow
@@ -24,7 +25,6 @@ app = typer.Typer(
     name="esper",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
     rich_markup_mode="rich",
     help="""Neural networks that grow while they train.
 
@@ -49,6 +49,7 @@ app.command()(compare)
 app.command()(query)
 app.command()(tasks)
 app.command()(blueprints)
+add_command(app, doctor)
 add_command(train_app, ppo)
 add_command(train_app, record)
 add_command(train_app, imitate)

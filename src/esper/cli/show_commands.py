@@ -1,5 +1,6 @@
 """The commands that show what there is: runs, tasks, blueprints, data; and the one that fetches."""
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -52,7 +53,9 @@ def query(
         say(console, f"\nThere are more rows than these {limit}; --limit shows more.")
 
 
-def tasks() -> None:
+def tasks(
+    as_json: Annotated[bool, typer.Option("--json", help="Print them as JSON.")] = False,
+) -> None:
     """List the tasks and whether their data is there."""
     from rich.console import Console
 
@@ -60,12 +63,17 @@ def tasks() -> None:
     from esper.tolaria.data import catalogue
 
     root = catalogue.data_root()
-    table = plain_table("task", "data", "epochs", "what it is")
+    table, rows = plain_table("task", "data", "epochs", "what it is"), []
     for task in all_tasks().values():
         known = task.data_set in catalogue.CATALOGUE
-        state = catalogue.status(task.data_set, root).state if known else "its own"
+        state = str(catalogue.status(task.data_set, root).state) if known else "its own"
         add_row(table, task.name, state, str(task.steps), task.description)
-    Console().print(table)
+        row = {"task": task.name, "data": state, "epochs": task.steps}
+        rows.append({**row, "description": task.description})
+    if as_json:
+        print(json.dumps(rows))
+    else:
+        Console().print(table)
 
 
 def blueprints() -> None:

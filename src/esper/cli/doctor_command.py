@@ -1,0 +1,51 @@
+"""`esper doctor`: what is installed, whether it works, and the cure where it does not."""
+
+import json
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+import typer
+
+from esper.cli.options import option
+
+if TYPE_CHECKING:
+    from esper.cli.health import Finding
+
+
+@dataclass(frozen=True)
+class DoctorSettings:
+    json: bool = option(False, "Print the findings as JSON.")
+
+
+def doctor(settings: DoctorSettings) -> None:
+    """See whether everything that Esper needs is there and works.
+
+    Looks at versions, threads, extras, data sets and folders, and grows a tiny network. Each line
+    that is not fine ends with its cure. Ends with exit code 1 if something is wrong; an extra or a
+    data set that is not there is not wrong.
+
+    Example: esper doctor --json
+    """
+    from rich.console import Console
+
+    from esper.cli.health import examine
+    from esper.observatory import say
+
+    console = Console()
+    findings: list[Finding] = []
+    for finding in examine():
+        findings.append(finding)
+        if not settings.json:
+            say(console, _in_a_line(finding), whole=True)
+    wrong = [finding.about for finding in findings if finding.state == "wrong"]
+    if settings.json:
+        print(json.dumps({"wrong": wrong, "findings": [asdict(each) for each in findings]}))
+    else:
+        say(console, f"\nWrong: {', '.join(wrong)}." if wrong else "\nAll is well.")
+    if wrong:
+        raise typer.Exit(1)
+
+
+def _in_a_line(finding: "Finding") -> str:
+    cure = "" if finding.cure is None else f"; {finding.cure}"
+    return f"{finding.about:<20} {finding.state:<8} {finding.detail}{cure}"
