@@ -234,7 +234,8 @@ def torchrl(arena: Arena, key: int) -> Policy:
         start = envs.reset()
 
     def act(seen: np.ndarray, masks: ActionMasks, mask: np.ndarray, first: bool) -> np.ndarray:
-        logits = learner.actor.module[0](torch.from_numpy(seen))[0]
+        logits = learner.actor.module[0](torch.from_numpy(seen))
+        assert logits.shape == mask.shape
         return logits.masked_fill(~torch.from_numpy(mask), -torch.inf).argmax(-1).numpy()
 
     return act

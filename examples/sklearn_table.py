@@ -26,11 +26,12 @@ def main() -> None:
     folds, steps = options.folds, options.steps
     x, y = load_digits(return_X_y=True)
     grows = GrowingClassifier(hidden=(4,), steps=steps, random_state=0)
+    alike = {"learning_rate_init": 0.01, "batch_size": 32, "max_iter": steps, "random_state": 0}
     estimators = {
         "grown": grows,
         "never grown": GrowingClassifier((4,), steps=steps, controller="static", random_state=0),
-        "MLPClassifier, 4 wide": MLPClassifier((4,), max_iter=steps, random_state=0),
-        "MLPClassifier, 12 wide": MLPClassifier((12,), max_iter=steps, random_state=0),
+        "MLPClassifier, 4 wide": MLPClassifier((4,), **alike),
+        "MLPClassifier, 12 wide": MLPClassifier((12,), **alike),
         "logistic regression": LogisticRegression(max_iter=200),
     }
     for name, estimator in estimators.items():

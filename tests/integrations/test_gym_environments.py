@@ -249,7 +249,14 @@ def test_bad_calls_are_one_sentence() -> None:
         env.step(WAIT)
     with pytest.raises(ConfigError, match="no option 'keys' of reset; there is 'key'"):
         env.reset(options={"keys": 3})
-    for key in (-1, 1.5, "a", True):
+    env.reset(seed=0)
+    for action in ([9, 0, 0, 0], [-1, 0, 0, 0], [0, 0, 0], 3, [0.5, 0, 0, 0]):
+        with pytest.raises(ConfigError, match=r"is not in MultiDiscrete\(\[2 3 3 4\]\)"):
+            env.step(action)
+    envs.reset(seed=0)
+    with pytest.raises(ConfigError, match="2 actions, one for each environment"):
+        envs.step([WAIT])
+    for key in (-1, 1.5, "a", True, 2**70):
         with pytest.raises(ConfigError, match="whole number"):
             env.reset(options={"key": key})
     for wrong in ({"seed": [1, 2, 3]}, {"options": {"keys": [1]}}, {"options": {"keys": 1}}):

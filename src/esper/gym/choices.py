@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 from gymnasium import spaces
 
-from esper.leyline import BLUEPRINT, OP, SLOT, ActionMasks, ConfigError, LifecycleOp
+from esper.leyline import BLUEPRINT, OP, SLOT, ActionMasks, ConfigError, LifecycleOp, shortened
 
 
 class Choices(Protocol):
@@ -28,7 +28,8 @@ class Choices(Protocol):
         ...
 
     def rows(self, actions: np.ndarray) -> np.ndarray:
-        """int64 [E, 4] in the order of HEAD_NAMES, from one action of `space` for each of E."""
+        """int64 [E, 4] in the order of HEAD_NAMES, from one action of `space` for each of E. Raises
+        ConfigError for what is not in `space`."""
         ...
 
 
@@ -51,7 +52,7 @@ class FactoredChoices:
         return np.concatenate(parts, axis=1)
 
     def rows(self, actions: np.ndarray) -> np.ndarray:
-        return np.asarray(actions, dtype=np.int64)
+        return _inside(self.space, actions)
 
 
 class FlatChoices:
@@ -77,7 +78,16 @@ class FlatChoices:
         )
 
     def rows(self, actions: np.ndarray) -> np.ndarray:
-        return self.table[np.asarray(actions, dtype=np.int64)]
+        return self.table[_inside(self.space, actions)]
+
+
+def _inside(space: spaces.Space[Any], actions: np.ndarray) -> np.ndarray:
+    """The same as int64, if each of them is in `space`."""
+    found = np.asarray(actions)
+    for action in found:
+        if not space.contains(action):
+            raise ConfigError(f"action {shortened(str(action))} is not in {space}")
+    return found.astype(np.int64)
 
 
 def make_choices(kind: str, sizes: tuple[int, ...]) -> Choices:

@@ -18,6 +18,7 @@ from esper.gym.choices import make_choices
 from esper.gym.problem import Problem, Seen
 from esper.gym.rendering import picture, text
 from esper.leyline import OP, ConfigError, LifecycleOp
+from esper.leyline.constants import MOST_KEY
 
 RENDER_MODES = ("ansi", "rgb_array")
 KEYS = 2**31
@@ -74,6 +75,8 @@ class _Copies:
         """Observations, rewards, facts; illegal decisions become WAIT and are marked."""
         if self.over:
             raise ConfigError("the episode is over; call reset before the next step")
+        if len(actions) != self.problem.n_envs:
+            raise ConfigError(f"step takes {self.problem.n_envs} actions, one for each environment")
         rows = self.choices.rows(actions)
         illegal = ~self.masks.allows(rows)
         rows = np.where(illegal[:, None], 0, rows)
@@ -116,7 +119,7 @@ class SlotsEnv(gymnasium.Env[np.ndarray, Any]):
         key = int(self.np_random.integers(KEYS))
         given = _option(options, "key")
         observations, facts = self._copies.reset(
-            [key if given is None else _check_number("the option key", given)]
+            [key if given is None else _check_key("the option key", given)]
         )
         return observations[0], _first(facts)
 
@@ -176,7 +179,7 @@ class SlotsVectorEnv(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
         given = _option(options, "keys")
         if given is not None:
             _check_length("keys", given, self.num_envs)
-            keys = [_check_number("each of the option keys", key) for key in given]
+            keys = [_check_key("each of the option keys", key) for key in given]
         observations, facts = self._copies.reset(keys)
         return observations, _marked(facts)
 
@@ -222,8 +225,9 @@ def _check_length(name: str, values: Any, length: int) -> None:
         raise ConfigError(f"{name} must be a list of {length}, one for each environment")
 
 
-def _check_number(name: str, value: Any) -> int:
-    """Raises ConfigError unless `value` is a whole number from 0 on."""
-    if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < 0:
-        raise ConfigError(f"{name} must be a whole number from 0 on, got {value!r}")
+def _check_key(name: str, value: Any) -> int:
+    """Raises ConfigError unless `value` can be a key."""
+    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if not whole or not 0 <= value <= MOST_KEY:
+        raise ConfigError(f"{name} must be a whole number from 0 to {MOST_KEY}, got {value!r}")
     return int(value)
