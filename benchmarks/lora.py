@@ -13,8 +13,8 @@ heuristic   Esper: what the heuristic grows with at most 1,536 parameters
 
 Every way keeps the epoch that is best on validation. The test part is read once, at the end.
 
-As it stands no way gets off the ground (docs/transformers.md): the task needs a model that knows more
-at the end of a passage before it can compare anything.
+As it stands no way gets off the ground (docs/transformers.md): the task needs a model that knows
+more at the end of a passage before it can compare anything.
 """
 
 import argparse
