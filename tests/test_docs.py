@@ -115,7 +115,7 @@ def test_the_python_of_the_readme_runs() -> None:
 
 
 GUIDE = [text for language, text in fenced(ROOT / "docs" / "your-model.md") if language == "python"]
-PAGES = ["gymnasium.md", "lightning.md", "sklearn.md", "trackers.md"]  # of integrations
+PAGES = ["gymnasium.md", "lightning.md", "sklearn.md", "trackers.md", "transformers.md"]
 
 
 @pytest.mark.parametrize("number", range(len(GUIDE)))

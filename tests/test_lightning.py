@@ -15,6 +15,7 @@ import esper
 from esper.growth import evaluating, largest_difference
 from esper.leyline import ConfigError, ForgottenCallError, PackageMissingError
 from esper.lightning import validate_again
+from growth_comparison import check_same_growth
 from lightning_support import CLIP, EPOCHS, Lit, data, grower, loaders, plain_loop, trainer
 
 pytestmark = [
@@ -23,23 +24,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:The number of training batches"),
     pytest.mark.filterwarnings("ignore:.*LeafSpec"),
 ]
-
-
-def check_close(mine: dict[str, Any], other: dict[str, Any]) -> None:
-    assert list(mine) == list(other)
-    for name, value in other.items():
-        wanted = pytest.approx(value, abs=1e-5, rel=1e-5) if isinstance(value, float) else value
-        assert mine[name] == wanted, name
-
-
-def check_same_growth(found: esper.Body, wanted: esper.Body) -> None:
-    for mine, other in zip(found.history, wanted.history, strict=True):
-        check_close(mine, other)
-    for event, another in zip(found.recorder.events, wanted.recorder.events, strict=True):
-        check_close(event.row(), another.row())
-    states = found.model.host.state_dict(), wanted.model.host.state_dict()
-    for mine, other in zip(*(state.values() for state in states), strict=True):
-        torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])

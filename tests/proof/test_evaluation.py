@@ -136,9 +136,9 @@ def test_keys_side_by_side_give_the_numbers_of_one_by_one(monkeypatch: pytest.Mo
     found, trained_together = [], []
     real = arms.train
 
-    def noted(plan: Plan, data: Any, keys: Sequence[int], **how: Any) -> list[Trained]:
+    def noted(plan: Plan, data: Any, keys: Sequence[int], *rest: Any, **how: Any) -> list[Trained]:
         trained_together.append(len(keys))
-        return real(plan, data, keys, **how)
+        return real(plan, data, keys, *rest, **how)
 
     monkeypatch.setattr(arms, "train", noted)
     for side_by_side in (1, 3):
@@ -170,9 +170,11 @@ def test_the_test_part_is_read_after_all_training_and_once_per_network(
     story: list[str] = []
     real_train, real_score = arms.train, Task.score_on
 
-    def noted_train(plan: Plan, data: Any, keys: Sequence[int], **how: Any) -> list[Trained]:
+    def noted_train(
+        plan: Plan, data: Any, keys: Sequence[int], *rest: Any, **how: Any
+    ) -> list[Trained]:
         story.extend(["train"] * len(keys))
-        return real_train(plan, data, keys, **how)
+        return real_train(plan, data, keys, *rest, **how)
 
     def noted_score(*args: Any) -> float:
         story.append("test")

@@ -9,7 +9,7 @@ from esper.api.checks import checked
 from esper.api.controllers import check_script, find_controller, load_policy
 from esper.api.explaining import explain
 from esper.api.growing import grow
-from esper.api.grown import Grown, load
+from esper.api.grown import Grown, load, save_network
 from esper.api.lessons import imitate, learn_offline, record
 from esper.api.policies import export_policy
 from esper.api.shaping import Shape, shape
@@ -43,6 +43,7 @@ __all__ = [
     "one_thread",
     "record",
     "resume_ppo",
+    "save_network",
     "shape",
     "train_ppo",
     "warn_of_another_task",

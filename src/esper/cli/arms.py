@@ -6,6 +6,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from esper.cli.printing import ONLY_PRINTING
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -56,7 +58,8 @@ class Arms:
 
     def config(self, label: str) -> dict[str, Any]:
         out = str(self.settings.folder)
-        return {**asdict(self.settings), "steps": self.steps, "out": out, "arm": label}
+        given = {k: v for k, v in asdict(self.settings).items() if k not in ONLY_PRINTING}
+        return {**given, "steps": self.steps, "out": out, "arm": label}
 
     def track(self, label: str) -> "Sequence[Recorder]":
         """Who is to be told of an arm besides its record."""

@@ -1,10 +1,12 @@
 """`esper evaluate`: compare controllers on paired keys."""
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from esper.cli.options import option
+from esper.cli.printing import AS_JSON, QUIET, consoles
 from esper.cli.tracking import TRACK, check_track, open_tracker
 from esper.leyline import ConfigError
 from esper.leyline.constants import MOST_COUNT, MOST_KEY
@@ -61,6 +63,8 @@ class EvaluateSettings:
     population: str = option("auto", "How hosts are trained: looped, fused, auto or measure.")
     precision: str = option("fp32", "In what hosts compute while they train: fp32 or bf16.")
     track: str | None = option(None, TRACK)
+    quiet: bool = option(False, QUIET)
+    json: bool = option(False, AS_JSON)
 
 
 def evaluate(settings: EvaluateSettings) -> None:
@@ -79,8 +83,6 @@ def evaluate(settings: EvaluateSettings) -> None:
       esper evaluate --task digits --scenario trained --extra 0.1,0.3,1.0 --tune
     """
     # Everything that can be wrong is found before the first trial.
-    from rich.console import Console
-
     from esper.api import find_controller, one_thread
     from esper.observatory import (
         PhaseProgress,
@@ -123,7 +125,7 @@ def evaluate(settings: EvaluateSettings) -> None:
     data = task.load(data_root())
     before = None if load_before is None else load_before(data_root())
     out = Path(settings.out or f"runs/evaluate-{settings.task}")
-    console = Console()
+    console, result = consoles(settings.quiet, settings.json)
 
     def tell(label: str, run: "Run") -> None:
         if not console.is_terminal:
@@ -141,7 +143,9 @@ def evaluate(settings: EvaluateSettings) -> None:
                 folder=out,
                 tell=tell,
             )
-        show_report(console, report)
+        show_report(result, report)
+        if settings.json:
+            print(json.dumps(report.as_dict()))
         for path in (*write_evaluation(out, report.as_dict()), write_report(out)):
             say(console, str(path), whole=True)
         if settings.track is not None:

@@ -1,5 +1,6 @@
 """`esper grow`: run the arms, compare them on test data, draw the growth."""
 
+import json
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -8,6 +9,7 @@ from typing import TYPE_CHECKING, Literal, cast
 
 from esper.cli.arms import Arms
 from esper.cli.options import option
+from esper.cli.printing import AS_JSON, QUIET, consoles
 from esper.cli.rescue import CONTINUE, COOLED, HOST, SCRATCH, rescue
 from esper.cli.retraining import ANEW, RANDOM, UNIFORM, retrain
 from esper.cli.tracking import TRACK, check_track
@@ -67,6 +69,8 @@ class GrowSettings:
     )
     compare: bool = option(True, "Also train the host alone, and the grown topology from scratch.")
     track: str | None = option(None, TRACK)
+    quiet: bool = option(False, QUIET)
+    json: bool = option(False, AS_JSON)
 
     @property
     def folder(self) -> Path:
@@ -94,8 +98,6 @@ def grow(settings: GrowSettings) -> None:
     """
     began = time.time()
     # Everything that can be wrong is found before the first epoch.
-    from rich.console import Console
-
     from esper.api import check_script, find_controller, warn_of_another_task
     from esper.growth import default_catalogue
     from esper.observatory import say, write_report
@@ -115,7 +117,7 @@ def grow(settings: GrowSettings) -> None:
         schedule=task.schedule,
     )
     data = task.load(data_root())
-    recipe, console = task.recipe(data), Console()
+    recipe, (console, _) = task.recipe(data), consoles(settings.quiet, settings.json)
     check_script(controller, make_env(recipe, [settings.key], rules).population.template)
     warn_of_another_task(controller, task.name)
     with Arms(console, settings, data, steps, began) as arms:
@@ -191,12 +193,15 @@ def _conclude(arms: "Arms", task: "Task", bills: "Mapping[str, int] | None" = No
     arms.conclude(rows)
     outcome, seeds = trained["grown"].outcome, rows[labels.index("grown")]["seeds"]
     console.print()
-    console.print(summary_table(rows, score))
+    _, result = consoles(settings.quiet, settings.json)
+    result.print(summary_table(rows, score))
     if seeds:
-        console.print()
-        console.print(seeds_table(seeds, score))
-    console.print()
-    say(console, growth_in_words(asdict(outcome), seeds))
+        result.print()
+        result.print(seeds_table(seeds, score))
+    result.print()
+    say(result, growth_in_words(asdict(outcome), seeds))
+    if settings.json:
+        print(json.dumps({"out": str(out), "arms": rows}))
     if outcome.steps > 0 and outcome.best_step >= 0:
         title = f"{task.name}, {outcome.controller}, key {settings.key}"
         say(console, f"picture  {draw_growth(out, title, others)}", whole=True)

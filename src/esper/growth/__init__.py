@@ -46,6 +46,7 @@ from esper.growth.lifecycle import (
     tick,
 )
 from esper.growth.optimizer import (
+    SLOT_KEY,
     add_slot_groups,
     forget,
     group_settings,
@@ -87,6 +88,7 @@ __all__ = [
     "GROWING",
     "NOOP",
     "SAVED_BESIDE",
+    "SLOT_KEY",
     "WIDENINGS",
     "BlueprintCatalogue",
     "BlueprintSpec",

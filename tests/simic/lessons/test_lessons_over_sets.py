@@ -58,7 +58,7 @@ def test_they_are_the_episodes_of_a_flat_network_seen_otherwise(tmp_path: Path) 
 
 def test_a_clone_does_what_its_teacher_did() -> None:
     pupil = state()
-    config = CloningConfig(epochs=25, learning_rate=1e-2)
+    config = CloningConfig(epochs=60, learning_rate=1e-2)
     report = clone(pupil.agent.network, pupil.observations, recorded(), config)
     assert report.loss < 0.5 * report.first_loss
     assert report.held_out.acting == 1.0

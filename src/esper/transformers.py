@@ -1,0 +1,357 @@
+"""Growth inside a Trainer of Hugging Face.
+
+grow = esper.transformers.GrowCallback(slots=["bert.encoder.layer.0"])
+Trainer(model, args, train_dataset=train, eval_dataset=val, callbacks=[grow]).train()
+grow.export().save_pretrained("grown")
+"""
+
+import os
+import warnings
+from collections.abc import Callable, Mapping
+from inspect import signature
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import nn
+
+from esper.api import Body, attach, list_slots, save_network
+from esper.growth import (
+    SAVED_BESIDE,
+    SLOT_KEY,
+    BlueprintCatalogue,
+    SlotChoice,
+    default_catalogue,
+    evaluating,
+)
+from esper.leyline import ConfigError, EsperWarning, ForgottenCallError, PackageMissingError
+
+try:
+    import accelerate  # noqa: F401  (a Trainer cannot be made without it)
+    from transformers import EvalPrediction, TrainerCallback
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    from transformers.trainer_pt_utils import find_batch_size, nested_concat, nested_numpify
+    from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+    from transformers.utils.generic import find_labels
+except ModuleNotFoundError:
+    raise PackageMissingError("esper.transformers needs transformers", "transformers") from None
+
+GROWTH = "esper.pt"  # in the folder of a checkpoint, beside optimizer.pt
+
+
+class GrowCallback(TrainerCallback):
+    """Grows a model while a Trainer trains it; every evaluation is a step.
+
+    `slots` are names of modules, as for `esper.attach`, and so are `options` (`controller`,
+    `budget`, `key`, ...). `monitor` is a metric of the evaluation, better when lower if it is a
+    loss (`mode` says otherwise). To see what a seed contributes, the evaluation is run again
+    without it: for any metric but `eval_loss` that takes the Trainer's `compute_metrics`, or
+    `evaluate(model)`, which gives the metric. `example` is one batch (default: of the training
+    data), `steps` the number of evaluations (default: what the arguments come to). `seed_lr` and
+    `seed_weight_decay` are for seeds; their gradients are clipped by `max_grad_norm`, too.
+
+    After training the model is at its best epoch. Checkpoints hold the growth, and the Trainer
+    goes on with it; `resume_from` is the checkpoint, if it is not in `output_dir`. Raises
+    ConfigError for what cannot work.
+    """
+
+    def __init__(
+        self,
+        slots: SlotChoice,
+        monitor: str = "eval_loss",
+        *,
+        mode: Literal["max", "min"] | None = None,
+        compute_metrics: Callable[[EvalPrediction], Mapping[str, float]] | None = None,
+        evaluate: Callable[[nn.Module], float] | None = None,
+        example: Any = None,
+        steps: int | None = None,
+        seed_lr: float | None = None,
+        seed_weight_decay: float | None = None,
+        resume_from: str | Path | None = None,
+        **options: Any,
+    ) -> None:
+        if mode not in (None, "max", "min"):
+            raise ConfigError(f"mode must be 'max' or 'min', got {mode!r}")
+        if not isinstance(monitor, str):
+            raise ConfigError(f"monitor must be the name of a metric, got {type(monitor).__name__}")
+        if monitor != "eval_loss" and compute_metrics is None and evaluate is None:
+            raise ConfigError(
+                f"{monitor} cannot be measured without a seed; give compute_metrics=, the function "
+                "that the Trainer has, or evaluate=, a function of the model"
+            )
+        self.slots, self.monitor = slots, monitor
+        self.sign = (
+            -1.0 if (mode or ("min" if monitor.endswith("loss") else "max")) == "min" else 1.0
+        )
+        self.compute_metrics, self.evaluate = compute_metrics, evaluate
+        self.example, self.steps, self.options = example, steps, options
+        self.seed_settings = {"seed_lr": seed_lr, "seed_weight_decay": seed_weight_decay}
+        self.resume_from = resume_from
+        self.body: Body | None = None
+        self._training = self._repeated = self._counted = self._by_own_look = False
+        self._missing: str | None = None
+        self._loader: Any = None
+
+    def export(self) -> nn.Module:
+        """What has grown as a plain model, with `save_pretrained` and all else that it had."""
+        return self._trained().export()
+
+    def save(self, folder: str | Path) -> Path:
+        """Save the live network for `esper.load(folder, model, blueprints_inside())`."""
+        return save_network(self._trained().model, Path(folder))
+
+    def _trained(self) -> Body:
+        if self.body is None:
+            raise ForgottenCallError("nothing grew: no Trainer has trained with this GrowCallback")
+        return self.body
+
+    def on_train_begin(
+        self, args: Any, state: Any, control: Any, *, model: nn.Module, **parts: Any
+    ) -> None:
+        _check_arguments(args)
+        example = _example(parts["train_dataloader"]) if self.example is None else self.example
+        options = {"layout": _layouts(model, example), "causal": _is_causal(model), **self.options}
+        options.setdefault("blueprints", blueprints_inside())
+        self.body = attach(
+            model,
+            slots=self.slots,
+            example=example,
+            evaluate=lambda: self._score_again(args, model),
+            steps=self.steps or _evaluations(args, state),
+            **options,
+        )
+        optimizer = getattr(parts["optimizer"], "optimizer", parts["optimizer"])
+        self.body.manage(optimizer, parts["lr_scheduler"], **self.seed_settings)
+        SAVED_BESIDE.add(model)
+        self._training, self._repeated = True, self.evaluate is not None
+        if state.global_step > 0:
+            self._go_on(args, state)
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+        if args.max_grad_norm and (seeds := self._seed_parameters()):
+            nn.utils.clip_grad_norm_(seeds, args.max_grad_norm)
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+        """The Trainer forgets the gradients of the model's own parameters only."""
+        for parameter in self._seed_parameters():
+            parameter.grad = None
+
+    def on_evaluate(
+        self, args: Any, state: Any, control: Any, *, metrics: Mapping[str, float], **parts: Any
+    ) -> None:
+        if not self._training or self.body is None:
+            return
+        if self.monitor not in metrics:
+            # There may be several data sets, each with names of its own.
+            self._missing = ", ".join(metrics)
+            return
+        self._missing, self._loader = None, parts["eval_dataloader"]
+        if self.body.optimizer_steps == 0:
+            return  # before the first step
+        score = self.sign * metrics[self.monitor]
+        if not self._repeated:
+            self._find_way(args, score)
+        self.body.step(self._look(args) if self._by_own_look else score)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+        self._check_monitored()
+
+    def on_save(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+        """Growth goes beside what the Trainer has saved, which is made what it would be without:
+        the Trainer loads it before anybody can tell it that there are seeds."""
+        if self.body is None:
+            return
+        folder = Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
+        begun = self.body.env.situation is not None
+        growth = {"step": state.global_step, "body": self.body.state_dict() if begun else None}
+        _replace(folder / GROWTH, growth)
+        for name, cut in (("optimizer.pt", _cut_optimizer), ("scheduler.pt", self._cut_scheduler)):
+            if (folder / name).is_file():
+                _replace(folder / name, cut(torch.load(folder / name, weights_only=True)))
+
+    def on_train_end(
+        self, args: Any, state: Any, control: Any, *, model: nn.Module, **parts: Any
+    ) -> None:
+        self._check_monitored()
+        self._training = False
+        if self.body is not None and self.body.env.situation is not None:
+            self.body.finish()
+        SAVED_BESIDE.discard(model)
+
+    def _go_on(self, args: Any, state: Any) -> None:
+        assert self.body is not None
+        usual = Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
+        path = Path(self.resume_from or usual) / GROWTH
+        if not path.is_file():
+            raise ConfigError(
+                f"training goes on from step {state.global_step}, and there is no {path} with the "
+                "growth up to there; give the checkpoint's folder as resume_from="
+            )
+        saved = torch.load(path, weights_only=True)
+        if saved["step"] != state.global_step:
+            raise ConfigError(
+                f"{path} is of step {saved['step']}, and training goes on from step "
+                f"{state.global_step}; give the folder of that checkpoint as resume_from="
+            )
+        if saved["body"] is not None:
+            self.body.load_state_dict(saved["body"])
+            self._repeated = True
+
+    def _seed_parameters(self) -> list[nn.Parameter]:
+        if self.body is None:
+            return []
+        network = self.body.model
+        return [p for index, _ in network.each_slot() for p in network.seed_parameters(index)]
+
+    def _cut_scheduler(self, state: dict[str, Any]) -> dict[str, Any]:
+        assert self.body is not None
+        groups = len(self.body.host.managed().param_groups)
+        own = groups - len(self.body.model.sites)
+        per_group = {k for k, v in state.items() if isinstance(v, list) and len(v) == groups}
+        return {k: v[:own] if k in per_group else v for k, v in state.items()}
+
+    def _check_monitored(self) -> None:
+        if self._missing is not None:
+            raise ConfigError(
+                f"the evaluation has no metric {self.monitor!r}; it has {self._missing}"
+            )
+
+    def _score_again(self, args: Any, model: nn.Module) -> float:
+        if self.evaluate is not None:
+            return self.sign * float(self.evaluate(model))
+        found = metrics_again(
+            model, self._loader, args.label_names, self.compute_metrics, counted=self._counted
+        )
+        if self.monitor not in found:
+            raise ConfigError(f"compute_metrics gives no {self.monitor!r}; it gives {list(found)}")
+        return self.sign * found[self.monitor]
+
+    def _look(self, args: Any) -> float:
+        assert self.body is not None
+        with evaluating(self.body.model), torch.random.fork_rng():
+            return self._score_again(args, self.body.model.host)
+
+    def _find_way(self, args: Any, score: float) -> None:
+        """Decisions compare the network with and without a seed, so both must be measured in the
+        same way: the Trainer's, or else our own."""
+        assert self.body is not None
+        self._repeated, found = True, []
+        ways = (False, True) if _takes_count(self.body.model.host) else (False,)
+        for self._counted in ways:
+            found.append(self._look(args))
+            if abs(found[-1] - score) <= 1e-4 * max(1.0, abs(score)):
+                return
+        self._counted, self._by_own_look = False, True
+        warnings.warn(
+            f"the Trainer found {self.monitor} {self.sign * score:.6g}, and a look of our own "
+            f"{self.sign * found[0]:.6g}; growth goes by the latter, unless evaluate=, a function "
+            "of the model, is given",
+            EsperWarning,
+            stacklevel=2,
+        )
+
+
+def blueprints_inside() -> BlueprintCatalogue:
+    """All but those that add to the network's output: these models compute their loss before
+    anybody could."""
+    return BlueprintCatalogue(
+        tuple(spec for spec in default_catalogue().specs if spec.kind != "branch")
+    )
+
+
+@torch.no_grad()
+def metrics_again(
+    model: nn.Module,
+    loader: Any,
+    label_names: list[str] | None,
+    compute_metrics: Callable[[EvalPrediction], Mapping[str, float]] | None,
+    *,
+    counted: bool = False,
+) -> dict[str, float]:
+    """What a Trainer would find on the evaluation data; no callback is told. With `counted` losses
+    are divided by the number of labels, as some Trainers ask of models that take it."""
+    config = getattr(model, "config", None)
+    ignored = {"loss", *getattr(config, "keys_to_ignore_at_inference", ["past_key_values"])}
+    names = label_names or find_labels(type(model))
+    losses, weights = [], []
+    outputs: Any = None
+    labels: Any = None
+    for batch in loader:
+        count = {"num_items_in_batch": batch["labels"].ne(-100).sum()} if counted else {}
+        found = model(**batch, **count)
+        if found.get("loss") is not None:
+            losses.append(float(found["loss"]))
+            weights.append(find_batch_size(batch))
+        if compute_metrics is not None:
+            logits = tuple(v.detach() for k, v in found.items() if k not in ignored)
+            own = tuple(batch[name] for name in names if name in batch)
+            outputs = logits if outputs is None else nested_concat(outputs, logits, -100)
+            labels = own if labels is None else nested_concat(labels, own, -100)
+    metrics = {"eval_loss": float(np.average(losses, weights=weights))} if losses else {}
+    if compute_metrics is not None:
+        outputs, labels = (
+            each[0] if len(each) == 1 else each for each in map(nested_numpify, (outputs, labels))
+        )
+        given = compute_metrics(EvalPrediction(predictions=outputs, label_ids=labels))
+        metrics |= {k if k.startswith("eval_") else f"eval_{k}": float(v) for k, v in given.items()}
+    return metrics
+
+
+def _takes_count(model: nn.Module) -> bool:
+    return any(p.kind == p.VAR_KEYWORD for p in signature(model.forward).parameters.values())
+
+
+def _check_arguments(args: Any) -> None:
+    if args.world_size > 1 or args.n_gpu > 1:
+        raise ConfigError("GrowCallback works on one device; start the training with one")
+    if args.eval_strategy == "no":
+        raise ConfigError(
+            "GrowCallback decides by evaluations, and there are none; set eval_strategy='epoch'"
+        )
+    if args.load_best_model_at_end:
+        raise ConfigError(
+            "load_best_model_at_end would load a model without its seeds; leave it out: the model "
+            "ends at its best evaluation anyway"
+        )
+
+
+def _evaluations(args: Any, state: Any) -> int:
+    if args.eval_strategy == "epoch":
+        return int(np.ceil(state.num_train_epochs))
+    return int(state.max_steps // state.eval_steps)
+
+
+def _example(loader: Any) -> Any:
+    """A batch of two; asking the loader itself would change what it gives later."""
+    with torch.random.fork_rng():
+        data = loader.dataset
+        rows = [data[0], data[1]] if hasattr(data, "__getitem__") else [next(iter(data))] * 2
+        batch = loader.collate_fn(rows)
+    device = getattr(loader, "device", None)
+    return {k: v if device is None else v.to(device) for k, v in batch.items()}
+
+
+def _layouts(model: nn.Module, example: Any) -> dict[str, str]:
+    """These models keep (batch, positions, channels), where they do not say so themselves."""
+    unclear = [slot for slot in list_slots(model, example) if slot.layout == "?"]
+    return {slot.name: "BTC" for slot in unclear if len(slot.shape) == 2}
+
+
+def _is_causal(model: nn.Module) -> bool | None:
+    return True if type(model).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values() else None
+
+
+def _cut_optimizer(state: dict[str, Any]) -> dict[str, Any]:
+    groups = [group for group in state["param_groups"] if SLOT_KEY not in group]
+    own = {index for group in groups for index in group["params"]}
+    return {
+        "state": {index: each for index, each in state["state"].items() if index in own},
+        "param_groups": groups,
+    }
+
+
+def _replace(path: Path, tree: Any) -> None:
+    unfinished = path.with_name(f"{path.name}.unfinished")
+    torch.save(tree, unfinished)
+    os.replace(unfinished, path)
