@@ -101,7 +101,7 @@ def test_the_report_works_in_a_browser(tmp_path: Path):
         for _ in range(6):
             page.keyboard.press("ArrowLeft")
         page.get_by_role("img", name="blocks.0: conv_light blending, alpha 0.60").wait_for()
-        assert page.locator(".u-value").first.inner_text() == "6"
+        page.locator(".u-value", has_text=re.compile("^6$")).first.wait_for()
         page.get_by_role("button", name="Play").click()
         page.get_by_role("img", name="Network at epoch 12").wait_for()
         page.get_by_role("button", name="Play").wait_for()
