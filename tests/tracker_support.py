@@ -1,6 +1,7 @@
 """What trackers were told, read back with their own libraries: points by name, and texts."""
 
 import json
+import time
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -44,11 +45,23 @@ def read_tensorboard(folder: Path, name: str) -> Told:
 
 
 def read_wandb(folder: Path, name: str) -> Told:
+    """Its service may still be writing when a run is finished, so a run is waited for."""
+    for _ in range(100):
+        found = finished_in_wandb(folder, name)
+        if found:
+            break
+        time.sleep(0.1)
+    (told,) = found
+    return told
+
+
+def finished_in_wandb(folder: Path, name: str) -> list[Told]:
     found = []
     for file in sorted(folder.glob("wandb/offline-run-*/run-*.wandb")):
-        told, named = Told(), None
+        told, named, ended = Told(), None, False
         for record in wandb_records(file):
             kind = record.WhichOneof("record_type")
+            ended |= kind == "exit"
             if kind == "run":
                 named = record.run.display_name
                 told.config |= {u.key: json.loads(u.value_json) for u in record.run.config.update}
@@ -63,10 +76,9 @@ def read_wandb(folder: Path, name: str) -> Told:
                 for key, value in items.items():
                     if not key.startswith(("_", "events/")):
                         told.points[key][items["_step"]] = value
-        if named == name:
+        if named == name and ended:
             found.append(told)
-    (told,) = found
-    return told
+    return found
 
 
 def wandb_records(path: Path) -> Iterator[Any]:
