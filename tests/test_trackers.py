@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +161,8 @@ def test_the_command_tracks_rounds_and_goes_on(
     run = tmp_path / "run"
     small = ("--envs", "1", "--steps", "1", "--rounds", "2", "--out", str(run))
     assert esper_here(monkeypatch, "train", "ppo", *small, "--track", "tensorboard") == 0
+    # TensorBoard orders its files by the second in which they were begun.
+    time.sleep(1.1)
     more = ("--resume", str(run), "--rounds", "3", "--track", "tensorboard")
     assert esper_here(monkeypatch, "train", "ppo", *more) == 0
     told = read_back("tensorboard", run / "tracked" / "tensorboard", "policy")
@@ -174,6 +177,7 @@ def test_a_run_that_goes_on_replaces_what_came_after(tmp_path: Path) -> None:
         for step in range(first, 4):
             tracker.scalars({"x": value}, step)
         tracker.close()
+        time.sleep(1.1)
     told = read_back("tensorboard", tmp_path, "a")
     assert told.points["x"] == {0: 1.0, 1: 1.0, 2: 5.0, 3: 5.0}
 
