@@ -22,12 +22,12 @@ import torch
 
 from esper.growth import default_catalogue
 from esper.leyline import ActionMasks, LifecycleOp
-from esper.simic.agent import PPOAgent, action_draws, play_round
+from esper.simic.agent import PPOAgent, action_draws
 from esper.simic.training import Space, load_config, new_state
 from esper.tamiyo import SetLayout, Situation, make_controller
 from esper.tamiyo.policy.set_features import FITS, PRESENT
 from esper.tolaria import TrialRules, data_root, find_task, make_env
-from ppo_update import ENVS, EPOCHS, MINIBATCHES, STEPS, Theirs, cpu_time
+from ppo_update import ENVS, EPOCHS, MINIBATCHES, STEPS, Ours, Theirs, cpu_time
 
 ACTING, SLOTS, DECISIONS = 64, 3, 40
 NAMES = default_catalogue().names
@@ -77,22 +77,13 @@ class Noise:
         return seen
 
 
-class Ours:
-    """An agent that acts for 64 environments, and learns from 16 episodes."""
+class ActsForMore(Ours):
+    """Learns from 16 episodes, and acts for 64 environments."""
 
     def __init__(self, kind: str) -> None:
-        self.agent = new_agent(kind)
-        self.acting = Noise(self.agent, ACTING)
-        self.env, self.buffer = Noise(self.agent, ENVS), self.agent.new_buffer(ENVS, STEPS)
-        self.draws, self.more = (action_draws(0, 0, n, STEPS) for n in (ENVS, ACTING))
-        self.collect()
-
-    def collect(self) -> None:
-        play_round(self.agent, self.env, self.buffer, 0, self.draws)
-
-    def update(self) -> None:
-        metrics = self.agent.update(self.buffer, torch.Generator().manual_seed(0))
-        assert metrics.optimizer_steps == EPOCHS * MINIBATCHES
+        agent = new_agent(kind)
+        super().__init__(agent, Noise(agent, ENVS))
+        self.acting, self.more = Noise(agent, ACTING), action_draws(0, 0, ACTING, STEPS)
 
     def act(self) -> None:
         observation, masks = self.acting.reset(0)
@@ -127,7 +118,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     repeats = parser.parse_args().repeats
     torch.set_num_threads(1)
-    ours = {kind: Ours(kind) for kind in ("flat", "set")}
+    ours = {kind: ActsForMore(kind) for kind in ("flat", "set")}
     width = ours["set"].agent.network.config.lstm_hidden_dim
     theirs = {"sb3": Theirs(False, width), "sb3_shared_lstm": Theirs(True, width)}
     seen = situation()

@@ -25,6 +25,7 @@ from esper.simic.agent import (
     NetworkConfig,
     PPOAgent,
     PPOConfig,
+    VectorEnv,
     action_draws,
     play_round,
 )
@@ -82,12 +83,16 @@ class OneNoise(gymnasium.Env):
         return self.np_random.normal(size=OBS).astype(np.float32)
 
 
+def new_agent() -> PPOAgent:
+    sizes = NetworkConfig(OBS, SLOTS, BLUEPRINTS, lstm_hidden_dim=HIDDEN)
+    config = PPOConfig(epochs=EPOCHS, minibatches=MINIBATCHES, target_kl=None)
+    return PPOAgent(FactoredRecurrentActorCritic(sizes), config)
+
+
 class Ours:
-    def __init__(self) -> None:
-        sizes = NetworkConfig(OBS, SLOTS, BLUEPRINTS, lstm_hidden_dim=HIDDEN)
-        config = PPOConfig(epochs=EPOCHS, minibatches=MINIBATCHES, target_kl=None)
-        self.agent = PPOAgent(FactoredRecurrentActorCritic(sizes), config)
-        self.env, self.buffer = Noise(), self.agent.new_buffer(ENVS, STEPS)
+    def __init__(self, agent: PPOAgent, env: VectorEnv) -> None:
+        self.agent, self.env = agent, env
+        self.buffer = agent.new_buffer(ENVS, STEPS)
         self.draws = action_draws(0, 0, ENVS, STEPS)
         self.collect()
 
@@ -156,7 +161,11 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     repeats = parser.parse_args().repeats
     torch.set_num_threads(1)
-    sides = {"ours": Ours(), "theirs": Theirs(False), "theirs_shared": Theirs(True)}
+    sides = {
+        "ours": Ours(new_agent(), Noise()),
+        "theirs": Theirs(False),
+        "theirs_shared": Theirs(True),
+    }
     update: dict[str, list[float]] = {name: [] for name in sides}
     act: dict[str, list[float]] = {name: [] for name in sides}
     for repeat in range(repeats + 1):

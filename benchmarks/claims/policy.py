@@ -35,19 +35,12 @@ from common import (
 )
 from esper.api import find_controller
 from esper.proof import FamilyTrial, family_trials
-from esper.tamiyo import Controller, HeuristicConfig, HeuristicController, TrialPlan
+from esper.tamiyo import Controller
 from esper.tolaria import DataSplits, Member, data_root, find_family
-from rule import KINDS, Plant
+from rule import KINDS, Plant, by_trial
 
 STATIC, RANDOM, FIXED, ORACLE, LEARNED = "static", "random", "fixed", "oracle", "learned"
 TRIAL, HEURISTIC = "heuristic:trial", "heuristic"
-
-
-def by_trial(kinds: tuple[str, ...]) -> HeuristicController:
-    """As it ships but for short trials, which the budget pays for."""
-    controller = HeuristicController(HeuristicConfig("trial", blueprints_to_try=kinds))
-    controller.trial_plan = TrialPlan(kinds, steps=12, batch=16, val_samples=128)
-    return controller
 
 
 def candidates(member: Member, kinds: Sequence[str]) -> list[tuple[int, str]]:

@@ -88,10 +88,10 @@ class Plant:
         return actions
 
 
-def by_trial() -> HeuristicController:
+def by_trial(kinds: tuple[str, ...] = KINDS) -> HeuristicController:
     """As it ships but for short trials, which the budget pays for."""
-    controller = HeuristicController(HeuristicConfig("trial", blueprints_to_try=KINDS))
-    controller.trial_plan = TrialPlan(KINDS, steps=12, batch=16, val_samples=128)
+    controller = HeuristicController(HeuristicConfig("trial", blueprints_to_try=kinds))
+    controller.trial_plan = TrialPlan(kinds, steps=12, batch=16, val_samples=128)
     return controller
 
 

@@ -113,7 +113,7 @@ class Grow(Callback):
             self.body.step(score)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self.body is not None and self.body.env.situation is not None:
+        if self.body is not None and self.body.begun:
             self.body.finish()
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -128,8 +128,7 @@ class Grow(Callback):
             self.body.close()
 
     def state_dict(self) -> dict[str, Any]:
-        grown = self.body is not None and self.body.env.situation is not None
-        return self.body.state_dict() if grown and self.body is not None else {}
+        return self.body.state_dict() if self.body is not None and self.body.begun else {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Lightning restores callbacks before there is an optimiser, so growth waits for that."""

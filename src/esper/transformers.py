@@ -163,8 +163,8 @@ class GrowCallback(TrainerCallback):
         if self.body is None:
             return
         folder = Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
-        begun = self.body.env.situation is not None
-        growth = {"step": state.global_step, "body": self.body.state_dict() if begun else None}
+        saved = self.body.state_dict() if self.body.begun else None
+        growth = {"step": state.global_step, "body": saved}
         _replace(folder / GROWTH, growth)
         for name, cut in (("optimizer.pt", _cut_optimizer), ("scheduler.pt", self._cut_scheduler)):
             if (folder / name).is_file():
@@ -175,7 +175,7 @@ class GrowCallback(TrainerCallback):
     ) -> None:
         self._check_monitored()
         self._training = False
-        if self.body is not None and self.body.env.situation is not None:
+        if self.body is not None and self.body.begun:
             self.body.finish()
         SAVED_BESIDE.discard(model)
 

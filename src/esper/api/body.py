@@ -98,6 +98,11 @@ class Body:
         return self.host.network
 
     @property
+    def begun(self) -> bool:
+        """Has there been a first score? Before it there is nothing to save or to finish."""
+        return self.env.situation is not None
+
+    @property
     def history(self) -> list[dict[str, Any]]:
         return self.recorder.rows
 
@@ -287,7 +292,7 @@ class Body:
         return args, {**kwargs, "closure": observed}
 
     def _check_stepped(self) -> None:
-        if self.env.situation is None:
+        if not self.begun:
             raise ForgottenCallError("nothing grew: body.step(score) was never called")
 
     def _check_calls(self) -> None:

@@ -11,6 +11,7 @@ from esper.growth import count_params, seed_costs
 from esper.leyline import ConfigError, History, Recorder
 from esper.tamiyo import Controller, GivesReasons, Situation, StaticController
 from esper.tolaria import (
+    SETTLING_EVALUATIONS,
     TRAINING_COST,
     DataSplits,
     LoopedPopulation,
@@ -19,12 +20,11 @@ from esper.tolaria import (
     Topology,
     Trained,
     TrialRules,
+    host_rules,
     make_env,
 )
 from esper.tolaria import train as train_networks
 
-# A run ends with two evaluations: of the network at its best, and of what is kept of it.
-SETTLING_EVALUATIONS = 2
 DO_NOTHING = StaticController()
 
 
@@ -117,10 +117,8 @@ def static_plan(
 
 
 def host_plan(task: Task, steps: int, population: PopulationKind = "looped") -> Plan:
-    """A host trained to its end, not to its best: one that has learnt all it could is what there is
-    to rescue."""
-    plan = static_plan(task, steps, population=population)
-    return replace(plan, rules=replace(plan.rules, keep_best=False))
+    """A host trained to its end: what there is to rescue."""
+    return Plan(task, DO_NOTHING, host_rules(steps, task.schedule, population))
 
 
 def host_size(task: Task, data: DataSplits, topology: Topology = ()) -> tuple[int, int]:

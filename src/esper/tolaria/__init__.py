@@ -55,10 +55,12 @@ if TYPE_CHECKING:
     from esper.tolaria.transition import Transition
     from esper.tolaria.trial import (
         RESCUE,
+        SETTLING_EVALUATIONS,
         Topology,
         Trained,
         TrialRules,
         act,
+        host_rules,
         make_env,
         play,
         settle,
@@ -68,7 +70,6 @@ if TYPE_CHECKING:
 
 # Loaded on first use: the data catalogue has to answer without waiting for torch.
 _HOMES = {
-    "RESCUE": "trial",
     "Advice": "verdict",
     "Attribution": "attribution",
     "Budget": "garden",
@@ -99,8 +100,10 @@ _HOMES = {
     "PopulationChoice": "choice",
     "PopulationKind": "choice",
     "Precision": "recipe",
+    "RESCUE": "trial",
     "RateSchedule": "schedule",
     "SCORES": "objectives",
+    "SETTLING_EVALUATIONS": "trial",
     "TRAINING_COST": "garden",
     "Task": "tasks",
     "TensorSource": "batches",
@@ -127,6 +130,7 @@ _HOMES = {
     "find_family": "families",
     "find_objective": "objectives",
     "find_task": "tasks",
+    "host_rules": "trial",
     "hosts_of": "families",
     "load_cycle_state": "resuming",
     "make_env": "trial",

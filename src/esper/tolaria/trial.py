@@ -91,6 +91,9 @@ class TrialRules:
         return LifecycleRules(self.steps, self.incubation)
 
 
+# A run ends with two evaluations: of the network at its best, and of what is kept of it.
+SETTLING_EVALUATIONS = 2
+
 # How a network that arrives trained is grown; `steps` is for the caller to say.
 RESCUE = TrialRules(
     steps=1,
@@ -99,6 +102,16 @@ RESCUE = TrialRules(
     cooling=True,
     schedule=RateSchedule(warmup=0.1, decay=0.5),
 )
+
+
+def host_rules(
+    steps: int, schedule: RateSchedule | None, population: PopulationKind = "looped"
+) -> TrialRules:
+    """Of a host that is trained to its end, not to its best: one that has learnt all it could is
+    what there is to grow. Nothing grows meanwhile, so nobody pays for counterfactuals."""
+    return TrialRules(
+        steps, counterfactuals=False, keep_best=False, population=population, schedule=schedule
+    )
 
 
 @dataclass(frozen=True)

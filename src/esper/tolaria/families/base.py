@@ -17,7 +17,7 @@ from esper.tolaria.data.splits import DataSplits
 from esper.tolaria.garden import TRAINING_COST
 from esper.tolaria.recipe import HostRecipe, Precision
 from esper.tolaria.tasks.base import Task, block_slots
-from esper.tolaria.trial import RESCUE, TrialRules
+from esper.tolaria.trial import RESCUE, SETTLING_EVALUATIONS, TrialRules
 
 Shape = tuple[int, ...]
 Range = tuple[int, int]  # least and most
@@ -29,7 +29,6 @@ _FIFTHS: tuple[Split, ...] = ("train", "train", "train", "validation", "test")
 SIZES: Mapping[Split, int] = {"train": 128, "validation": 24, "test": 24}
 # A small range holds fewer different members than are asked for; so many draws are enough to know.
 MOST_DRAWS = 200
-SETTLING_EVALUATIONS = 2
 
 
 @dataclass(frozen=True, eq=False)

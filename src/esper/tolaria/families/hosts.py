@@ -23,7 +23,7 @@ from esper.tolaria.data.splits import DataSplits
 from esper.tolaria.families.base import Member
 from esper.tolaria.fused import why_not_fused
 from esper.tolaria.recipe import HostRecipe, Precision, new_network
-from esper.tolaria.trial import TrialRules, make_env, play, train
+from esper.tolaria.trial import TrialRules, host_rules, make_env, play, train
 
 log = logging.getLogger("esper")
 
@@ -78,14 +78,7 @@ def _make(member: Member, data: DataSplits, precision: Precision) -> MemberHosts
     weights, cost = None, None
     if member.start == "trained":
         task = member.task
-        # To the end, not to the best: a host that has learnt all it could is what there is to grow.
-        rules = TrialRules(
-            task.steps,
-            counterfactuals=False,
-            keep_best=False,
-            population=population,
-            schedule=task.schedule,
-        )
+        rules = host_rules(task.steps, task.schedule, population)
         trained = train(recipe, keys, rules, StaticController(), task=task.name, attribute=False)
         if any(each.outcome.ended == "interrupted" for each in trained):
             raise KeyboardInterrupt
