@@ -16,12 +16,13 @@ class RecordSettings:
         "random", "Who decides: a controller, or the folder of a training run."
     )
     task: str = option("digits", "What the hosts learn; see `esper tasks`.")
+    family: str | None = option(None, "Draw hosts from this family, which has a task of its own.")
     episodes: int = option(64, "How many episodes to record.", min=2, max=MOST_COUNT)
     steps: int | None = option(
         None, "Decisions per episode; each task has its default.", min=1, max=MOST_COUNT
     )
-    network: str = option(
-        "flat", "Which policy is to learn from them: flat, or set, which fits any slots."
+    network: str | None = option(
+        None, "Which policy is to learn from them: flat, or set, which fits any slots."
     )
     key: int = option(0, "Same key, same result.", min=0, max=MOST_KEY)
     out: str | None = option(None, "Folder. Default: runs/recorded-TASK-KEY.")
@@ -45,8 +46,9 @@ class OfflineSettings:
         ..., "Run with recorded episodes; may be given more than once."
     )
     task: str = option("digits", "What the hosts learn; see `esper tasks`.")
+    family: str | None = option(None, "The family that the episodes are of.")
     expectile: float = option(0.9, "0.5: as good as the recorder; towards 1: the best it did.")
-    beta: float = option(5.0, "How strongly to prefer what was better than usual.")
+    beta: float = option(5.0, "How strongly to prefer what was better than usual; 0: all alike.")
     key: int = option(0, "Same key, same result.", min=0, max=MOST_KEY)
     out: str | None = option(None, "Folder for the policy. Default: runs/offline-TASK-KEY.")
     overwrite: bool = option(False, "Replace a run that is already there.")
@@ -63,7 +65,7 @@ def record(settings: RecordSettings) -> None:
     from esper.observatory import PhaseProgress, say
     from esper.simic.lessons import FILE
 
-    console, out = Console(), settings.out or f"runs/recorded-{settings.task}-{settings.key}"
+    console, out = Console(), settings.out or _default("recorded", settings)
     with PhaseProgress(console) as bar:
         episodes = record(**asdict(replace(settings, out=out)), progress=bar.show)
     say(console, _in_words(episodes))
@@ -86,7 +88,7 @@ def imitate(settings: ImitateSettings) -> None:
     from esper.api import imitate
     from esper.observatory import PhaseProgress, say
 
-    console, out = Console(), settings.out or f"runs/cloned-{settings.task}-{settings.key}"
+    console, out = Console(), settings.out or _default("cloned", settings)
     given = asdict(replace(settings, out=out))
     with PhaseProgress(console) as bar:
         episodes, report = imitate(given.pop("controller"), **given, progress=bar.show)
@@ -105,13 +107,18 @@ def offline(settings: OfflineSettings) -> None:
     from esper.api import learn_offline
     from esper.observatory import PhaseProgress, say
 
-    console, out = Console(), settings.out or f"runs/offline-{settings.task}-{settings.key}"
+    console, out = Console(), settings.out or _default("offline", settings)
     given = asdict(replace(settings, out=out))
     with PhaseProgress(console) as bar:
         episodes, report = learn_offline(given.pop("episodes"), **given, progress=bar.show)
     say(console, _in_words(episodes))
     say(console, f"The weights leave {report.effective_share:.0%} of the steps in play.")
     say(console, f"policy   {out}", whole=True)
+
+
+def _default(what: str, settings: RecordSettings | OfflineSettings) -> str:
+    hosts = (settings.family or settings.task).replace(":", "-")
+    return f"runs/{what}-{hosts}-{settings.key}"
 
 
 def _in_words(episodes: "Episodes") -> str:

@@ -5,11 +5,11 @@ from esper.simic.lessons.episodes import (
     Episodes,
     join,
     load_episodes,
-    record_episodes,
     save_episodes,
 )
 from esper.simic.lessons.imitation import CloningConfig, CloningReport, clone
 from esper.simic.lessons.offline import OfflineConfig, OfflineReport, learn_offline
+from esper.simic.lessons.recording import Tape, record_episodes
 
 __all__ = [
     "FILE",
@@ -18,6 +18,7 @@ __all__ = [
     "Episodes",
     "OfflineConfig",
     "OfflineReport",
+    "Tape",
     "clone",
     "join",
     "learn_offline",

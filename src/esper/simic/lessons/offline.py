@@ -8,6 +8,7 @@ No action that was not recorded is ever valued, so nothing is made up about it.
 """
 
 import copy
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -32,7 +33,8 @@ class OfflineConfig:
     gamma: float = constants.DEFAULT_GAMMA
     # Which expectile of Q is the value of a state: 0.5 is the recorder's own, 1 the best it did.
     expectile: float = 0.9
-    # How strongly the policy prefers what was better than usual, in deviations of the return.
+    # How strongly the policy prefers what was better than usual, in deviations of the return; with
+    # 0 it imitates all alike.
     beta: float = 5.0
     max_weight: float = 100.0
     # Steps of the optimiser for Q and V, and how many recorded steps each looks at.
@@ -50,12 +52,13 @@ class OfflineConfig:
             ("gamma", 0.0, 1.0),
             ("expectile", 0.5, 1.0),
             ("target_rate", 0.0, 1.0),
+            ("beta", 0.0, math.inf),
         ):
             if not low <= getattr(self, name) <= high:
                 raise ConfigError(
                     f"{name} must lie between {low} and {high}, got {getattr(self, name)}"
                 )
-        for name in ("beta", "max_weight", "learning_rate", "steps", "batch", "width"):
+        for name in ("max_weight", "learning_rate", "steps", "batch", "width"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be positive, got {getattr(self, name)}")
 
