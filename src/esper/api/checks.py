@@ -113,6 +113,7 @@ FLAG = instance("True or False", bool)
 CALLABLE = Rule("callable", callable)
 MEASURED = Rule("one number", _is_measured)
 TASK = instance("a Task", Task)
+ADVANTAGE = one_of("iql", "group")
 NETWORK_KIND = one_of("flat", "set")  # of a policy's network, where that is meant
 
 RULES: dict[str, Rule] = {

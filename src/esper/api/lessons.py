@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from esper.api.checks import NETWORK_KIND, checked
+from esper.api.checks import ADVANTAGE, NETWORK_KIND, checked
 from esper.api.controllers import find_controller
 from esper.api.training import Chosen, one_thread
 from esper.growth import default_catalogue
@@ -18,6 +18,7 @@ from esper.leyline import ConfigError
 from esper.observatory import RunDirectory
 from esper.simic.agent.network import Kind
 from esper.simic.lessons import (
+    Advantage,
     CloningConfig,
     CloningReport,
     Episodes,
@@ -56,6 +57,7 @@ def record(
     out: str | Path,
     task: str = "digits",
     family: str | None = None,
+    group: int | None = None,
     episodes: int = 64,
     steps: int | None = None,
     network: Kind | None = None,
@@ -64,10 +66,10 @@ def record(
     progress: Progress = _silent,
 ) -> Episodes:
     """Episodes of a controller on hosts of a task, or of a family, which then says what the task
-    is; rewarded as PPO is by default. `network` is the kind of policy that is to learn from them;
-    None: flat, of a family set."""
+    is; rewarded as PPO is by default. `group` episodes of a family begin with the same host.
+    `network` is the kind of policy that is to learn from them; None: flat, of a family set."""
     with one_thread():
-        config = _config(task, family, key, network, steps)
+        config = _config(task, family, key, network, steps, group)
         play = _player(controller, config, episodes)
         with _folder(
             out, overwrite, config, "record", controller=controller, episodes=episodes
@@ -82,6 +84,7 @@ def imitate(
     out: str | Path,
     task: str = "digits",
     family: str | None = None,
+    group: int | None = None,
     episodes: int = 64,
     steps: int | None = None,
     epochs: int = 60,
@@ -94,7 +97,7 @@ def imitate(
     it."""
     cloning = CloningConfig(epochs=epochs)
     with one_thread():
-        config = _config(task, family, key, network, steps)
+        config = _config(task, family, key, network, steps, group)
         play, state = _player(teacher, config, episodes), _fresh_state(config)
         with _folder(
             out, overwrite, config, "imitate", controller=teacher, episodes=episodes
@@ -110,22 +113,24 @@ def imitate(
     return lessons, report
 
 
-@checked()
+@checked(advantage=ADVANTAGE)
 def learn_offline(
     runs: Sequence[str | Path],
     *,
     out: str | Path,
     task: str = "digits",
     family: str | None = None,
+    advantage: Advantage = "iql",
     expectile: float = 0.9,
     beta: float = 5.0,
     key: int = 0,
     overwrite: bool = False,
     progress: Progress = _silent,
 ) -> tuple[Episodes, OfflineReport]:
-    """A policy from the recorded episodes of `runs` alone, by implicit Q-learning; with a `beta` of
-    0 it imitates them all alike."""
-    offline = OfflineConfig(expectile=expectile, beta=beta)
+    """A policy from the recorded episodes of `runs` alone, by implicit Q-learning; with the
+    advantage "group" by comparison with episodes that began alike; with a `beta` of 0 it imitates
+    them all alike."""
+    offline = OfflineConfig(advantage, expectile=expectile, beta=beta)
     names = ", ".join(map(str, runs))
     with one_thread():
         lessons = join([load_episodes(run) for run in runs])
@@ -134,7 +139,7 @@ def learn_offline(
         if lessons.space != state.space:
             of = f"task {task!r}" if family is None else f"family {family!r}"
             raise ConfigError(f"the episodes of {names} are of other slots or blueprints than {of}")
-        settings = {"episodes": names, "expectile": expectile, "beta": beta}
+        settings = {"episodes": names, "advantage": advantage, "expectile": expectile, "beta": beta}
         with _folder(out, overwrite, config, "offline", **settings) as run:
             learnt = partial(progress, "learning")
             report = learn(state.agent.network, state.observations, lessons, offline, key, learnt)
@@ -144,11 +149,20 @@ def learn_offline(
 
 
 def _config(
-    task: str, family: str | None, key: int, network: Kind | None, steps: int | None = None
+    task: str,
+    family: str | None,
+    key: int,
+    network: Kind | None,
+    steps: int | None = None,
+    group: int | None = None,
 ) -> TrainingConfig:
     """As PPO has it by default, so that it can go on from here."""
-    given = {"family": family} if family is not None else {"task": task, "envs": SIDE_BY_SIDE}
-    return load_config(None, given | {"key": key, "network.kind": network, "steps": steps})
+    given: dict[str, Any] = {"key": key, "network.kind": network, "steps": steps, "group": group}
+    if family is None:
+        given |= {"task": task, "envs": SIDE_BY_SIDE}
+    else:
+        given |= {"family": family, "envs": group}
+    return load_config(None, given)
 
 
 def _folder(

@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 from esper.cli.options import option
-from esper.leyline.constants import MOST_COUNT, MOST_KEY
+from esper.leyline.constants import MOST_COUNT, MOST_ENVS, MOST_KEY
 
 if TYPE_CHECKING:
     from esper.simic.lessons import CloningReport, Episodes
@@ -17,6 +17,9 @@ class RecordSettings:
     )
     task: str = option("digits", "What the hosts learn; see `esper tasks`.")
     family: str | None = option(None, "Draw hosts from this family, which has a task of its own.")
+    group: int | None = option(
+        None, "Episodes of a family that begin with the same host; default 8.", min=1, max=MOST_ENVS
+    )
     episodes: int = option(64, "How many episodes to record.", min=2, max=MOST_COUNT)
     steps: int | None = option(
         None, "Decisions per episode; each task has its default.", min=1, max=MOST_COUNT
@@ -47,6 +50,9 @@ class OfflineSettings:
     )
     task: str = option("digits", "What the hosts learn; see `esper tasks`.")
     family: str | None = option(None, "The family that the episodes are of.")
+    advantage: str = option(
+        "iql", "How good an action was: by iql, or against its group, which began alike."
+    )
     expectile: float = option(0.9, "0.5: as good as the recorder; towards 1: the best it did.")
     beta: float = option(5.0, "How strongly to prefer what was better than usual; 0: all alike.")
     key: int = option(0, "Same key, same result.", min=0, max=MOST_KEY)
@@ -98,7 +104,7 @@ def imitate(settings: ImitateSettings) -> None:
 
 
 def offline(settings: OfflineSettings) -> None:
-    """Learn a policy from recorded episodes alone, by implicit Q-learning.
+    """Learn a policy from recorded episodes alone.
 
     Example: esper train offline --episodes runs/recorded --out runs/offline
     """

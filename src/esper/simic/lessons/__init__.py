@@ -8,11 +8,12 @@ from esper.simic.lessons.episodes import (
     save_episodes,
 )
 from esper.simic.lessons.imitation import CloningConfig, CloningReport, clone
-from esper.simic.lessons.offline import OfflineConfig, OfflineReport, learn_offline
+from esper.simic.lessons.offline import Advantage, OfflineConfig, OfflineReport, learn_offline
 from esper.simic.lessons.recording import Tape, record_episodes
 
 __all__ = [
     "FILE",
+    "Advantage",
     "CloningConfig",
     "CloningReport",
     "Episodes",

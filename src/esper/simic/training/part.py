@@ -1,6 +1,5 @@
 """One `GrowthEnv` of a shard: it is stepped, rewarded and settled as one."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -29,12 +28,12 @@ class Part:
         scene: Scene,
         config: TrainingConfig,
         modes: np.ndarray,
-        names: Mapping[str, str],
+        names: tuple[str, str],
         device: str,
         log: RoundLog,
     ) -> None:
-        self.scene, self.config, self.modes, self.names = scene, config, modes, names
-        self.log = log
+        self.scene, self.config, self.modes, self.log = scene, config, modes, log
+        self.task, self.controller = names
         self.told = History()
         self.env = make_env(scene.recipe, scene.keys, scene.rules, self.told, device)
         self.returns = np.zeros(len(scene.keys))
@@ -92,7 +91,7 @@ class Part:
 
     def _settle(self, envs: np.ndarray) -> None:
         if envs.any():
-            settle(self.env, envs, **self.names)
+            settle(self.env, envs, task=self.task, controller=self.controller)
 
     def _name_outcomes(self) -> None:
         """Say in the outcomes what the episodes have earned."""

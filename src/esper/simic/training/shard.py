@@ -25,7 +25,7 @@ class Shard:
 
     def __init__(self, spec: ShardSpec, log: RoundLog) -> None:
         self.config, self.log = spec.config, log
-        self.names = {"task": spec.task.name, "controller": spec.controller}
+        self.names = spec.task.name, spec.controller
         self.envs, self.device, self.num_envs = spec.envs, spec.device, len(spec.envs)
         self.scenery = Scenery(spec)
         self.groups = self.scenery.groups
