@@ -114,6 +114,7 @@ CALLABLE = Rule("callable", callable)
 MEASURED = Rule("one number", _is_measured)
 TASK = instance("a Task", Task)
 ADVANTAGE = one_of("iql", "group")
+FAMILY_NAME = instance("the name of a family", str)
 NETWORK_KIND = one_of("flat", "set")  # of a policy's network, where that is meant
 
 RULES: dict[str, Rule] = {

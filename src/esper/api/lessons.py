@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from esper.api.checks import ADVANTAGE, NETWORK_KIND, checked
+from esper.api.checks import ADVANTAGE, FAMILY_NAME, NETWORK_KIND, checked
 from esper.api.controllers import find_controller
 from esper.api.training import Chosen, one_thread
 from esper.growth import default_catalogue
@@ -50,7 +50,7 @@ def _silent(phase: str, done: int, total: int) -> None:
     pass
 
 
-@checked(network=NETWORK_KIND)
+@checked(network=NETWORK_KIND, family=FAMILY_NAME)
 def record(
     controller: str,
     *,
@@ -77,7 +77,7 @@ def record(
             return play(run, progress)
 
 
-@checked(network=NETWORK_KIND)
+@checked(network=NETWORK_KIND, family=FAMILY_NAME)
 def imitate(
     teacher: str,
     *,
@@ -113,7 +113,7 @@ def imitate(
     return lessons, report
 
 
-@checked(advantage=ADVANTAGE)
+@checked(advantage=ADVANTAGE, family=FAMILY_NAME)
 def learn_offline(
     runs: Sequence[str | Path],
     *,
