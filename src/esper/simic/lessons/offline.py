@@ -52,7 +52,7 @@ class OfflineConfig:
     # How fast the slow copy of Q, which V follows, moves towards Q.
     target_rate: float = 0.01
     # The policy is extracted like a clone; nothing is held out.
-    policy: CloningConfig = field(default_factory=lambda: CloningConfig(epochs=30))
+    policy: CloningConfig = field(default_factory=lambda: CloningConfig(epochs=30, minibatch=32))
 
     def __post_init__(self) -> None:
         for name, low, high in (
