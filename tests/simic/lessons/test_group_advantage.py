@@ -4,12 +4,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from esper.leyline import OP, SLOT, ConfigError, LifecycleOp
 from esper.simic.control import RunningMeanStd
 from esper.simic.lessons.episodes import Episodes
 from esper.simic.lessons.imitation import CloningConfig, Lesson, agreement
-from esper.simic.lessons.offline import OfflineConfig, group_advantages, learn_offline
+from esper.simic.lessons.offline import OfflineConfig, group_weights, learn_offline
 from recorded import SPACE, play_analytic, random_player, small_network
 
 CONFIG = OfflineConfig("group", beta=3.0, policy=CloningConfig(epochs=30, learning_rate=3e-3))
@@ -34,14 +35,12 @@ def bandit(hosts: int = 4, pulls: int = 12) -> Episodes:
     return Episodes(SPACE, observations, **one, rewards=paid[:, None], lengths=lengths)
 
 
-def test_the_advantage_is_what_others_with_the_same_start_did_not_get() -> None:
+def test_the_weights_are_the_softmax_of_each_host() -> None:
     episodes = bandit(hosts=3, pulls=4)
-    found = group_advantages(episodes).reshape(3, 4)
-    by_hand = np.empty((3, 4))
-    for host, returns in enumerate(episodes.returns.reshape(3, 4)):
-        for pull in range(4):
-            by_hand[host, pull] = returns[pull] - np.delete(returns, pull).mean()
-    assert found == pytest.approx(by_hand / by_hand.std())
+    found, returns = (a.reshape(3, 4) for a in (group_weights(episodes, 2.0), episodes.returns))
+    spread = (returns - returns.mean(axis=1, keepdims=True)).std()
+    expected = torch.softmax(torch.from_numpy(2.0 * returns / spread), dim=1)
+    assert found == pytest.approx(4 * expected.numpy())
 
 
 def test_the_best_action_of_each_host_is_learnt_though_hosts_differ_more() -> None:
@@ -50,7 +49,6 @@ def test_the_best_action_of_each_host_is_learnt_though_hosts_differ_more() -> No
     best = episodes.rows(np.flatnonzero(episodes.returns % 50 == 1))
     assert agreement(network, Lesson.of(best, scale)).overall == 1.0
     assert report.q_loss is None
-    assert report.mean_advantage == pytest.approx(0.0, abs=1e-9)
     assert 0.3 < report.effective_share < 0.7, "half of the actions were good"
 
 
@@ -58,8 +56,8 @@ def test_an_episode_without_company_counts_for_nothing() -> None:
     episodes = bandit(hosts=2, pulls=4)
     alone = episodes.observations.copy()
     alone[0] += 1.0
-    found = group_advantages(replace(episodes, observations=alone))
-    assert np.isnan(found[0])
-    assert np.isfinite(found[1:]).all()
+    found = group_weights(replace(episodes, observations=alone), 1.0)
+    assert found[0] == 0.0
+    assert (found[1:] > 0.0).all()
     with pytest.raises(ConfigError, match="no two of these episodes began alike"):
-        group_advantages(episodes.rows(np.array([0, 4])))
+        group_weights(episodes.rows(np.array([0, 4])), 1.0)

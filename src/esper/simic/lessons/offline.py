@@ -1,11 +1,11 @@
-"""A better policy from recorded episodes alone: it imitates the recorded actions, each weighted by
-exp(beta advantage). No action that was not recorded is ever valued, so nothing is made up about it.
+"""A better policy from recorded episodes alone: it imitates the recorded actions, the better ones
+more. No action that was not recorded is ever valued, so nothing is made up about it.
 
-Where the advantage comes from is a choice:
+How much more is a choice:
 
-    iql    implicit Q-learning (Kostrikov et al., 2021): Q - V, where V(s) is an upper expectile of
-           Q(s, a) over the actions that were taken, and Q(s, a) = r + gamma V(s')
-    group  what the episode returned, less the mean of the other episodes that began with the same
+    iql    by exp(beta (Q - V)), from implicit Q-learning (Kostrikov et al., 2021): V(s) is an upper
+           expectile of Q(s, a) over the actions that were taken, and Q(s, a) = r + gamma V(s')
+    group  by the softmax of beta times the returns of all episodes that began with the same
            observation: where hosts differ more than actions do, nothing has to be estimated
 """
 
@@ -80,7 +80,6 @@ class OfflineReport:
     mean_return: float
     value_loss: float | None
     q_loss: float | None
-    mean_advantage: float
     effective_share: float
 
 
@@ -208,12 +207,11 @@ def learn_offline(
     scale.update(decided_on(episodes))
     v_loss = q_loss = None
     if config.advantage == "group":
-        found = group_advantages(episodes)
-        advantages = np.broadcast_to(found[:, None], episodes.valid.shape)[episodes.valid]
+        found = group_weights(episodes, config.beta)
+        weights = np.broadcast_to(found[:, None], episodes.valid.shape)[episodes.valid]
     else:
         advantages, v_loss, q_loss = _iql_advantages(episodes, scale, config, key, progress)
-    known = ~np.isnan(advantages)
-    weights = np.where(known, np.exp(config.beta * advantages).clip(max=config.max_weight), 0.0)
+        weights = np.exp(config.beta * advantages).clip(max=config.max_weight)
     padded = np.zeros(episodes.valid.shape, dtype=np.float32)
     padded[episodes.valid] = weights
     fit(network, Lesson.of(episodes, scale, padded), config.policy, key, lambda epoch: None)
@@ -222,7 +220,6 @@ def learn_offline(
         mean_return=float(episodes.returns.mean()),
         value_loss=v_loss,
         q_loss=q_loss,
-        mean_advantage=float(advantages[known].mean()),
         effective_share=float(weights.sum() ** 2 / (weights**2).sum() / len(weights)),
     )
 
@@ -245,20 +242,23 @@ def _iql_advantages(
     return advantages.numpy(), v_loss, q_loss
 
 
-def group_advantages(episodes: Episodes) -> np.ndarray:
-    """float64 [N], in their own deviations; NaN for an episode that nothing can be compared with.
-    Raises ConfigError if that is so for all."""
+def group_weights(episodes: Episodes, beta: float) -> np.ndarray:
+    """float64 [N]: of the episodes that began alike the softmax of their returns, times how many
+    they are. `beta` is in the deviation of returns from their group's mean. Every group counts as
+    much as it has episodes, and those that differ little stay alike.
+
+    0 for an episode that nothing can be compared with; raises ConfigError if that is so for all.
+    """
     _, start = np.unique(episodes.observations[:, 0], axis=0, return_inverse=True)
     start, returns = start.reshape(-1), episodes.returns
-    others = np.bincount(start)[start] - 1
-    total = np.bincount(start, weights=returns)[start]
-    with np.errstate(invalid="ignore"):
-        found = returns - (total - returns) / others
-    known = others > 0
-    if not known.any():
+    count = np.bincount(start)[start]
+    if not (count > 1).any():
         raise ConfigError(
             "no two of these episodes began alike, so that none can be compared with others; "
             "record them on a family, or keep those of a run with groups"
         )
-    spread = float(found[known].std())
-    return np.where(known, found / (spread if spread > 1e-8 else 1.0), np.nan)
+    ahead = returns - (np.bincount(start, weights=returns)[start] / count)
+    spread = float(ahead[count > 1].std())
+    weights = np.exp(beta * ahead / (spread if spread > 1e-8 else 1.0))
+    share = weights / np.bincount(start, weights=weights)[start]
+    return np.where(count > 1, count * share, 0.0)
