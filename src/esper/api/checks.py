@@ -18,7 +18,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from esper.growth import BlueprintCatalogue, GrownModule
 from esper.leyline import ConfigError, shortened
-from esper.leyline.constants import MOST_COUNT, MOST_KEY
+from esper.leyline.constants import MOST_COUNT, MOST_ENVS, MOST_KEY
 from esper.simic.training import Hooks, TrainingConfig
 from esper.tolaria import Budget, Family, Task
 
@@ -113,11 +113,11 @@ FLAG = instance("True or False", bool)
 CALLABLE = Rule("callable", callable)
 MEASURED = Rule("one number", _is_measured)
 TASK = instance("a Task", Task)
-ADVANTAGE = one_of("iql", "group")
 FAMILY_NAME = instance("the name of a family", str)
 NETWORK_KIND = one_of("flat", "set")  # of a policy's network, where that is meant
 
 RULES: dict[str, Rule] = {
+    "advantage": one_of("iql", "group"),
     "arm": instance("the name of an arm", str),
     "averaged": instance("an AveragedModel of torch.optim.swa_utils", AveragedModel),
     "batches_per_epoch": whole(1, MOST_COUNT),
@@ -142,6 +142,7 @@ RULES: dict[str, Rule] = {
     "expectile": Rule("a number from 0.5 to 1", lambda v: is_number(v) and 0.5 <= v <= 1.0),
     "extra": positive(),
     "family": instance("a Family", Family),
+    "group": whole(1, MOST_ENVS),
     "forward": Rule("a callable of (model, input)", callable),
     "hooks": instance("a Hooks", Hooks),
     "incubation": one_of("isolated", "joint"),

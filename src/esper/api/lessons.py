@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from esper.api.checks import ADVANTAGE, FAMILY_NAME, NETWORK_KIND, checked
+from esper.api.checks import FAMILY_NAME, NETWORK_KIND, checked
 from esper.api.controllers import find_controller
 from esper.api.training import Chosen, one_thread
 from esper.growth import default_catalogue
@@ -113,7 +113,7 @@ def imitate(
     return lessons, report
 
 
-@checked(advantage=ADVANTAGE, family=FAMILY_NAME)
+@checked(family=FAMILY_NAME)
 def learn_offline(
     runs: Sequence[str | Path],
     *,
@@ -130,7 +130,7 @@ def learn_offline(
     """A policy from the recorded episodes of `runs` alone, by implicit Q-learning; with the
     advantage "group" by comparison with episodes that began alike; with a `beta` of 0 it imitates
     them all alike."""
-    offline = OfflineConfig(advantage, expectile=expectile, beta=beta)
+    offline = OfflineConfig(advantage=advantage, expectile=expectile, beta=beta)
     names = ", ".join(map(str, runs))
     with one_thread():
         lessons = join([load_episodes(run) for run in runs])
