@@ -2,6 +2,7 @@
 
 from esper.simic.lessons.episodes import (
     FILE,
+    SIDE_BY_SIDE,
     Episodes,
     join,
     load_episodes,
@@ -13,6 +14,7 @@ from esper.simic.lessons.offline import OfflineConfig, OfflineReport, learn_offl
 
 __all__ = [
     "FILE",
+    "SIDE_BY_SIDE",
     "CloningConfig",
     "CloningReport",
     "Episodes",
