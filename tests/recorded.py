@@ -37,9 +37,7 @@ def play_analytic(act: Act, envs: int, key: int) -> Episodes:
         **stacked,
         actions=np.stack(done, axis=1),
         rewards=np.stack(earned, axis=1).astype(np.float64),
-        scores=np.zeros((envs, analytic.HORIZON + 1)),
         lengths=np.full(envs, analytic.HORIZON),
-        terminated=np.ones(envs, dtype=bool),
     )
 
 

@@ -1,12 +1,23 @@
-"""benchmarks/remedies.py: the arms differ by their remedies, and are measured on unseen hosts."""
+"""benchmarks/remedies.py: the arms differ by their remedies, learn from recorded hosts, and are
+measured on hosts of other shapes."""
 
 from argparse import Namespace
-from dataclasses import fields
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
 
 import remedies
-from esper.tolaria import find_family
+from esper.growth import default_catalogue
+from esper.leyline import BLUEPRINT, OP, SLOT, ConfigError, LifecycleOp, draw_key
+from esper.simic.lessons import Episodes
+from esper.simic.training import Space
+from replayed import Replayed, Table
 
-GIVEN = Namespace(family="digits:trained", rounds=3, envs=8, group=4, network="set")
+GIVEN = Namespace(family="digits:trained", rounds=30, envs=64, group=8)
+SPACE = Space.of(2, default_catalogue().names[:2], "set")
+HOSTS, CANDIDATES = 40, 4
 
 
 def test_arms_differ_from_none_by_their_settings_only():
@@ -22,8 +33,81 @@ def test_arms_differ_from_none_by_their_settings_only():
     assert len(changed["all"]) == 4
 
 
-def test_trainings_are_measured_on_hosts_of_the_validation_split():
-    family = find_family("digits:trained")
-    unseen = remedies.OnValidation(**{f.name: getattr(family, f.name) for f in fields(family)})
-    drawn = {unseen.episode("train", key)[0].split for key in range(20)}
-    assert drawn == {"validation"}
+@cache
+def recorded() -> Episodes:
+    """Hosts whose narrower slot pays; each candidate once, and waiting."""
+    count = HOSTS * (CANDIDATES + 1)
+    host, pull = np.divmod(np.arange(count), CANDIDATES + 1)
+    names = SPACE.names(["a", "b"])
+    column = {name: number for number, name in enumerate(names)}
+    width = np.random.default_rng(0).integers(1, 5, size=(HOSTS, 2))
+    width[:, 1] = np.where(width[:, 1] == width[:, 0], 5, width[:, 1])
+    seen = np.zeros((HOSTS, SPACE.observation_dim), dtype=np.float32)
+    for slot in "ab":
+        seen[:, column[slot, "present"]] = seen[:, column[slot, "may germinate"]] = 1.0
+        for other in SPACE.blueprints:
+            seen[:, column[f"{other} in {slot}", "fits"]] = 1.0
+    seen[:, [column["a", "channels"], column["b", "channels"]]] = width / 5
+    seen[:, column["the training", "noise"]] = np.arange(HOSTS) / HOSTS
+    actions = np.zeros((count, 1, 4), dtype=np.int64)
+    planted = pull < CANDIDATES
+    actions[planted, 0, OP] = LifecycleOp.GERMINATE
+    actions[planted, 0, SLOT], actions[planted, 0, BLUEPRINT] = np.divmod(pull[planted], 2)
+    right = actions[:, 0, SLOT] == width[host].argmin(axis=1)
+    returns = np.where(planted, np.where(right, 0.02, -0.01), 0.0) + host
+    masks = {
+        "op_masks": np.ones((count, 1, 4), dtype=bool),
+        "slot_masks": np.ones((count, 1, 4, 2), dtype=bool),
+        "blueprint_masks": np.ones((count, 1, 2, 2), dtype=bool),
+        "blend_masks": np.ones((count, 1, 3), dtype=bool),
+    }
+    observations = np.stack([seen[host]] * 2, axis=1)
+    lengths = np.ones(count, dtype=np.int64)
+    return Episodes(
+        SPACE, observations, **masks, actions=actions, rewards=returns[:, None], lengths=lengths
+    )
+
+
+def test_what_is_replayed_pays_what_it_paid_then():
+    episodes = recorded()
+    table = Table.of(episodes)
+    assert len(table) == HOSTS
+    for row in (0, 4, 77, 111):
+        where = (table.seen == episodes.observations[row, 0]).all(axis=1)
+        host = table.rows(np.flatnonzero(where))
+        assert host.returns(episodes.actions[row]) == episodes.returns[row]
+        assert host.masks.allows(episodes.actions[row]).all()
+
+
+def test_shapes_that_are_learnt_from_are_not_measured_on():
+    table, unseen = Table.of(recorded()).split()
+    assert len(table) + len(unseen) == HOSTS
+    assert len(unseen) > 3
+    assert not set(table.shapes) & set(unseen.shapes)
+
+
+def test_a_group_has_one_host_and_rounds_have_others():
+    env = Replayed(Table.of(recorded()), envs=8, group=4, key=1)
+    first, _ = env.reset(0)
+    assert len(np.unique(first[:4], axis=0)) == len(np.unique(first[4:], axis=0)) == 1
+    again, _ = env.reset(0)
+    other, _ = env.reset(1)
+    assert np.array_equal(first, again)
+    assert not np.array_equal(first, other)
+    assert draw_key(1, "replayed", 0, 0) != draw_key(1, "replayed", 0, 1)
+
+
+def test_a_policy_learns_where_to_plant_on_shapes_that_it_has_not_seen():
+    table, unseen = Table.of(recorded()).split()
+    config = remedies.config_of(GIVEN, "all", 0)
+    found = remedies.train(config, SPACE, table, unseen)
+    bounds = remedies.without_learning(table, unseen)
+    assert bounds["best"] == pytest.approx(bounds["waiting"] + 0.02)
+    assert found["objective"] > max(bounds["fixed"], bounds["random"], bounds["waiting"]) + 0.005
+
+
+def test_a_host_that_was_never_left_alone_is_refused():
+    episodes = recorded()
+    planted = episodes.rows(np.flatnonzero(episodes.actions[:, 0, OP] > 0))
+    with pytest.raises(ConfigError, match="never left alone"):
+        Table.of(replace(planted))

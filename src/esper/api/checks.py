@@ -58,6 +58,13 @@ def positive() -> Rule:
     )
 
 
+def not_negative() -> Rule:
+    return Rule(
+        "0 or a number above it",
+        lambda value: is_number(value) and 0 <= value <= sys.float_info.max,
+    )
+
+
 def instance(wanted: str, *kinds: type) -> Rule:
     return Rule(wanted, lambda value: isinstance(value, kinds))
 
@@ -106,13 +113,15 @@ FLAG = instance("True or False", bool)
 CALLABLE = Rule("callable", callable)
 MEASURED = Rule("one number", _is_measured)
 TASK = instance("a Task", Task)
+ADVANTAGE = one_of("iql", "group")
+FAMILY_NAME = instance("the name of a family", str)
 NETWORK_KIND = one_of("flat", "set")  # of a policy's network, where that is meant
 
 RULES: dict[str, Rule] = {
     "arm": instance("the name of an arm", str),
     "averaged": instance("an AveragedModel of torch.optim.swa_utils", AveragedModel),
     "batches_per_epoch": whole(1, MOST_COUNT),
-    "beta": positive(),
+    "beta": not_negative(),
     "blueprints": instance("a BlueprintCatalogue", BlueprintCatalogue),
     "budget": instance("an esper.Budget", Budget),
     "callbacks": Rule(

@@ -10,14 +10,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from esper.api.checks import NETWORK_KIND, checked
+from esper.api.checks import ADVANTAGE, FAMILY_NAME, NETWORK_KIND, checked
 from esper.api.controllers import find_controller
-from esper.api.training import one_thread
+from esper.api.training import Chosen, one_thread
 from esper.growth import default_catalogue
 from esper.leyline import ConfigError
 from esper.observatory import RunDirectory
 from esper.simic.agent.network import Kind
 from esper.simic.lessons import (
+    Advantage,
     CloningConfig,
     CloningReport,
     Episodes,
@@ -36,9 +37,10 @@ from esper.simic.training import (
     load_config,
     new_state,
     save_checkpoint,
-    space_of,
 )
-from esper.tolaria import data_root, find_task
+from esper.tolaria import data_root
+
+SIDE_BY_SIDE = 64  # hosts of a task that are recorded together
 
 # Told what is under way, how much of it is done, and of how much.
 Progress = Callable[[str, int, int], None]
@@ -48,53 +50,61 @@ def _silent(phase: str, done: int, total: int) -> None:
     pass
 
 
-@checked(network=NETWORK_KIND)
+@checked(network=NETWORK_KIND, family=FAMILY_NAME)
 def record(
     controller: str,
     *,
     out: str | Path,
     task: str = "digits",
+    family: str | None = None,
+    group: int | None = None,
     episodes: int = 64,
     steps: int | None = None,
-    network: Kind = "flat",
+    network: Kind | None = None,
     key: int = 0,
     overwrite: bool = False,
     progress: Progress = _silent,
 ) -> Episodes:
-    """Episodes of a controller on a task's hosts, rewarded as PPO is by default; `network` is the
-    kind of policy, flat or set, that is to learn from them."""
-    settings: dict[str, Any] = {"controller": controller, "task": task, "key": key}
-    settings |= {"episodes": episodes, "steps": steps, "network": network}
+    """Episodes of a controller on hosts of a task, or of a family, which then says what the task
+    is; rewarded as PPO is by default. `group` episodes of a family begin with the same host.
+    `network` is the kind of policy that is to learn from them; None: flat, of a family set."""
     with one_thread():
-        play = _player(**settings)
-        with _folder(out, overwrite, command="record", **settings) as run:
+        config = _config(task, family, key, network, steps, group)
+        play = _player(controller, config, episodes)
+        with _folder(
+            out, overwrite, config, "record", controller=controller, episodes=episodes
+        ) as run:
             return play(run, progress)
 
 
-@checked(network=NETWORK_KIND)
+@checked(network=NETWORK_KIND, family=FAMILY_NAME)
 def imitate(
     teacher: str,
     *,
     out: str | Path,
     task: str = "digits",
+    family: str | None = None,
+    group: int | None = None,
     episodes: int = 64,
     steps: int | None = None,
     epochs: int = 60,
-    network: Kind = "flat",
+    network: Kind | None = None,
     key: int = 0,
     overwrite: bool = False,
     progress: Progress = _silent,
 ) -> tuple[Episodes, CloningReport]:
-    """A policy, flat or set, that does what `teacher` did in episodes that are recorded for it."""
-    config = CloningConfig(epochs=epochs)
-    settings: dict[str, Any] = {"controller": teacher, "task": task, "key": key}
-    settings |= {"episodes": episodes, "steps": steps, "network": network}
+    """A policy that does what `teacher` did in episodes that are recorded for it, as `record` does
+    it."""
+    cloning = CloningConfig(epochs=epochs)
     with one_thread():
-        play, state = _player(**settings), _fresh_state(task, key, network)
-        with _folder(out, overwrite, command="imitate", **settings) as run:
+        config = _config(task, family, key, network, steps, group)
+        play, state = _player(teacher, config, episodes), _fresh_state(config)
+        with _folder(
+            out, overwrite, config, "imitate", controller=teacher, episodes=episodes
+        ) as run:
             lessons = play(run, progress)
             learnt = partial(progress, "learning")
-            report = clone(state.agent.network, state.observations, lessons, config, key, learnt)
+            report = clone(state.agent.network, state.observations, lessons, cloning, key, learnt)
             row = asdict(report)
             agreement = row.pop("held_out")
             row |= {f"agreement.{name}": value for name, value in agreement.items()}
@@ -103,61 +113,82 @@ def imitate(
     return lessons, report
 
 
-@checked()
+@checked(advantage=ADVANTAGE, family=FAMILY_NAME)
 def learn_offline(
     runs: Sequence[str | Path],
     *,
     out: str | Path,
     task: str = "digits",
+    family: str | None = None,
+    advantage: Advantage = "iql",
     expectile: float = 0.9,
     beta: float = 5.0,
     key: int = 0,
     overwrite: bool = False,
     progress: Progress = _silent,
 ) -> tuple[Episodes, OfflineReport]:
-    """A policy from the recorded episodes of `runs` alone, by implicit Q-learning."""
-    config = OfflineConfig(expectile=expectile, beta=beta)
+    """A policy from the recorded episodes of `runs` alone, by implicit Q-learning; with the
+    advantage "group" by comparison with episodes that began alike; with a `beta` of 0 it imitates
+    them all alike."""
+    offline = OfflineConfig(advantage=advantage, expectile=expectile, beta=beta)
     names = ", ".join(map(str, runs))
     with one_thread():
         lessons = join([load_episodes(run) for run in runs])
-        state = _fresh_state(task, key, lessons.space.kind)
+        config = _config(task, family, key, lessons.space.kind)
+        state = _fresh_state(config)
         if lessons.space != state.space:
-            raise ConfigError(
-                f"the episodes of {names} are of other slots or blueprints than those of "
-                f"task {task!r}"
-            )
-        settings = {"task": task, "key": key, "expectile": expectile, "beta": beta}
-        with _folder(out, overwrite, command="offline", episodes=names, **settings) as run:
+            of = f"task {task!r}" if family is None else f"family {family!r}"
+            raise ConfigError(f"the episodes of {names} are of other slots or blueprints than {of}")
+        settings = {"episodes": names, "advantage": advantage, "expectile": expectile, "beta": beta}
+        with _folder(out, overwrite, config, "offline", **settings) as run:
             learnt = partial(progress, "learning")
-            report = learn(state.agent.network, state.observations, lessons, config, key, learnt)
+            report = learn(state.agent.network, state.observations, lessons, offline, key, learnt)
             run.metrics({"kind": "offline", **asdict(report)})
             save_checkpoint(run.path, state, run.sync())
     return lessons, report
 
 
-def _folder(out: str | Path, overwrite: bool, **settings: Any) -> RunDirectory:
-    return RunDirectory.create(Path(out), settings, overwrite=overwrite)
+def _config(
+    task: str,
+    family: str | None,
+    key: int,
+    network: Kind | None,
+    steps: int | None = None,
+    group: int | None = None,
+) -> TrainingConfig:
+    """As PPO has it by default, so that it can go on from here."""
+    given: dict[str, Any] = {"key": key, "network.kind": network, "steps": steps, "group": group}
+    if family is None:
+        given |= {"task": task, "envs": SIDE_BY_SIDE}
+    else:
+        given |= {"family": family, "envs": group}
+    return load_config(None, given)
+
+
+def _folder(
+    out: str | Path, overwrite: bool, config: TrainingConfig, command: str, **settings: Any
+) -> RunDirectory:
+    common = {"command": command, "task": config.task, "family": config.family, "key": config.key}
+    common |= {"steps": config.steps, "network": config.network.kind}
+    return RunDirectory.create(Path(out), common | settings, overwrite=overwrite)
 
 
 def _player(
-    controller: str, task: str, episodes: int, steps: int | None, network: Kind, key: int
+    controller: str, config: TrainingConfig, episodes: int
 ) -> Callable[[RunDirectory, Progress], Episodes]:
     """What records the episodes into a run, once all that it needs has been found."""
-    chosen, config = find_task(task), _config(task, key, network)
-    who = find_controller(controller, len(chosen.slots), default_catalogue())
-    data = chosen.load(data_root())
+    chosen = Chosen.of(config, None, None)
+    who = find_controller(controller, len(chosen.task.slots), default_catalogue())
+    data = chosen.task.load(data_root())
 
     def play(run: RunDirectory, progress: Progress) -> Episodes:
         recorded = record_episodes(
-            chosen,
+            config,
+            chosen.task,
             data,
             who,
             episodes=episodes,
-            steps=steps,
-            key=key,
-            reward=config.reward_config(config.reward_mode),
-            gamma=config.ppo.gamma,
-            network=network,
+            family=chosen.family,
             recorder=run,
             progress=partial(progress, "recording"),
         )
@@ -167,10 +198,5 @@ def _player(
     return play
 
 
-def _config(task: str, key: int, network: Kind) -> TrainingConfig:
-    return load_config(None, {"task": task, "key": key, "network.kind": network})
-
-
-def _fresh_state(task: str, key: int, network: Kind) -> TrainState:
-    """An untrained policy with the sizes that PPO uses on the task, so that it can go on."""
-    return new_state(_config(task, key, network), space_of(find_task(task), kind=network))
+def _fresh_state(config: TrainingConfig) -> TrainState:
+    return new_state(config, Chosen.of(config, None, None).space(config))

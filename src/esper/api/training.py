@@ -11,6 +11,7 @@ import torch
 from esper.api.checks import TASK, checked
 from esper.leyline import ConfigError, EpisodeOutcome
 from esper.observatory import CONFIG, PROFILE, RunDirectory
+from esper.simic.lessons import Tape
 from esper.simic.telemetry import TrainingProfiler
 from esper.simic.training import (
     Hooks,
@@ -289,10 +290,11 @@ def _run(
 
     task, family = chosen.task, chosen.family
     with growth_environments(config, task, data, log, devices, family) as env:
+        kept = Tape(env, state.space, record.path) if config.keep_episodes else env
         return run_training(
             config,
             state,
-            env,
+            kept,
             most_steps(config, task, data, family),
             log,
             save=save,

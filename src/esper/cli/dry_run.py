@@ -142,16 +142,18 @@ def record_estimate(settings: "RecordSettings", out: str) -> Estimate:
     from esper.api import find_controller, one_thread
     from esper.growth import default_catalogue
     from esper.observatory import check_free
-    from esper.simic.lessons import SIDE_BY_SIDE
+    from esper.simic.training import load_config
     from esper.tolaria import TrialRules, choose_population, data_root, find_task, make_env
 
-    task = find_task(settings.task)
+    if settings.family is not None:
+        return _of_family(f"record {settings.episodes} episodes", settings.family, out)
+    task, config = find_task(settings.task), load_config(None, {"task": settings.task})
     who = find_controller(settings.controller, len(task.slots), default_catalogue())
     check_free(Path(out), overwrite=settings.overwrite)
     data, steps = task.load(data_root()), settings.steps or task.steps
-    recipe, hosts = task.recipe(data), min(settings.episodes, SIDE_BY_SIDE)
+    recipe, hosts = task.recipe(data), min(settings.episodes, config.envs)
     with one_thread():
-        kind = choose_population(recipe, settings.episodes)
+        kind = choose_population(recipe, config.envs)
         rules = TrialRules(steps, keep_best=False, schedule=task.schedule, population=kind)
         _, macs = rehearsed(task, data, who, rules, settings.key)
         pace = seconds_per_mac(recipe, hosts, rules, who)
@@ -161,6 +163,14 @@ def record_estimate(settings: "RecordSettings", out: str) -> Estimate:
     )
     how = f"an episode was played {ON_A_LITTLE}"
     return Estimate(would, out, settings.episodes * macs * pace, peak_bytes(), how)
+
+
+def _of_family(would: str, name: str, out: str) -> Estimate:
+    """To know a host of a member is to train it and to keep it beside the data."""
+    from esper.tolaria import find_family
+
+    how = "the hosts of a family differ from round to round; a short run shows what they take"
+    return Estimate(f"{would} on {find_family(name).name}", out, None, None, how)
 
 
 def ppo_estimate(
@@ -175,12 +185,9 @@ def ppo_estimate(
     from esper.tolaria import TrialRules, data_root, find_task
 
     rounds = config.rounds - done
-    hosts_of = config.family or config.task
-    would = f"play {rounds} rounds of {config.envs} episodes on {hosts_of}"
+    would = f"play {rounds} rounds of {config.envs} episodes"
     if config.family is not None:
-        # To know a host of a member is to train it and to keep it beside the data.
-        how = "the hosts of a family differ from round to round; a run of --rounds 1 shows more"
-        return Estimate(would, str(out), None, None, how)
+        return _of_family(would, config.family, str(out))
     task = replace(find_task(config.task), precision=config.precision)
     data = task.load(data_root())
     little, factor = little_of(task, data)
@@ -197,7 +204,8 @@ def ppo_estimate(
         pace = seconds_per_mac(task.recipe(data), share, rules, anyone, device)
     hosts = factor * pace * sum(outcome.train_macs for outcome in found.outcomes) / at_once
     rest = found.timings["seconds"] - found.timings["seconds.hosts"]
-    would += f" ({found.population}, {len(found.devices)} workers), {steps} decisions each"
+    would += f" on {task.name} ({found.population}, {len(found.devices)} workers), "
+    would += f"{steps} decisions each"
     how = f"a round was played {ON_A_LITTLE}; hosts are {hosts / (hosts + rest):.0%} of a round"
     memory = peak_bytes(len(found.devices) if len(found.devices) > 1 else 0)
     return Estimate(would, str(out), rounds * (hosts + rest), memory, how)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from esper.cli.options import option
 from esper.cli.printing import AS_JSON, QUIET, consoles, print_json, without_printing
 from esper.cli.rehearsal import DRY_RUN, measuring, show_estimate
-from esper.leyline.constants import MOST_COUNT, MOST_KEY
+from esper.leyline.constants import MOST_COUNT, MOST_ENVS, MOST_KEY
 
 if TYPE_CHECKING:
     from esper.simic.lessons import CloningReport, Episodes
@@ -17,12 +17,16 @@ class EpisodeSettings:
     """What recording and imitating have in common."""
 
     task: str = option("digits", "What the hosts learn; see `esper tasks`.")
+    family: str | None = option(None, "Draw hosts from this family, which has a task of its own.")
+    group: int | None = option(
+        None, "Episodes of a family that begin with the same host; default 8.", min=1, max=MOST_ENVS
+    )
     episodes: int = option(64, "How many episodes to record.", min=2, max=MOST_COUNT)
     steps: int | None = option(
         None, "Decisions per episode; each task has its default.", min=1, max=MOST_COUNT
     )
-    network: str = option(
-        "flat", "Which policy is to learn from them: flat, or set, which fits any slots."
+    network: str | None = option(
+        None, "Which policy is to learn from them: flat, or set, which fits any slots."
     )
     key: int = option(0, "Same key, same result.", min=0, max=MOST_KEY)
     overwrite: bool = option(False, "Replace a run that is already there.")
@@ -56,8 +60,12 @@ class OfflineSettings:
         ..., "Run with recorded episodes; may be given more than once."
     )
     task: str = option("digits", "What the hosts learn; see `esper tasks`.")
+    family: str | None = option(None, "The family that the episodes are of.")
+    advantage: str = option(
+        "iql", "How good an action was: by iql, or against its group, which began alike."
+    )
     expectile: float = option(0.9, "0.5: as good as the recorder; towards 1: the best it did.")
-    beta: float = option(5.0, "How strongly to prefer what was better than usual.")
+    beta: float = option(5.0, "How strongly to prefer what was better than usual; 0: all alike.")
     key: int = option(0, "Same key, same result.", min=0, max=MOST_KEY)
     out: str | None = option(None, "Folder for the policy. Default: runs/offline-TASK-KEY.")
     overwrite: bool = option(False, "Replace a run that is already there.")
@@ -75,7 +83,7 @@ def record(settings: RecordSettings) -> None:
     from esper.observatory import PhaseProgress, say
     from esper.simic.lessons import FILE
 
-    out = settings.out or f"runs/recorded-{settings.task}-{settings.key}"
+    out = settings.out or _default("recorded", settings)
     if settings.dry_run:
         with measuring(settings.quiet, settings.json):
             estimate = record_estimate(settings, out)
@@ -106,7 +114,7 @@ def imitate(settings: ImitateSettings) -> None:
     from esper.observatory import PhaseProgress, say
 
     console, result = consoles(settings.quiet, settings.json)
-    out = settings.out or f"runs/cloned-{settings.task}-{settings.key}"
+    out = settings.out or _default("cloned", settings)
     given = without_printing(replace(settings, out=out))
     with PhaseProgress(console) as bar:
         episodes, report = imitate(given.pop("controller"), **given, progress=bar.show)
@@ -118,7 +126,7 @@ def imitate(settings: ImitateSettings) -> None:
 
 
 def offline(settings: OfflineSettings) -> None:
-    """Learn a policy from recorded episodes alone, by implicit Q-learning.
+    """Learn a policy from recorded episodes alone.
 
     Example: esper train offline --episodes runs/recorded --out runs/offline
     """
@@ -126,7 +134,7 @@ def offline(settings: OfflineSettings) -> None:
     from esper.observatory import PhaseProgress, say
 
     console, result = consoles(settings.quiet, settings.json)
-    out = settings.out or f"runs/offline-{settings.task}-{settings.key}"
+    out = settings.out or _default("offline", settings)
     given = without_printing(replace(settings, out=out))
     with PhaseProgress(console) as bar:
         episodes, report = learn_offline(given.pop("episodes"), **given, progress=bar.show)
@@ -143,6 +151,11 @@ def _in_numbers(episodes: "Episodes") -> dict[str, Any]:
         "steps": int(episodes.lengths.sum()),
         "mean_return": float(episodes.returns.mean()),
     }
+
+
+def _default(what: str, settings: EpisodeSettings | OfflineSettings) -> str:
+    hosts = (settings.family or settings.task).replace(":", "-")
+    return f"runs/{what}-{hosts}-{settings.key}"
 
 
 def _in_words(episodes: "Episodes") -> str:

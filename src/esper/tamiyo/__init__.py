@@ -5,6 +5,7 @@ Signals and observations, action masks, and the controllers: static, random, scr
 
 from esper.tamiyo.controllers import (
     Controller,
+    EachController,
     HeuristicConfig,
     HeuristicController,
     RandomController,
@@ -41,6 +42,7 @@ from esper.tamiyo.trial_scores import TrialPlan, TrialScores
 __all__ = [
     "AsksForTrials",
     "Controller",
+    "EachController",
     "FeatureExtractionContext",
     "GivesReasons",
     "GrowthLimits",

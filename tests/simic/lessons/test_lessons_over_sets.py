@@ -21,7 +21,6 @@ from esper.simic.lessons import (
     record_episodes,
     save_episodes,
 )
-from esper.simic.rewards import ObjectiveRewardConfig
 from esper.simic.training import Space, load_config, new_state
 from esper.tamiyo import ScriptedController
 from helpers import small_digits
@@ -32,9 +31,8 @@ TEACHER = ScriptedController("2 GERMINATE r0c1 branch linear\n4 CULL r0c1\n", "t
 @cache
 def recorded(network: str = "set") -> Episodes:
     task, data = small_digits(96)
-    free = ObjectiveRewardConfig(param_cost=0.0, compute_cost=0.0)
-    settings = {"episodes": 4, "steps": 5, "reward": free, "gamma": 0.99}
-    return record_episodes(task, data, TEACHER, network=network, **settings)
+    config = load_config(None, {"steps": 5, "network.kind": network})
+    return record_episodes(config, task, data, TEACHER, episodes=4)
 
 
 def state():

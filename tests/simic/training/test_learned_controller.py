@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import esper
 from esper.growth import LifecycleRules, default_catalogue
 from esper.leyline import ConfigError, LifecycleOp
-from esper.simic.training import Space, load_state, new_state
+from esper.simic.training import LearnedController, Space, load_state, new_state
 from esper.tamiyo import HeuristicController
 from esper.tolaria.environment import GrowthEnv
 from esper.tolaria.population import LoopedPopulation
@@ -52,6 +52,20 @@ def test_it_can_draw_as_a_function_of_the_key(run):
     first = actions_of(drawn, [1, 2])
     assert np.array_equal(first, actions_of(drawn, [1, 2]))
     assert not np.array_equal(first, actions_of(esper.load_policy(run), [1, 2]))
+
+
+@pytest.mark.parametrize("most", [1, None])
+def test_it_plants_no_more_seeds_than_it_has_learnt_with(most):
+    task, config = tiny_task(), tiny_config(max_seeds=most)
+    state = new_state(config, Space.of(len(task.slots), default_catalogue().names))
+    env = GrowthEnv(
+        LoopedPopulation(task.recipe(task.load(None)), list(range(6))),
+        LifecycleRules(max_steps=task.steps),
+    )
+    held = []
+    controller = LearnedController(state, deterministic=False)
+    play(env, controller, on_step=lambda _: held.append(env.table.holds_seed.sum(axis=1).max()))
+    assert max(held) == (most or len(task.slots))
 
 
 def test_a_single_checkpoint_can_be_loaded(run):

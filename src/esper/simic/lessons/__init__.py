@@ -2,24 +2,24 @@
 
 from esper.simic.lessons.episodes import (
     FILE,
-    SIDE_BY_SIDE,
     Episodes,
     join,
     load_episodes,
-    record_episodes,
     save_episodes,
 )
 from esper.simic.lessons.imitation import CloningConfig, CloningReport, clone
-from esper.simic.lessons.offline import OfflineConfig, OfflineReport, learn_offline
+from esper.simic.lessons.offline import Advantage, OfflineConfig, OfflineReport, learn_offline
+from esper.simic.lessons.recording import Tape, record_episodes
 
 __all__ = [
     "FILE",
-    "SIDE_BY_SIDE",
+    "Advantage",
     "CloningConfig",
     "CloningReport",
     "Episodes",
     "OfflineConfig",
     "OfflineReport",
+    "Tape",
     "clone",
     "join",
     "learn_offline",

@@ -1,12 +1,13 @@
 """Recorded episodes, for learning from them: what was seen, allowed, done, and what came of it.
 
-A file `episodes.safetensors` in a run directory: arrays as tensors, the rest as JSON in its header.
-Nothing in it is code, and what is read is checked before it is used.
+A file `episodes.safetensors` in a run directory, or the folder `episodes` with one file per round:
+arrays as tensors, the rest as JSON in the header. Nothing in them is code, and what is read is
+checked before it is used.
 """
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -23,29 +24,13 @@ from esper.leyline import (
     NUM_OPS,
     ActionMasks,
     ConfigError,
-    Recorder,
-    draw_key,
 )
 from esper.simic.agent import MaskTensors
-from esper.simic.agent.network import Kind
-from esper.simic.rewards import RewardConfig, compute_reward
-from esper.simic.training import Space, space_of
-from esper.tamiyo import Controller
-from esper.tolaria import (
-    DataSplits,
-    Task,
-    Transition,
-    TrialRules,
-    choose_population,
-    make_env,
-    play,
-    settle,
-)
+from esper.simic.training import Space
 
-FILE = "episodes.safetensors"
-FORMAT_VERSION = 1
+FILE, FOLDER = "episodes.safetensors", "episodes"
+FORMAT_VERSION = 2
 _HEADER = "esper_episodes"
-SIDE_BY_SIDE = 64
 
 
 @dataclass(frozen=True)
@@ -56,8 +41,6 @@ class Episodes:
     op_masks, slot_masks, blueprint_masks, blend_masks   bool [N, T, ...], as in ActionMasks
     actions       int64 [N, T, 4], in the order of HEAD_NAMES
     rewards       float64 [N, T], raw
-    scores        float64 [N, T + 1], validation score before each step and at the end
-    terminated    bool [N], the governor ended the episode
     """
 
     space: Space
@@ -68,9 +51,7 @@ class Episodes:
     blend_masks: np.ndarray
     actions: np.ndarray
     rewards: np.ndarray
-    scores: np.ndarray
     lengths: np.ndarray
-    terminated: np.ndarray
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -133,95 +114,18 @@ def _padded(part: Episodes, steps: int) -> dict[str, np.ndarray]:
     return arrays
 
 
-# --- recording -----------------------------------------------------------------------------------
-
-
-def record_episodes(
-    task: Task,
-    data: DataSplits,
-    controller: Controller,
-    *,
-    episodes: int,
-    steps: int | None = None,
-    key: int = 0,
-    reward: RewardConfig,
-    gamma: float,
-    network: Kind = "flat",
-    recorder: Recorder | None = None,
-    progress: Callable[[int, int], None] = lambda done, total: None,
-) -> Episodes:
-    """Let the controller play; a function of its arguments. Outcomes go to `recorder`. What is
-    recorded is what a policy of the kind `network` would have seen."""
-    recipe = task.recipe(data)
-    rules = TrialRules(
-        steps or task.steps,
-        on_panic="terminate",
-        keep_best=False,
-        schedule=task.schedule,
-        population=choose_population(recipe, episodes),
-    )
-    parts = []
-    for first in range(0, episodes, SIDE_BY_SIDE):
-        progress(first, episodes)
-        numbers = range(first, min(first + SIDE_BY_SIDE, episodes))
-        keys = [draw_key(key, "recorded", number) for number in numbers]
-        env = make_env(recipe, keys, rules, recorder)
-        history: list[Transition] = []
-        if not play(env, controller, on_step=history.append):
-            raise KeyboardInterrupt
-        everyone = np.ones(env.n_envs, dtype=bool)
-        settle(env, everyone, task=task.name, controller=controller.name)
-        if history:
-            parts.append(from_transitions(history, space_of(task, kind=network), reward, gamma))
-    progress(episodes, episodes)
-    return join(parts)
-
-
-def from_transitions(
-    history: Sequence[Transition], space: Space, reward: RewardConfig, gamma: float
-) -> Episodes:
-    """The episodes of E environments that stepped together; those that never acted are left out."""
-    # What was decided on, trials that were asked for included, and the end.
-    situations = [*(t.before for t in history), history[-1].after]
-    looks = [space.look(situation) for situation in situations]
-    acted = np.stack([t.acted for t in history], axis=1)
-
-    def over_steps(arrays: list[np.ndarray]) -> np.ndarray:
-        return np.stack(arrays, axis=1)
-
-    masks: dict[str, np.ndarray] = {
-        f"{name}_masks": over_steps([getattr(allowed, name) for _, allowed in looks[:-1]])
-        for name in ("op", "slot", "blueprint", "blend")
-    }
-    scores = over_steps([s.signals.val_score for s in situations])
-    all_of_them = Episodes(
-        space,
-        observations=over_steps([seen for seen, _ in looks]),
-        **masks,
-        actions=over_steps([t.actions for t in history]),
-        rewards=over_steps([compute_reward(t, reward, gamma).total for t in history]),
-        scores=np.nan_to_num(scores.astype(np.float64)),
-        lengths=acted.sum(axis=1),
-        terminated=_terminated(history),
-    )
-    return all_of_them.rows(np.flatnonzero(all_of_them.lengths > 0))
-
-
-def _terminated(history: Sequence[Transition]) -> np.ndarray:
-    return np.logical_or.reduce([t.terminated for t in history])
-
-
 # --- files ---------------------------------------------------------------------------------------
 
 
-def save_episodes(run: Path, episodes: Episodes) -> Path:
-    """Write them into a run directory; whoever looks sees the old file or the new, never a part."""
-    path = run / FILE
+def save_episodes(run: Path, episodes: Episodes, round_: int | None = None) -> Path:
+    """Write them into a run directory, as those of one round or as all that there are; whoever
+    looks sees the old file or the new, never a part."""
+    path = run / FILE if round_ is None else run / FOLDER / f"round-{round_:06}.safetensors"
     header = {"version": FORMAT_VERSION, **episodes.space.tree()}
     unfinished = path.with_name(path.name + ".unfinished")
     arrays = {name: np.ascontiguousarray(getattr(episodes, name)) for name in _ARRAYS}
     try:
-        run.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         save_file(arrays, unfinished, metadata={_HEADER: json.dumps(header)})
         os.replace(unfinished, path)
     except OSError as error:
@@ -232,11 +136,15 @@ def save_episodes(run: Path, episodes: Episodes) -> Path:
 def load_episodes(run: str | Path) -> Episodes:
     """Read the episodes of a run directory; raises ConfigError, in a sentence, if they do not hold
     up: a damaged file, arrays that do not fit together, an illegal action."""
-    path = Path(run) / FILE
-    if not path.is_file():
+    whole, rounds = Path(run) / FILE, sorted((Path(run) / FOLDER).glob("round-*.safetensors"))
+    if not whole.is_file() and not rounds:
         raise ConfigError(
             f"{run} holds no recorded episodes; record some with: esper train record --out {run}"
         )
+    return join([_load(path) for path in ([whole] if whole.is_file() else rounds)])
+
+
+def _load(path: Path) -> Episodes:
     try:
         with safe_open(path, framework="np") as file:
             header = json.loads((file.metadata() or {}).get(_HEADER, "null"))
@@ -278,9 +186,7 @@ def _check(path: Path, episodes: Episodes) -> None:
         "blend_masks": ((n, steps, len(BLEND_NAMES)), np.bool_),
         "actions": ((n, steps, len(HEAD_NAMES)), np.int64),
         "rewards": ((n, steps), np.float64),
-        "scores": ((n, steps + 1), np.float64),
         "lengths": ((n,), np.int64),
-        "terminated": ((n,), np.bool_),
     }
     for name, (shape, dtype) in expected.items():
         array = getattr(episodes, name)

@@ -1,15 +1,19 @@
-"""Implicit Q-learning: a better policy from recorded episodes alone (Kostrikov et al., 2021).
+"""A better policy from recorded episodes alone: it imitates the recorded actions, each weighted by
+exp(beta advantage). No action that was not recorded is ever valued, so nothing is made up about it.
 
-    V(s)     an upper expectile of Q(s, a) over the actions that were taken
-    Q(s, a)  r + gamma V(s')
-    policy   imitates the recorded actions, each weighted by exp(beta (Q - V))
+Where the advantage comes from is a choice:
 
-No action that was not recorded is ever valued, so nothing is made up about it.
+    iql    implicit Q-learning (Kostrikov et al., 2021): Q - V, where V(s) is an upper expectile of
+           Q(s, a) over the actions that were taken, and Q(s, a) = r + gamma V(s')
+    group  what the episode returned, less the mean of the other episodes that began with the same
+           observation: where hosts differ more than actions do, nothing has to be estimated
 """
 
 import copy
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 import torch
@@ -23,16 +27,21 @@ from esper.simic.lessons.episodes import Episodes, decided_on
 from esper.simic.lessons.imitation import CloningConfig, Lesson, fit
 from esper.simic.training import Space
 
+Advantage = Literal["iql", "group"]
+
 
 @dataclass(frozen=True)
 class OfflineConfig:
     """How to learn from recorded episodes."""
 
+    # Where the advantage of an action comes from.
+    advantage: Advantage = "iql"
     # Discount of later rewards.
     gamma: float = constants.DEFAULT_GAMMA
     # Which expectile of Q is the value of a state: 0.5 is the recorder's own, 1 the best it did.
     expectile: float = 0.9
-    # How strongly the policy prefers what was better than usual, in deviations of the return.
+    # How strongly the policy prefers what was better than usual, in deviations of the return; with
+    # 0 it imitates all alike.
     beta: float = 5.0
     max_weight: float = 100.0
     # Steps of the optimiser for Q and V, and how many recorded steps each looks at.
@@ -43,19 +52,20 @@ class OfflineConfig:
     # How fast the slow copy of Q, which V follows, moves towards Q.
     target_rate: float = 0.01
     # The policy is extracted like a clone; nothing is held out.
-    policy: CloningConfig = field(default_factory=lambda: CloningConfig(epochs=30))
+    policy: CloningConfig = field(default_factory=lambda: CloningConfig(epochs=30, minibatch=32))
 
     def __post_init__(self) -> None:
         for name, low, high in (
             ("gamma", 0.0, 1.0),
             ("expectile", 0.5, 1.0),
             ("target_rate", 0.0, 1.0),
+            ("beta", 0.0, math.inf),
         ):
             if not low <= getattr(self, name) <= high:
                 raise ConfigError(
                     f"{name} must lie between {low} and {high}, got {getattr(self, name)}"
                 )
-        for name in ("beta", "max_weight", "learning_rate", "steps", "batch", "width"):
+        for name in ("max_weight", "learning_rate", "steps", "batch", "width"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be positive, got {getattr(self, name)}")
 
@@ -63,12 +73,13 @@ class OfflineConfig:
 @dataclass(frozen=True)
 class OfflineReport:
     """`effective_share` is the share of steps that the weights leave in play: 1 if all count
-    alike, next to 0 if a few steps decide everything."""
+    alike, next to 0 if a few steps decide everything. The losses are of implicit Q-learning only.
+    """
 
     episodes: int
     mean_return: float
-    value_loss: float
-    q_loss: float
+    value_loss: float | None
+    q_loss: float | None
     mean_advantage: float
     effective_share: float
 
@@ -189,12 +200,41 @@ def learn_offline(
     """Train `network` in place on recorded episodes; `scale` learns their scales.
 
     Only the policy is trained: the value head is left as it is. Raises ConfigError without
-    episodes, or if the values diverge.
+    episodes, without any that can be compared, or if the values diverge.
     """
     config = config or OfflineConfig()
     if len(episodes) == 0:
         raise ConfigError("there are no episodes to learn from")
     scale.update(decided_on(episodes))
+    v_loss = q_loss = None
+    if config.advantage == "group":
+        found = group_advantages(episodes)
+        advantages = np.broadcast_to(found[:, None], episodes.valid.shape)[episodes.valid]
+    else:
+        advantages, v_loss, q_loss = _iql_advantages(episodes, scale, config, key, progress)
+    known = ~np.isnan(advantages)
+    weights = np.where(known, np.exp(config.beta * advantages).clip(max=config.max_weight), 0.0)
+    padded = np.zeros(episodes.valid.shape, dtype=np.float32)
+    padded[episodes.valid] = weights
+    fit(network, Lesson.of(episodes, scale, padded), config.policy, key, lambda epoch: None)
+    return OfflineReport(
+        episodes=len(episodes),
+        mean_return=float(episodes.returns.mean()),
+        value_loss=v_loss,
+        q_loss=q_loss,
+        mean_advantage=float(advantages[known].mean()),
+        effective_share=float(weights.sum() ** 2 / (weights**2).sum() / len(weights)),
+    )
+
+
+def _iql_advantages(
+    episodes: Episodes,
+    scale: RunningMeanStd,
+    config: OfflineConfig,
+    key: int,
+    progress: Callable[[int, int], None],
+) -> tuple[np.ndarray, float, float]:
+    """Of all recorded steps, in deviations of the return; and the last losses of V and Q."""
     steps = flatten(episodes, scale)
     values, slow, v_loss, q_loss = fit_values(steps, config, key, progress)
     with torch.no_grad():
@@ -202,16 +242,23 @@ def learn_offline(
         advantages = advantages - values.value(steps.observations)
     if not torch.isfinite(advantages).all():
         raise ConfigError("the values diverged; lower the learning rate or check the rewards")
-    weights = (config.beta * advantages).exp().clamp(max=config.max_weight)
-    padded = np.zeros(episodes.valid.shape, dtype=np.float32)
-    padded[episodes.valid] = weights.numpy()
-    fit(network, Lesson.of(episodes, scale, padded), config.policy, key, lambda epoch: None)
-    share = weights.sum().square() / weights.square().sum() / len(weights)
-    return OfflineReport(
-        episodes=len(episodes),
-        mean_return=float(episodes.returns.mean()),
-        value_loss=v_loss,
-        q_loss=q_loss,
-        mean_advantage=advantages.mean().item(),
-        effective_share=share.item(),
-    )
+    return advantages.numpy(), v_loss, q_loss
+
+
+def group_advantages(episodes: Episodes) -> np.ndarray:
+    """float64 [N], in their own deviations; NaN for an episode that nothing can be compared with.
+    Raises ConfigError if that is so for all."""
+    _, start = np.unique(episodes.observations[:, 0], axis=0, return_inverse=True)
+    start, returns = start.reshape(-1), episodes.returns
+    others = np.bincount(start)[start] - 1
+    total = np.bincount(start, weights=returns)[start]
+    with np.errstate(invalid="ignore"):
+        found = returns - (total - returns) / others
+    known = others > 0
+    if not known.any():
+        raise ConfigError(
+            "no two of these episodes began alike, so that none can be compared with others; "
+            "record them on a family, or keep those of a run with groups"
+        )
+    spread = float(found[known].std())
+    return np.where(known, found / (spread if spread > 1e-8 else 1.0), np.nan)

@@ -8,7 +8,14 @@ from esper.simic.training.policy_controller import LearnedController
 from esper.simic.training.policy_folder import card_of, write_policy
 from esper.simic.training.replay import episode_env
 from esper.simic.training.round_log import RoundLog
-from esper.simic.training.scenes import most_steps, recipe_of, side_by_side, space_of
+from esper.simic.training.scenes import (
+    ShardSpec,
+    most_steps,
+    recipe_of,
+    side_by_side,
+    space_of,
+)
+from esper.simic.training.shard import Shard
 from esper.simic.training.space import Space
 from esper.simic.training.state import TrainState, lasting_settings, new_state
 from esper.simic.training.workers import growth_environments, worker_devices
@@ -17,6 +24,8 @@ __all__ = [
     "Hooks",
     "LearnedController",
     "RoundLog",
+    "Shard",
+    "ShardSpec",
     "Space",
     "TrainState",
     "TrainingConfig",

@@ -103,6 +103,8 @@ class TrainingConfig:
     # Rewards are divided by the deviation of what is left to earn at a step, and are not clipped;
     # False: by their own deviation, clipped at 10.
     scale_returns: bool = False
+    # Keep all that was seen and done, to learn from it offline: some megabytes per round.
+    keep_episodes: bool = False
     # Run whose policy and observation statistics training starts from; None: from scratch.
     warm_start: str | None = None
     # Settings of the learner, of its network, and of the reward's family (param_cost, ...).

@@ -14,28 +14,30 @@ from esper.simic.training.scenes import Scene
 from esper.tamiyo import Situation
 from esper.tolaria import Transition, make_env, settle
 
-CONTROLLER = "ppo"
 TWIN_SCALE, TWIN_LIMIT = 20.0, 2.0  # points of score that are 1 to a critic, and the most it sees
 
 
 class Part:
-    """Plays the environments of a scene, `modes` being the reward modes of each. `told` is what
-    has happened since it was last cleared, environments counted from 0; `log` has the clock."""
+    """Plays the environments of a scene, `modes` being the reward modes of each, and `names` those
+    of the task and the controller. `told` is what has happened since it was last cleared,
+    environments counted from 0; `log` has the clock. `transition` is the last step, None before the
+    first."""
 
     def __init__(
         self,
         scene: Scene,
         config: TrainingConfig,
         modes: np.ndarray,
-        task: str,
+        names: tuple[str, str],
         device: str,
         log: RoundLog,
     ) -> None:
-        self.scene, self.config, self.modes, self.task = scene, config, modes, task
-        self.log = log
+        self.scene, self.config, self.modes, self.log = scene, config, modes, log
+        self.task, self.controller = names
         self.told = History()
         self.env = make_env(scene.recipe, scene.keys, scene.rules, self.told, device)
         self.returns = np.zeros(len(scene.keys))
+        self.transition: Transition | None = None
 
     @property
     def situation(self) -> Situation:
@@ -57,7 +59,7 @@ class Part:
         if self.env.running.any():
             transition = self.env.step(actions)
             happened = len(self.told.events)
-            transition = self._settled(transition)
+            self.transition = transition = self._settled(transition)
             with self.log.clock.phase("reward"):
                 rewards = self._reward(transition, happened)
             self.returns += rewards
@@ -89,7 +91,7 @@ class Part:
 
     def _settle(self, envs: np.ndarray) -> None:
         if envs.any():
-            settle(self.env, envs, task=self.task, controller=CONTROLLER)
+            settle(self.env, envs, task=self.task, controller=self.controller)
 
     def _name_outcomes(self) -> None:
         """Say in the outcomes what the episodes have earned."""

@@ -1,12 +1,13 @@
 """The controller that follows a policy that was learnt."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from esper.growth import BlueprintCatalogue
-from esper.leyline import HEAD_NAMES, ConfigError, generator
+from esper.leyline import HEAD_NAMES, ConfigError, LifecycleOp, generator
 from esper.leyline.events import Decided
 from esper.simic.agent import PPOAgent, SetActorCritic
 from esper.simic.training.checkpoint import load_state
@@ -21,13 +22,15 @@ class LearnedController:
     as a function of the episode's key and the step.
 
     A flat policy decides for hosts with as many slots, and for the blueprints, that it was trained
-    with; others are refused with ConfigError. One over sets decides for any.
+    with; others are refused with ConfigError. One over sets decides for any. Neither plants more
+    seeds at a time than it has learnt with.
     """
 
     def __init__(self, state: TrainState, name: str = "learned", deterministic: bool = True):
         self.agent, self.space = state.agent, state.space
         self.observations = state.observations
         self.task: str | None = state.settings.get("task")
+        self.max_seeds: int | None = state.settings.get("max_seeds")
         self.name, self.deterministic = name, deterministic
 
     @staticmethod
@@ -72,6 +75,7 @@ class LearnedController:
 
     def act(self, situation: Situation) -> np.ndarray:
         self._fit(situation.slot_config.num_slots, situation.catalogue)
+        situation = _capped(situation, self.max_seeds)
         seen, _ = self.space.look(situation)
         raw = torch.from_numpy(seen)
         scaled = self.observations.normalize(raw)
@@ -85,6 +89,18 @@ class LearnedController:
         shown = self.look.situation
         names = self.space.names(shown.slot_config.names)
         return reasons_of(self.agent, self.look, names, actions)
+
+
+def _capped(situation: Situation, max_seeds: int | None) -> Situation:
+    """The same with at most so many seeds at a time."""
+    allowed = situation.max_seeds
+    if max_seeds is None or (allowed is not None and allowed <= max_seeds):
+        return situation
+    full = situation.table.holds_seed.sum(axis=1) >= max_seeds
+    op, slot = situation.masks.op.copy(), situation.masks.slot.copy()
+    op[full, LifecycleOp.GERMINATE] = slot[full, LifecycleOp.GERMINATE] = False
+    masks = replace(situation.masks, op=op, slot=slot)
+    return replace(situation, masks=masks, max_seeds=max_seeds)
 
 
 def _draws(situation: Situation) -> np.ndarray:

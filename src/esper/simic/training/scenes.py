@@ -29,7 +29,8 @@ from esper.tolaria import (
 class ShardSpec:
     """Everything a shard is made from; `envs` are the numbers of its environments in the run, and
     `device` is where their hosts are trained. With a `family` hosts are of its members, not of
-    `task`. With `data` that is shared, it can be sent to another process."""
+    `task`. With `data` that is shared, it can be sent to another process. `controller` is who acts,
+    as outcomes name it."""
 
     config: TrainingConfig
     task: Task
@@ -37,6 +38,7 @@ class ShardSpec:
     envs: tuple[int, ...]
     device: str = "cpu"
     family: Family | None = None
+    controller: str = "ppo"
 
 
 @dataclass(frozen=True)

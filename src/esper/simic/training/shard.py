@@ -24,7 +24,8 @@ class Shard:
     """
 
     def __init__(self, spec: ShardSpec, log: RoundLog) -> None:
-        self.config, self.task, self.log = spec.config, spec.task, log
+        self.config, self.log = spec.config, log
+        self.names = spec.task.name, spec.controller
         self.envs, self.device, self.num_envs = spec.envs, spec.device, len(spec.envs)
         self.scenery = Scenery(spec)
         self.groups = self.scenery.groups
@@ -33,7 +34,7 @@ class Shard:
 
     def reset(self, round_: int) -> tuple[np.ndarray, ActionMasks]:
         self.parts = [
-            Part(scene, self.config, self.modes[scene.rows], self.task.name, self.device, self.log)
+            Part(scene, self.config, self.modes[scene.rows], self.names, self.device, self.log)
             for scene in self.scenery.of_round(round_)
         ]
         for part in self.parts:

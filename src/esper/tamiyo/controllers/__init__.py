@@ -1,4 +1,4 @@
-"""Controllers: static, random, scripted, heuristic.
+"""Controllers: static, random, each, scripted, heuristic.
 
 To add one, write a class with `name`, `reset` and `act` (see `Controller` in `situation.py`) and
 list it in BUILT_IN, or under its name in the entry point group `esper.controllers` of a package of
@@ -10,6 +10,7 @@ from functools import cache
 from importlib.metadata import entry_points
 
 from esper.leyline import ConfigError, shortened
+from esper.tamiyo.controllers.each import EachController
 from esper.tamiyo.controllers.heuristic import HeuristicConfig, HeuristicController
 from esper.tamiyo.controllers.random import RandomController
 from esper.tamiyo.controllers.scripted import ScriptedController
@@ -19,6 +20,7 @@ from esper.tamiyo.situation import Controller, wait
 ENTRY_POINT_GROUP = "esper.controllers"
 # What makes each; `scripted` is given what stands behind the colon of `scripted:FILE`.
 BUILT_IN: dict[str, Callable[..., Controller]] = {
+    "each": EachController,
     "heuristic": HeuristicController,
     "heuristic:rotation": HeuristicController.by_rotation,
     "heuristic:trial": HeuristicController.by_trial,
@@ -55,6 +57,7 @@ def make_controller(name: str) -> Controller:
 
 __all__ = [
     "Controller",
+    "EachController",
     "HeuristicConfig",
     "HeuristicController",
     "RandomController",

@@ -9,7 +9,8 @@ from esper.tamiyo.situation import Situation, wait
 class RandomController:
     """Uniform over the legal ops, then over the op's legal slots, then blueprints and blends.
 
-    This is what an untrained policy does. Draws depend on the episode's key and the step only.
+    This is what an untrained policy does. Draws depend on the episode's key and the step, and in
+    environments with one key on which of them it is.
     """
 
     name = "random"
@@ -19,9 +20,7 @@ class RandomController:
 
     def act(self, situation: Situation) -> np.ndarray:
         masks = situation.masks
-        draws = np.stack(
-            [generator(key, "random", situation.step).random(4) for key in situation.keys]
-        )
+        draws = _draws(situation)
         envs = np.arange(situation.n_envs)
         op = _pick(masks.op, draws[:, OP])
         slot = _pick(masks.slot[envs, op], draws[:, SLOT])
@@ -33,6 +32,15 @@ class RandomController:
         actions[:, BLUEPRINT] = np.where(germinates, blueprint, 0)
         actions[:, BLEND] = np.where(germinates, _pick(masks.blend, draws[:, BLEND]), 0)
         return actions
+
+
+def _draws(situation: Situation) -> np.ndarray:
+    keys, drawn = situation.keys.tolist(), []
+    for env, key in enumerate(keys):
+        twins = keys[:env].count(key)
+        which = (twins,) if twins else ()
+        drawn.append(generator(key, "random", situation.step, *which).random(4))
+    return np.stack(drawn)
 
 
 def _pick(mask: np.ndarray, draw: np.ndarray) -> np.ndarray:

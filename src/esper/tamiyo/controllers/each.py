@@ -1,0 +1,32 @@
+"""The controller that plants another candidate in each environment: something to learn from."""
+
+import numpy as np
+
+from esper.leyline import BLEND, BLUEPRINT, OP, SLOT, LifecycleOp, generator
+from esper.tamiyo.situation import Situation, wait
+
+
+class EachController:
+    """Side by side, all that may be planted in a host, one seed in each environment, before the
+    first step; and one environment that plants nothing. With fewer environments it is some of them,
+    from one drawn by the key on; with more they begin anew."""
+
+    name = "each"
+
+    def reset(self, n_envs: int) -> None:
+        pass
+
+    def act(self, situation: Situation) -> np.ndarray:
+        actions, masks = wait(situation.n_envs), situation.masks
+        if situation.step > 0:
+            return actions
+        slot_masks = masks.slot[:, LifecycleOp.GERMINATE]
+        for env, key in enumerate(situation.keys.tolist()):
+            candidates = np.argwhere(slot_masks[env][:, None] & masks.blueprint[env])
+            first = int(generator(key, "each").integers(len(candidates) + 1))
+            chosen = (first + env) % (len(candidates) + 1)
+            if chosen < len(candidates):
+                actions[env, OP] = LifecycleOp.GERMINATE
+                actions[env, [SLOT, BLUEPRINT]] = candidates[chosen]
+                actions[env, BLEND] = masks.blend[env].argmax()
+        return actions

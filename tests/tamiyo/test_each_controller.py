@@ -1,0 +1,39 @@
+"""Every candidate of a host, side by side."""
+
+import numpy as np
+import pytest
+
+from esper.growth import LifecycleRules
+from esper.leyline import BLUEPRINT, OP, SLOT, LifecycleOp
+from esper.tamiyo import make_controller
+from esper.tolaria.environment import GrowthEnv
+from esper.tolaria.population import LoopedPopulation
+from training_support import tiny_task
+
+
+def first_and_second(envs: int, name: str = "each", key: int = 3) -> tuple[GrowthEnv, list]:
+    task = tiny_task()
+    env = GrowthEnv(
+        LoopedPopulation(task.recipe(task.load(None)), [key] * envs), LifecycleRules(max_steps=3)
+    )
+    controller, taken = make_controller(name), []
+    situation = env.reset()
+    for _ in range(2):
+        taken.append(controller.act(situation))
+        situation = env.step(taken[-1]).after
+    return env, taken
+
+
+def test_all_that_may_be_planted_is_planted_once_and_once_nothing() -> None:
+    env, _ = first_and_second(1)
+    legal = np.argwhere(env.garden.limits.fits)
+    _, (first, second) = first_and_second(len(legal) + 1)
+    planted = first[first[:, OP] == LifecycleOp.GERMINATE][:, [SLOT, BLUEPRINT]]
+    assert sorted(map(tuple, planted.tolist())) == sorted(map(tuple, legal.tolist()))
+    assert (second[:, OP] == LifecycleOp.WAIT).all()
+
+
+@pytest.mark.parametrize("name", ["each", "random"])
+def test_environments_with_one_key_do_different_things(name: str) -> None:
+    _, (first, _) = first_and_second(8, name)
+    assert len(np.unique(first, axis=0)) > 3
