@@ -13,7 +13,15 @@ from esper.api.grown import Grown, load, save_network
 from esper.api.lessons import imitate, learn_offline, record
 from esper.api.policies import export_policy
 from esper.api.shaping import Shape, shape
-from esper.api.training import config_of, episode_steps, one_thread, resume_ppo, train_ppo
+from esper.api.training import (
+    config_of,
+    episode_steps,
+    one_thread,
+    rehearse_ppo,
+    resume_ppo,
+    rounds_done,
+    train_ppo,
+)
 from esper.api.watch import Watch, warn_of_another_task
 
 export, list_slots = checked()(growth.export), checked()(growth.list_slots)
@@ -42,7 +50,9 @@ __all__ = [
     "load_policy",
     "one_thread",
     "record",
+    "rehearse_ppo",
     "resume_ppo",
+    "rounds_done",
     "save_network",
     "shape",
     "train_ppo",

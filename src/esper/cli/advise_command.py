@@ -1,9 +1,9 @@
 """`esper advise`: train a task's host, and say what to do with it."""
 
-import json
 from dataclasses import dataclass, replace
 
 from esper.cli.options import option
+from esper.cli.printing import AS_JSON, QUIET, consoles, print_json
 from esper.leyline.constants import MOST_COUNT, MOST_KEY
 
 
@@ -18,7 +18,8 @@ class AdviseSettings:
         min=1,
         max=MOST_COUNT,
     )
-    json: bool = option(False, "Print the findings as JSON.")
+    quiet: bool = option(False, QUIET)
+    json: bool = option(False, AS_JSON)
 
 
 def advise(settings: AdviseSettings) -> None:
@@ -34,8 +35,6 @@ def advise(settings: AdviseSettings) -> None:
 
       esper advise --task digits --extra 1.0 --json
     """
-    from rich.console import Console
-
     from esper.api import one_thread
     from esper.observatory import StepProgress, say
     from esper.tamiyo import StaticController
@@ -43,7 +42,7 @@ def advise(settings: AdviseSettings) -> None:
     from esper.tolaria import advise as advise_on
 
     task = find_task(settings.task)
-    steps, console = settings.steps or task.steps, Console(stderr=settings.json)
+    steps, (console, result) = settings.steps or task.steps, consoles(settings.quiet, settings.json)
     epochs = steps + 1  # the warm-up epoch comes before the first step
     check_extra(settings.extra, epochs)
     recipe = task.recipe(task.load(data_root()))
@@ -61,8 +60,7 @@ def advise(settings: AdviseSettings) -> None:
             )
         trained = replace(recipe, weights={settings.key: host.model.state_dict()})
         advice = advise_on(trained, settings.key, extra=settings.extra, epochs=epochs)
+    console.print()
+    say(result, str(advice), whole=True)
     if settings.json:
-        print(json.dumps(advice.as_dict()))
-    else:
-        console.print()
-        say(console, str(advice), whole=True)
+        print_json(advice.as_dict())

@@ -2,11 +2,11 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from esper.cli.printing import ONLY_PRINTING
+from esper.cli.printing import without_printing
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -58,8 +58,7 @@ class Arms:
 
     def config(self, label: str) -> dict[str, Any]:
         out = str(self.settings.folder)
-        given = {k: v for k, v in asdict(self.settings).items() if k not in ONLY_PRINTING}
-        return {**given, "steps": self.steps, "out": out, "arm": label}
+        return {**without_printing(self.settings), "steps": self.steps, "out": out, "arm": label}
 
     def track(self, label: str) -> "Sequence[Recorder]":
         """Who is to be told of an arm besides its record."""

@@ -1,12 +1,12 @@
 """`esper doctor`: what is installed, whether it works, and the cure where it does not."""
 
-import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 import typer
 
 from esper.cli.options import option
+from esper.cli.printing import AS_JSON, consoles, print_json
 
 if TYPE_CHECKING:
     from esper.cli.health import Finding
@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DoctorSettings:
-    json: bool = option(False, "Print the findings as JSON.")
+    quiet: bool = option(False, "Print only what is wrong.")
+    json: bool = option(False, AS_JSON)
 
 
 def doctor(settings: DoctorSettings) -> None:
@@ -26,22 +27,20 @@ def doctor(settings: DoctorSettings) -> None:
 
     Example: esper doctor --json
     """
-    from rich.console import Console
-
     from esper.cli.health import examine
     from esper.observatory import say
 
-    console = Console()
+    _, result = consoles(settings.quiet, settings.json)
     findings: list[Finding] = []
     for finding in examine():
         findings.append(finding)
-        if not settings.json:
-            say(console, _in_a_line(finding), whole=True)
+        if finding.state == "wrong" or not settings.quiet:
+            say(result, _in_a_line(finding), whole=True)
     wrong = [finding.about for finding in findings if finding.state == "wrong"]
     if settings.json:
-        print(json.dumps({"wrong": wrong, "findings": [asdict(each) for each in findings]}))
-    else:
-        say(console, f"\nWrong: {', '.join(wrong)}." if wrong else "\nAll is well.")
+        print_json({"wrong": wrong, "findings": [asdict(each) for each in findings]})
+    elif not settings.quiet:
+        say(result, f"\nWrong: {', '.join(wrong)}." if wrong else "\nAll is well.")
     if wrong:
         raise typer.Exit(1)
 

@@ -1,12 +1,12 @@
 """`esper evaluate`: compare controllers on paired keys."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from esper.cli.options import option
-from esper.cli.printing import AS_JSON, QUIET, consoles
+from esper.cli.printing import AS_JSON, QUIET, consoles, print_json
+from esper.cli.rehearsal import DRY_RUN, measuring, show_estimate
 from esper.cli.tracking import TRACK, check_track, open_tracker
 from esper.leyline import ConfigError
 from esper.leyline.constants import MOST_COUNT, MOST_KEY
@@ -63,6 +63,7 @@ class EvaluateSettings:
     population: str = option("auto", "How hosts are trained: looped, fused, auto or measure.")
     precision: str = option("fp32", "In what hosts compute while they train: fp32 or bf16.")
     track: str | None = option(None, TRACK)
+    dry_run: bool = option(False, DRY_RUN)
     quiet: bool = option(False, QUIET)
     json: bool = option(False, AS_JSON)
 
@@ -84,8 +85,10 @@ def evaluate(settings: EvaluateSettings) -> None:
     """
     # Everything that can be wrong is found before the first trial.
     from esper.api import find_controller, one_thread
+    from esper.cli.dry_run import evaluate_estimate
     from esper.observatory import (
         PhaseProgress,
+        check_evaluation_folder,
         evaluation_folder,
         require_matplotlib,
         retell,
@@ -125,6 +128,14 @@ def evaluate(settings: EvaluateSettings) -> None:
     data = task.load(data_root())
     before = None if load_before is None else load_before(data_root())
     out = Path(settings.out or f"runs/evaluate-{settings.task}")
+    if settings.dry_run:
+        if settings.resume:
+            raise ConfigError("--dry-run is of a whole evaluation; leave out --resume")
+        check_evaluation_folder(out, overwrite=settings.overwrite, resume=False)
+        with measuring(settings.quiet, settings.json):
+            estimate = evaluate_estimate(task, data, before, plan, out)
+        show_estimate(estimate, quiet=settings.quiet, as_json=settings.json)
+        return
     console, result = consoles(settings.quiet, settings.json)
 
     def tell(label: str, run: "Run") -> None:
@@ -145,7 +156,7 @@ def evaluate(settings: EvaluateSettings) -> None:
             )
         show_report(result, report)
         if settings.json:
-            print(json.dumps(report.as_dict()))
+            print_json(report.as_dict())
         for path in (*write_evaluation(out, report.as_dict()), write_report(out)):
             say(console, str(path), whole=True)
         if settings.track is not None:

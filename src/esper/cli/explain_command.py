@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import typer
 
 from esper.cli.options import option
+from esper.cli.printing import AS_JSON, QUIET, consoles, print_json
 from esper.leyline.constants import MOST_COUNT, MOST_KEY
 
 
@@ -20,7 +21,8 @@ class ExplainSettings:
     )
     arm: str | None = option(None, "Of an evaluation: the learned policy, as it names it.")
     key: int | None = option(None, "Of an evaluation: the key.", min=0, max=MOST_KEY)
-    json: bool = option(False, "As JSON, for other programs.", flag="--json")
+    quiet: bool = option(False, QUIET)
+    json: bool = option(False, AS_JSON)
 
 
 def explain(settings: ExplainSettings) -> None:
@@ -37,10 +39,6 @@ def explain(settings: ExplainSettings) -> None:
 
       esper explain runs/evaluate-digits --arm pretrained --key 3 --step 7
     """
-    from json import dumps
-
-    from rich.console import Console
-
     from esper.api import explain
     from esper.observatory import explanation_in_words, say
 
@@ -52,7 +50,7 @@ def explain(settings: ExplainSettings) -> None:
         arm=settings.arm,
         key=settings.key,
     )
+    _, result = consoles(settings.quiet, settings.json)
+    say(result, explanation_in_words(told), whole=True)
     if settings.json:
-        print(dumps(told, indent=2))
-    else:
-        say(Console(), explanation_in_words(told), whole=True)
+        print_json(told)

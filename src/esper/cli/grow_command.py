@@ -1,6 +1,5 @@
 """`esper grow`: run the arms, compare them on test data, draw the growth."""
 
-import json
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -9,7 +8,8 @@ from typing import TYPE_CHECKING, Literal, cast
 
 from esper.cli.arms import Arms
 from esper.cli.options import option
-from esper.cli.printing import AS_JSON, QUIET, consoles
+from esper.cli.printing import AS_JSON, QUIET, consoles, print_json
+from esper.cli.rehearsal import DRY_RUN, measuring, show_estimate
 from esper.cli.rescue import CONTINUE, COOLED, HOST, SCRATCH, rescue
 from esper.cli.retraining import ANEW, RANDOM, UNIFORM, retrain
 from esper.cli.tracking import TRACK, check_track
@@ -69,6 +69,7 @@ class GrowSettings:
     )
     compare: bool = option(True, "Also train the host alone, and the grown topology from scratch.")
     track: str | None = option(None, TRACK)
+    dry_run: bool = option(False, DRY_RUN)
     quiet: bool = option(False, QUIET)
     json: bool = option(False, AS_JSON)
 
@@ -99,8 +100,9 @@ def grow(settings: GrowSettings) -> None:
     began = time.time()
     # Everything that can be wrong is found before the first epoch.
     from esper.api import check_script, find_controller, warn_of_another_task
+    from esper.cli.dry_run import grow_estimate
     from esper.growth import default_catalogue
-    from esper.observatory import say, write_report
+    from esper.observatory import check_free, say, write_report
     from esper.tolaria import RESCUE, Budget, TrialRules, data_root, find_task, make_env
 
     task = replace(find_task(settings.task), precision=cast("Precision", settings.precision))
@@ -120,6 +122,12 @@ def grow(settings: GrowSettings) -> None:
     recipe, (console, _) = task.recipe(data), consoles(settings.quiet, settings.json)
     check_script(controller, make_env(recipe, [settings.key], rules).population.template)
     warn_of_another_task(controller, task.name)
+    if settings.dry_run:
+        check_free(out, overwrite=settings.overwrite)
+        with measuring(settings.quiet, settings.json):
+            estimate = grow_estimate(settings, task, data, controller, rules)
+        show_estimate(estimate, quiet=settings.quiet, as_json=settings.json)
+        return
     with Arms(console, settings, data, steps, began) as arms:
         if settings.start == "trained":
             rescue(arms, task, controller, rules)
@@ -201,7 +209,7 @@ def _conclude(arms: "Arms", task: "Task", bills: "Mapping[str, int] | None" = No
     result.print()
     say(result, growth_in_words(asdict(outcome), seeds))
     if settings.json:
-        print(json.dumps({"out": str(out), "arms": rows}))
+        print_json({"out": str(out), "arms": rows})
     if outcome.steps > 0 and outcome.best_step >= 0:
         title = f"{task.name}, {outcome.controller}, key {settings.key}"
         say(console, f"picture  {draw_growth(out, title, others)}", whole=True)

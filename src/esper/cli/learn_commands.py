@@ -1,9 +1,11 @@
 """`esper train record`, `imitate` and `offline`: policies from what others have done."""
 
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from esper.cli.options import option
+from esper.cli.printing import AS_JSON, QUIET, consoles, print_json, without_printing
+from esper.cli.rehearsal import DRY_RUN, measuring, show_estimate
 from esper.leyline.constants import MOST_COUNT, MOST_ENVS, MOST_KEY
 
 if TYPE_CHECKING:
@@ -11,10 +13,9 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class RecordSettings:
-    controller: str = option(
-        "random", "Who decides: a controller, or the folder of a training run."
-    )
+class EpisodeSettings:
+    """What recording and imitating have in common."""
+
     task: str = option("digits", "What the hosts learn; see `esper tasks`.")
     family: str | None = option(None, "Draw hosts from this family, which has a task of its own.")
     group: int | None = option(
@@ -28,12 +29,22 @@ class RecordSettings:
         None, "Which policy is to learn from them: flat, or set, which fits any slots."
     )
     key: int = option(0, "Same key, same result.", min=0, max=MOST_KEY)
-    out: str | None = option(None, "Folder. Default: runs/recorded-TASK-KEY.")
     overwrite: bool = option(False, "Replace a run that is already there.")
+    quiet: bool = option(False, QUIET)
+    json: bool = option(False, AS_JSON)
 
 
 @dataclass(frozen=True)
-class ImitateSettings(RecordSettings):
+class RecordSettings(EpisodeSettings):
+    controller: str = option(
+        "random", "Who decides: a controller, or the folder of a training run."
+    )
+    out: str | None = option(None, "Folder. Default: runs/recorded-TASK-KEY.")
+    dry_run: bool = option(False, DRY_RUN)
+
+
+@dataclass(frozen=True)
+class ImitateSettings(EpisodeSettings):
     controller: str = option(
         "heuristic",
         "Whom to imitate: a controller, or the folder of a training run.",
@@ -58,6 +69,8 @@ class OfflineSettings:
     key: int = option(0, "Same key, same result.", min=0, max=MOST_KEY)
     out: str | None = option(None, "Folder for the policy. Default: runs/offline-TASK-KEY.")
     overwrite: bool = option(False, "Replace a run that is already there.")
+    quiet: bool = option(False, QUIET)
+    json: bool = option(False, AS_JSON)
 
 
 def record(settings: RecordSettings) -> None:
@@ -65,16 +78,24 @@ def record(settings: RecordSettings) -> None:
 
     Example: esper train record --controller random --episodes 64 --out runs/recorded
     """
-    from rich.console import Console
-
     from esper.api import record
+    from esper.cli.dry_run import record_estimate
     from esper.observatory import PhaseProgress, say
     from esper.simic.lessons import FILE
 
-    console, out = Console(), settings.out or _default("recorded", settings)
+    out = settings.out or _default("recorded", settings)
+    if settings.dry_run:
+        with measuring(settings.quiet, settings.json):
+            estimate = record_estimate(settings, out)
+        show_estimate(estimate, quiet=settings.quiet, as_json=settings.json)
+        return
+    console, result = consoles(settings.quiet, settings.json)
+    given = without_printing(replace(settings, out=out))
     with PhaseProgress(console) as bar:
-        episodes = record(**asdict(replace(settings, out=out)), progress=bar.show)
-    say(console, _in_words(episodes))
+        episodes = record(**given, progress=bar.show)
+    say(result, _in_words(episodes))
+    if settings.json:
+        print_json({"out": out, **_in_numbers(episodes)})
     say(console, f"{out}/{FILE}", whole=True)
 
 
@@ -89,17 +110,18 @@ def imitate(settings: ImitateSettings) -> None:
 
       esper train ppo --warm-start runs/cloned --out runs/warm
     """
-    from rich.console import Console
-
     from esper.api import imitate
     from esper.observatory import PhaseProgress, say
 
-    console, out = Console(), settings.out or _default("cloned", settings)
-    given = asdict(replace(settings, out=out))
+    console, result = consoles(settings.quiet, settings.json)
+    out = settings.out or _default("cloned", settings)
+    given = without_printing(replace(settings, out=out))
     with PhaseProgress(console) as bar:
         episodes, report = imitate(given.pop("controller"), **given, progress=bar.show)
-    say(console, _in_words(episodes))
-    say(console, _agreement_in_words(report))
+    say(result, _in_words(episodes))
+    say(result, _agreement_in_words(report))
+    if settings.json:
+        print_json({"out": out, **_in_numbers(episodes), **asdict(report)})
     say(console, f"policy   {out}", whole=True)
 
 
@@ -108,21 +130,30 @@ def offline(settings: OfflineSettings) -> None:
 
     Example: esper train offline --episodes runs/recorded --out runs/offline
     """
-    from rich.console import Console
-
     from esper.api import learn_offline
     from esper.observatory import PhaseProgress, say
 
-    console, out = Console(), settings.out or _default("offline", settings)
-    given = asdict(replace(settings, out=out))
+    console, result = consoles(settings.quiet, settings.json)
+    out = settings.out or _default("offline", settings)
+    given = without_printing(replace(settings, out=out))
     with PhaseProgress(console) as bar:
         episodes, report = learn_offline(given.pop("episodes"), **given, progress=bar.show)
-    say(console, _in_words(episodes))
-    say(console, f"The weights leave {report.effective_share:.0%} of the steps in play.")
+    say(result, _in_words(episodes))
+    say(result, f"The weights leave {report.effective_share:.0%} of the steps in play.")
+    if settings.json:
+        print_json({"out": out, **_in_numbers(episodes), **asdict(report)})
     say(console, f"policy   {out}", whole=True)
 
 
-def _default(what: str, settings: RecordSettings | OfflineSettings) -> str:
+def _in_numbers(episodes: "Episodes") -> dict[str, Any]:
+    return {
+        "episodes": len(episodes),
+        "steps": int(episodes.lengths.sum()),
+        "mean_return": float(episodes.returns.mean()),
+    }
+
+
+def _default(what: str, settings: EpisodeSettings | OfflineSettings) -> str:
     hosts = (settings.family or settings.task).replace(":", "-")
     return f"runs/{what}-{hosts}-{settings.key}"
 

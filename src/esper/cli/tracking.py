@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from esper.cli.options import option
+from esper.cli.printing import AS_JSON, QUIET, consoles, print_json
 from esper.leyline import ConfigError
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ class ExportRunSettings:
     )
     to: str = option(..., "tensorboard, wandb or mlflow.")
     out: str | None = option(None, "Folder to write to. Default: RUN/tracked/TRACKER.")
+    quiet: bool = option(False, QUIET)
+    json: bool = option(False, AS_JSON)
 
 
 def export_run(settings: ExportRunSettings) -> None:
@@ -44,8 +47,6 @@ def export_run(settings: ExportRunSettings) -> None:
 
     Example: esper export-run runs/first --to tensorboard
     """
-    from rich.console import Console
-
     from esper.observatory import TRACKED, retell, say
     from esper.trackers import find_tracker
 
@@ -57,4 +58,7 @@ def export_run(settings: ExportRunSettings) -> None:
         raise ConfigError(f"there is something in {out} already; choose another folder with --out")
     for story in stories:
         find_tracker(settings.to, out, story.name, story.config).tell(story)
-    say(Console(), str(out), whole=True)
+    _, result = consoles(settings.quiet, settings.json)
+    say(result, str(out), whole=True)
+    if settings.json:
+        print_json({"out": str(out), "runs": [story.name for story in stories]})

@@ -7,11 +7,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from esper.cli.options import option
-from esper.cli.tracking import TRACK, open_tracker
+from esper.cli.printing import AS_JSON, QUIET, consoles, print_json
+from esper.cli.rehearsal import DRY_RUN, measuring, show_estimate
+from esper.cli.tracking import TRACK, check_track, open_tracker
 from esper.leyline.constants import MOST_COUNT, MOST_KEY
+
+Workers = int | Literal["auto"] | None
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from esper.simic.training import TrainingConfig
 
 
 def setting(name: str, help: str, **more: Any) -> Any:
@@ -77,6 +83,9 @@ class PPOSettings:
     )
 
     track: str | None = option(None, TRACK)
+    dry_run: bool = option(False, DRY_RUN)
+    quiet: bool = option(False, QUIET)
+    json: bool = option(False, AS_JSON)
 
     def given(self) -> dict[str, Any]:
         """The settings of the run that were given as flags, by their dotted names."""
@@ -102,14 +111,12 @@ def ppo(settings: PPOSettings) -> None:
     # Everything that can be wrong is found before the first round.
     import logging
 
-    from rich.console import Console
-
     from esper.api import config_of, episode_steps, resume_ppo, train_ppo
     from esper.observatory import RoundProgress, scalars_of
     from esper.simic.training import Hooks, load_config
 
     logging.basicConfig(format="esper: %(message)s")
-    console = Console()
+    console, result = consoles(settings.quiet, settings.json)
     if settings.resume is None:
         config = load_config(settings.config, settings.given())
         name = (config.family or config.task).replace(":", "-")
@@ -118,8 +125,16 @@ def ppo(settings: PPOSettings) -> None:
         _refuse_changes(settings)
         out = Path(settings.resume)
         config = config_of(out, settings.rounds)
-    steps = episode_steps(config)
-    tracker = None
+    places: dict[str, Any] = {
+        "workers": _workers(settings.workers),
+        "devices": None if settings.devices is None else settings.devices.split(","),
+    }
+    check_track(settings.track)
+    if settings.dry_run:
+        _estimate(settings, config, out, places)
+        return
+    steps, tracker = episode_steps(config), None
+    newest: dict[str, Any] = {}
     if settings.track is not None:
         tracker = open_tracker(settings.track, out, "policy", config.flat())
     with Interrupts(console) as interrupts, RoundProgress(console, config.rounds, steps) as show:
@@ -130,12 +145,12 @@ def ppo(settings: PPOSettings) -> None:
 
         def on_round(number: int, row: dict[str, Any], timings: dict[str, Any]) -> None:
             show.round(number, row, timings)
+            newest.update(row)
             if tracker is not None:
                 tracker.scalars(scalars_of(row), number)
 
         how: dict[str, Any] = {
-            "workers": _workers(settings.workers),
-            "devices": None if settings.devices is None else settings.devices.split(","),
+            **places,
             "profile": settings.profile,
             "hooks": Hooks(on_round, on_step, interrupts.after_round),
         }
@@ -150,10 +165,28 @@ def ppo(settings: PPOSettings) -> None:
         finally:
             if tracker is not None:
                 tracker.close()
-    _conclude(console, out, done, config.rounds)
+    _conclude(result, out, done, config.rounds)
+    if settings.json:
+        scores = {name: newest.get(name) for name in ("return", "val_score", "params")}
+        print_json({"out": str(out), "rounds": done, "rounds_wanted": config.rounds, **scores})
 
 
-def _workers(given: str | None) -> "int | Literal['auto'] | None":
+def _estimate(
+    settings: PPOSettings, config: "TrainingConfig", out: Path, places: dict[str, Any]
+) -> None:
+    from esper.api import rounds_done
+    from esper.cli.dry_run import ppo_estimate
+    from esper.observatory import check_free
+
+    if settings.resume is None:
+        check_free(out, overwrite=settings.overwrite)
+    with measuring(settings.quiet, settings.json):
+        done = 0 if settings.resume is None else rounds_done(out)
+        estimate = ppo_estimate(config, out, done, **places)
+    show_estimate(estimate, quiet=settings.quiet, as_json=settings.json)
+
+
+def _workers(given: str | None) -> Workers:
     from esper.leyline import ConfigError
 
     if given is None:

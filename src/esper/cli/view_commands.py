@@ -7,63 +7,66 @@ from typing import Annotated
 import typer
 
 from esper.cli.options import option
+from esper.cli.printing import AsJson, Quiet, consoles, print_json
 
 RUN = typer.Argument(help="A run or an evaluation, such as runs/first.")
 
 
 def runs(
     folder: Annotated[str, typer.Argument(help="Where to look.")] = "runs",
-    json: Annotated[bool, typer.Option("--json", help="As JSON, for other programs.")] = False,
+    quiet: Quiet = False,
+    json: AsJson = False,
 ) -> None:
     """List the runs of a folder and what has become of them.
 
     A run is running, finished, stopped (its process ended before it did) or broken.
     """
-    from json import dumps
-
-    from rich.console import Console
-
     from esper.leyline import ConfigError
     from esper.observatory import find_runs, runs_as_json, runs_table, say
 
     if not Path(folder).is_dir():
         raise ConfigError(f"there is no folder {folder}; give the one that holds your runs")
     lines = find_runs(Path(folder))
-    console = Console()
+    _, result = consoles(quiet, json)
     if json:
-        print(dumps(runs_as_json(lines), indent=2))
+        print_json(runs_as_json(lines))
     elif lines:
-        console.print(runs_table(lines))
+        result.print(runs_table(lines))
     else:
-        say(console, f"no runs in {folder}; esper grow --task digits makes one")
+        say(result, f"no runs in {folder}; esper grow --task digits makes one")
 
 
-def show(run: Annotated[str, RUN]) -> None:
+def show(run: Annotated[str, RUN], quiet: Quiet = False, json: AsJson = False) -> None:
     """Print the summary of a run or an evaluation again."""
-    from rich.console import Console
+    from esper.observatory import run_as_json, show_run
 
-    from esper.observatory import show_run
-
-    show_run(Console(), Path(run))
+    _, result = consoles(quiet, json)
+    show_run(result, Path(run))
+    if json:
+        print_json(run_as_json(Path(run)))
 
 
 def report(
     run: Annotated[str, RUN],
     format: Annotated[str, typer.Option(help="html, or md for Markdown.")] = "html",
+    quiet: Quiet = False,
+    json: AsJson = False,
 ) -> None:
     """Write a report of a run or an evaluation into its folder.
 
     One page that needs no network: the growth as an animation, curves, tables, the bill, the
     settings, and how to do it again.
     """
-    from rich.console import Console
-
     from esper.leyline import ConfigError
     from esper.observatory import say, write_report
 
     if format not in ("html", "md"):
         raise ConfigError(f"a report is html or md, not {format!r}")
-    say(Console(), str(write_report(Path(run), markdown=format == "md")), whole=True)
+    _, result = consoles(quiet, json)
+    page = str(write_report(Path(run), markdown=format == "md"))
+    say(result, page, whole=True)
+    if json:
+        print_json({"report": page})
 
 
 @dataclass(frozen=True)

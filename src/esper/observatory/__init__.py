@@ -8,6 +8,7 @@ from esper.observatory.comparison import compare_runs, comparison_table
 from esper.observatory.evaluation import (
     arms_table,
     at_extra,
+    check_evaluation_folder,
     comparisons_table,
     evaluation_folder,
     seeds_worth_table,
@@ -36,16 +37,18 @@ from esper.observatory.run_directory import (
     PROFILE,
     TRACKED,
     RunDirectory,
+    check_free,
     read_rows,
     write_summary,
 )
 from esper.observatory.runs import find_runs
 from esper.observatory.serving import serve
 from esper.observatory.story import in_words, is_told
-from esper.observatory.summaries import runs_as_json, runs_table, show_run
+from esper.observatory.summaries import run_as_json, runs_as_json, runs_table, show_run
 from esper.observatory.terminal import (
     PhaseProgress,
     StepProgress,
+    clock,
     epoch_progress,
     growth_in_words,
     place,
@@ -74,6 +77,9 @@ __all__ = [
     "Story",
     "arms_table",
     "at_extra",
+    "check_evaluation_folder",
+    "check_free",
+    "clock",
     "compare_runs",
     "comparison_table",
     "comparisons_table",
@@ -96,6 +102,7 @@ __all__ = [
     "read_rows",
     "require_matplotlib",
     "retell",
+    "run_as_json",
     "runs_as_json",
     "runs_table",
     "say",

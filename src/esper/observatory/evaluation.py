@@ -33,13 +33,9 @@ SURE = 0.05
 Report = Mapping[str, Any]
 
 
-@contextmanager
-def evaluation_folder(folder: Path, *, overwrite: bool, resume: bool) -> Iterator[None]:
-    """Make the folder, and keep every other writer out of it.
-
-    Raises ConfigError if it cannot be written or is in use; if it holds an evaluation and is
-    neither to be overwritten nor to be gone on with; or if there is none to go on with.
-    """
+def check_evaluation_folder(folder: Path, *, overwrite: bool, resume: bool) -> None:
+    """Raises ConfigError if an evaluation may not begin, or go on, in the folder; changes
+    nothing."""
     if resume and overwrite:
         raise ConfigError("--resume goes on with an evaluation, --overwrite begins anew; give one")
     taken = [name for name in OWN if (folder / name).exists()]
@@ -50,6 +46,16 @@ def evaluation_folder(folder: Path, *, overwrite: bool, resume: bool) -> Iterato
         raise ConfigError(
             f"{folder} already holds an evaluation; choose another folder{cure} or --overwrite it"
         )
+
+
+@contextmanager
+def evaluation_folder(folder: Path, *, overwrite: bool, resume: bool) -> Iterator[None]:
+    """Make the folder, and keep every other writer out of it.
+
+    Raises ConfigError if it cannot be written or is in use; if it holds an evaluation and is
+    neither to be overwritten nor to be gone on with; or if there is none to go on with.
+    """
+    check_evaluation_folder(folder, overwrite=overwrite, resume=resume)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -73,16 +73,7 @@ class RunDirectory:
         With `overwrite` a run that is there makes room; what no run has left does not, nor does a
         run that has begun `since` (in seconds of `time.time`): whoever asks has not seen it.
         """
-        _check_name(path)
-        taken = [name for name in OWN if (path / name).exists()]
-        if taken and not (path / LOCK).exists():
-            raise ConfigError(f"{path} holds a {taken[0]} that is of no run; choose another folder")
-        if taken and not overwrite:
-            resume = f", or go on with it (--resume {path})" if CHECKPOINTS in taken else ""
-            raise ConfigError(
-                f"{path} already holds a run; choose another folder, or overwrite it "
-                f"(--overwrite){resume}"
-            )
+        check_free(path, overwrite=overwrite)
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -189,6 +180,20 @@ class RunDirectory:
                 line = line[self._open(name).write(line) :]
         except OSError as error:
             raise _unwritten(self.path, name, error) from error
+
+
+def check_free(path: Path, *, overwrite: bool) -> None:
+    """Raises ConfigError if a new run may not begin in the folder; changes nothing."""
+    _check_name(path)
+    taken = [name for name in OWN if (path / name).exists()]
+    if taken and not (path / LOCK).exists():
+        raise ConfigError(f"{path} holds a {taken[0]} that is of no run; choose another folder")
+    if taken and not overwrite:
+        resume = f", or go on with it (--resume {path})" if CHECKPOINTS in taken else ""
+        raise ConfigError(
+            f"{path} already holds a run; choose another folder, or overwrite it "
+            f"(--overwrite){resume}"
+        )
 
 
 def _check_name(path: Path) -> None:

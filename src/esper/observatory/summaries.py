@@ -82,6 +82,17 @@ def show_run(console: Console, folder: Path) -> None:
         _show_growth(console, folder)
 
 
+def run_as_json(folder: Path) -> dict[str, Any]:
+    """What `show_run` tells of a run that it can tell of."""
+    line = look_at(folder)
+    if line.kind == "evaluation":
+        return {**shown_line(line), "report": read_evaluation(folder)}
+    seen = glance(folder)
+    if line.kind == "training":
+        return {**shown_line(line), "round": seen.round}
+    return {**shown_line(line), "arms": seen.summary, "outcome": seen.outcome}
+
+
 def _show_evaluation(console: Console, folder: Path) -> None:
     try:
         report = presentable(read_evaluation(folder))
