@@ -1,5 +1,7 @@
 """Every candidate of a host, side by side."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -37,3 +39,15 @@ def test_all_that_may_be_planted_is_planted_once_and_once_nothing() -> None:
 def test_environments_with_one_key_do_different_things(name: str) -> None:
     _, (first, _) = first_and_second(8, name)
     assert len(np.unique(first, axis=0)) > 3
+
+
+def test_a_seed_that_may_be_kept_is_kept() -> None:
+    env, _ = first_and_second(3)
+    assert env.situation is not None
+    masks = env.situation.masks
+    op, slot = masks.op.copy(), masks.slot.copy()
+    op[1, LifecycleOp.FOSSILIZE] = slot[1, LifecycleOp.FOSSILIZE, 1] = True
+    ripe = replace(env.situation, masks=replace(masks, op=op, slot=slot))
+    actions = make_controller("each").act(ripe)
+    assert actions[:, OP].tolist() == [LifecycleOp.WAIT, LifecycleOp.FOSSILIZE, LifecycleOp.WAIT]
+    assert actions[1, SLOT] == 1

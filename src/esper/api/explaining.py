@@ -84,6 +84,7 @@ class Retold:
 
     def __init__(self, record: EpisodeRecord, policy: LearnedController) -> None:
         self.record, self.policy, self.name = record, policy, policy.name
+        self.trial_plan, self.asks = policy.trial_plan, policy.asks
 
     def reset(self, n_envs: int) -> None:
         self.policy.reset(n_envs)

@@ -14,7 +14,6 @@ from esper.api.checks import FAMILY_NAME, NETWORK_KIND, checked
 from esper.api.controllers import find_controller
 from esper.api.training import Chosen, one_thread
 from esper.growth import default_catalogue
-from esper.leyline import ConfigError
 from esper.observatory import RunDirectory
 from esper.simic.agent.network import Kind
 from esper.simic.lessons import (
@@ -29,6 +28,7 @@ from esper.simic.lessons import (
     load_episodes,
     record_episodes,
     save_episodes,
+    shown_in,
 )
 from esper.simic.lessons import learn_offline as learn
 from esper.simic.training import (
@@ -61,15 +61,17 @@ def record(
     episodes: int = 64,
     steps: int | None = None,
     network: Kind | None = None,
+    trials: bool = False,
     key: int = 0,
     overwrite: bool = False,
     progress: Progress = _silent,
 ) -> Episodes:
     """Episodes of a controller on hosts of a task, or of a family, which then says what the task
     is; rewarded as PPO is by default. `group` episodes of a family begin with the same host.
-    `network` is the kind of policy that is to learn from them; None: flat, of a family set."""
+    `network` is the kind of policy that is to learn from them; None: flat, of a family set. With
+    `trials` every candidate is tried before the first decision, and the policy sees the scores."""
     with one_thread():
-        config = _config(task, family, key, network, steps, group)
+        config = _config(task, family, key, network, trials, steps, group)
         play = _player(controller, config, episodes)
         with _folder(
             out, overwrite, config, "record", controller=controller, episodes=episodes
@@ -89,6 +91,7 @@ def imitate(
     steps: int | None = None,
     epochs: int = 60,
     network: Kind | None = None,
+    trials: bool = False,
     key: int = 0,
     overwrite: bool = False,
     progress: Progress = _silent,
@@ -97,7 +100,7 @@ def imitate(
     it."""
     cloning = CloningConfig(epochs=epochs)
     with one_thread():
-        config = _config(task, family, key, network, steps, group)
+        config = _config(task, family, key, network, trials, steps, group)
         play, state = _player(teacher, config, episodes), _fresh_state(config)
         with _folder(
             out, overwrite, config, "imitate", controller=teacher, episodes=episodes
@@ -129,16 +132,16 @@ def learn_offline(
 ) -> tuple[Episodes, OfflineReport]:
     """A policy from the recorded episodes of `runs` alone, by implicit Q-learning; with the
     advantage "group" by comparison with episodes that began alike; with a `beta` of 0 it imitates
-    them all alike."""
+    them all alike. They may be of several families, if the hosts of `task` or `family` have all
+    their slots and blueprints."""
     offline = OfflineConfig(advantage=advantage, expectile=expectile, beta=beta)
     names = ", ".join(map(str, runs))
     with one_thread():
-        lessons = join([load_episodes(run) for run in runs])
-        config = _config(task, family, key, lessons.space.kind)
+        parts = [load_episodes(run) for run in runs]
+        first = parts[0].space
+        config = _config(task, family, key, first.kind, first.trials)
         state = _fresh_state(config)
-        if lessons.space != state.space:
-            of = f"task {task!r}" if family is None else f"family {family!r}"
-            raise ConfigError(f"the episodes of {names} are of other slots or blueprints than {of}")
+        lessons = join([shown_in(part, state.space) for part in parts])
         settings = {"episodes": names, "advantage": advantage, "expectile": expectile, "beta": beta}
         with _folder(out, overwrite, config, "offline", **settings) as run:
             learnt = partial(progress, "learning")
@@ -153,11 +156,13 @@ def _config(
     family: str | None,
     key: int,
     network: Kind | None,
+    trials: bool,
     steps: int | None = None,
     group: int | None = None,
 ) -> TrainingConfig:
     """As PPO has it by default, so that it can go on from here."""
     given: dict[str, Any] = {"key": key, "network.kind": network, "steps": steps, "group": group}
+    given["trials"] = trials
     if family is None:
         given |= {"task": task, "envs": SIDE_BY_SIDE}
     else:

@@ -82,7 +82,7 @@ class Chosen:
         return Chosen(family.task if family else task or find_task(config.task), family)
 
     def space(self, config: TrainingConfig) -> Space:
-        return space_of(self.task, self.family, kind=config.network.kind)
+        return space_of(self.task, self.family, kind=config.network.kind, trials=config.trials)
 
 
 @checked(task=TASK)

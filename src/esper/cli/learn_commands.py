@@ -28,6 +28,9 @@ class EpisodeSettings:
     network: str | None = option(
         None, "Which policy is to learn from them: flat, or set, which fits any slots."
     )
+    trials: bool = option(
+        False, "Try every candidate before the first decision; the policy sees what it would bring."
+    )
     key: int = option(0, "Same key, same result.", min=0, max=MOST_KEY)
     overwrite: bool = option(False, "Replace a run that is already there.")
     quiet: bool = option(False, QUIET)

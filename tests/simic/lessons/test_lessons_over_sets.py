@@ -20,7 +20,9 @@ from esper.simic.lessons import (
     load_episodes,
     record_episodes,
     save_episodes,
+    shown_in,
 )
+from esper.simic.lessons.imitation import Lesson
 from esper.simic.training import Space, load_config, new_state
 from esper.tamiyo import ScriptedController
 from helpers import small_digits
@@ -79,3 +81,43 @@ def test_a_file_that_names_another_kind_is_refused(tmp_path: Path) -> None:
     save_episodes(tmp_path, odd)
     with pytest.raises(ConfigError, match="no observation is of kind 'graph'"):
         load_episodes(tmp_path)
+
+
+def wider(space: Space) -> Space:
+    """With two more slots, a blueprint more, and all of them in another order."""
+    return Space.of(space.num_slots + 2, ("another", *reversed(space.blueprints)), "set")
+
+
+def test_a_policy_thinks_the_same_of_episodes_that_are_shown_in_a_wider_space() -> None:
+    pupil, own = state(), recorded()
+    wide = shown_in(own, wider(own.space))
+    fitted = pupil.agent.network.fitted(wide.space.num_slots, len(wide.space.blueprints))
+
+    def thoughts(network, episodes: Episodes) -> torch.Tensor:
+        lesson = Lesson.of(episodes, pupil.observations)
+        with torch.no_grad():
+            log_probs, _, values = network.evaluate_actions(
+                lesson.observations,
+                lesson.actions,
+                lesson.masks,
+                pupil.agent.initial_hidden(len(own)),
+            )
+        return torch.stack([log_probs.sum(-1), values])
+
+    assert torch.allclose(thoughts(pupil.agent.network, own), thoughts(fitted, wide), atol=1e-5)
+    names = [own.space.blueprints[n] for n in own.actions[:, 1, 1]]
+    assert names == [wide.space.blueprints[n] for n in wide.actions[:, 1, 1]] == ["branch"] * 4
+    assert (wide.actions[:, 0, 1] == 0).all(), "where nothing is planted no blueprint is meant"
+
+
+def test_episodes_of_several_kinds_of_hosts_are_learnt_from_together() -> None:
+    own = recorded()
+    with pytest.raises(ConfigError, match=r"3 slots and .*; to be learnt from for 2 slots"):
+        shown_in(own, Space.of(2, own.space.blueprints, "set"))
+    with pytest.raises(ConfigError, match="some with trials and some without"):
+        shown_in(own, replace(own.space, trials=True))
+    with pytest.raises(ConfigError, match="other slots or blueprints"):
+        shown_in(recorded("flat"), wider(own.space))
+    wide = shown_in(own, wider(own.space))
+    both = join([wide, shown_in(own, wide.space)])
+    assert np.array_equal(both.returns, np.tile(own.returns, 2))

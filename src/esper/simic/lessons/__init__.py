@@ -6,6 +6,7 @@ from esper.simic.lessons.episodes import (
     join,
     load_episodes,
     save_episodes,
+    shown_in,
 )
 from esper.simic.lessons.imitation import CloningConfig, CloningReport, clone
 from esper.simic.lessons.offline import Advantage, OfflineConfig, OfflineReport, learn_offline
@@ -26,4 +27,5 @@ __all__ = [
     "load_episodes",
     "record_episodes",
     "save_episodes",
+    "shown_in",
 ]

@@ -20,13 +20,17 @@ from torch import Tensor
 
 from esper.leyline import (
     BLEND_NAMES,
+    BLUEPRINT,
     HEAD_NAMES,
+    HEAD_RELEVANCE,
     NUM_OPS,
+    OP,
     ActionMasks,
     ConfigError,
 )
 from esper.simic.agent import MaskTensors
 from esper.simic.training import Space
+from esper.tamiyo import SetLayout
 
 FILE, FOLDER = "episodes.safetensors", "episodes"
 FORMAT_VERSION = 2
@@ -100,6 +104,57 @@ def join(parts: Sequence[Episodes]) -> Episodes:
     padded = [_padded(part, longest) for part in parts]
     arrays = {name: np.concatenate([part[name] for part in padded]) for name in _ARRAYS}
     return Episodes(parts[0].space, **arrays)
+
+
+def shown_in(episodes: Episodes, space: Space) -> Episodes:
+    """The same episodes as a policy of `space` sees them: to a network over sets a host of fewer
+    slots, or with fewer blueprints to choose from, is one whose others are absent. Raises
+    ConfigError if something of them has no place there."""
+    own = episodes.space
+    if own == space:
+        return episodes
+    _check_room(own, space)
+    place = np.array([space.blueprints.index(name) for name in own.blueprints])
+    absent = (0, space.num_slots - own.num_slots)
+
+    def spread(array: np.ndarray) -> np.ndarray:
+        """[N, T, S, B, ...] with every slot and blueprint at its place in `space`."""
+        shape = (*array.shape[:2], space.num_slots, len(space.blueprints), *array.shape[4:])
+        wide = np.zeros(shape, dtype=array.dtype)
+        wide[:, :, : own.num_slots, place] = array
+        return wide
+
+    layout = SetLayout(own.num_slots, len(own.blueprints))
+    seen = layout.split(torch.from_numpy(episodes.observations))
+    run, slots, candidates = (block.numpy() for block in seen)
+    blocks = (run, np.pad(slots, [(0, 0), (0, 0), absent, (0, 0)]), spread(candidates))
+    actions = episodes.actions.copy()
+    chosen = HEAD_RELEVANCE[actions[..., OP]][..., BLUEPRINT]
+    actions[chosen, BLUEPRINT] = place[actions[chosen, BLUEPRINT]]
+    return replace(
+        episodes,
+        space=space,
+        observations=np.concatenate([b.reshape(*b.shape[:2], -1) for b in blocks], axis=-1),
+        slot_masks=np.pad(episodes.slot_masks, [(0, 0), (0, 0), (0, 0), absent]),
+        blueprint_masks=spread(episodes.blueprint_masks),
+        actions=actions,
+    )
+
+
+def _check_room(own: Space, space: Space) -> None:
+    if own.trials != space.trials:
+        raise ConfigError("these episodes were recorded some with trials and some without")
+    lacking = sorted(set(own.blueprints) - set(space.blueprints))
+    too_many = own.num_slots > space.num_slots
+    if own.kind != "set" or space.kind != "set" or lacking or too_many:
+        raise ConfigError(
+            f"the episodes are of other slots or blueprints: {_of(own)}; to be learnt from for "
+            f"{_of(space)}. A network over sets takes them for hosts that have all of these"
+        )
+
+
+def _of(space: Space) -> str:
+    return f"{space.num_slots} slots and {', '.join(space.blueprints)} ({space.kind})"
 
 
 def _padded(part: Episodes, steps: int) -> dict[str, np.ndarray]:

@@ -100,6 +100,9 @@ class TrainingConfig:
     max_params: float | None = None
     max_macs: float | None = None
     max_seeds: int | None = None
+    # Every candidate is tried in the frozen host before the first decision, at the expense of its
+    # budget, and the policy sees what it would bring. Only a network over sets does.
+    trials: bool = False
     # Rewards are divided by the deviation of what is left to earn at a step, and are not clipped;
     # False: by their own deviation, clipped at 10.
     scale_returns: bool = False
@@ -128,6 +131,10 @@ class TrainingConfig:
                 raise ConfigError("comparing two reward modes needs at least 2 environments")
             if self.ab_reward_mode == self.reward_mode:
                 raise ConfigError(f"ab_reward_mode is {self.reward_mode!r} as well; name another")
+        if self.trials and self.network.kind == "flat":
+            raise ConfigError(
+                'a flat network does not see trials; leave them out, or give network.kind = "set"'
+            )
         self._check_groups()
         self._check_family()
         Budget(params=self.max_params, macs=self.max_macs)

@@ -11,7 +11,7 @@ from esper.simic.rewards import RewardComponents, compute_reward
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.round_log import RoundLog
 from esper.simic.training.scenes import Scene
-from esper.tamiyo import Situation
+from esper.tamiyo import Situation, TrialPlan
 from esper.tolaria import Transition, make_env, settle
 
 TWIN_SCALE, TWIN_LIMIT = 20.0, 2.0  # points of score that are 1 to a critic, and the most it sees
@@ -46,6 +46,9 @@ class Part:
 
     def reset(self) -> None:
         situation = self.env.reset()
+        if self.config.trials:
+            plan = TrialPlan(tuple(situation.catalogue.names))
+            situation = self.env.try_candidates(plan, situation.running)
         # A host that breaks while it warms up: its episode ends with the first step.
         self.stillborn = ~situation.running
         self._settle(self.stillborn)

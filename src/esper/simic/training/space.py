@@ -24,23 +24,27 @@ from esper.tamiyo import (
 
 @dataclass(frozen=True)
 class Space:
-    """How wide observations are, how many slots they show, and the names of the blueprints.
+    """How wide observations are, how many slots they show, the names of the blueprints, and whether
+    candidates are tried before the first decision.
 
-    To a flat network the order of both is their meaning. A network over sets takes any: hosts with
-    fewer slots are shown with absent ones beside theirs.
+    To a flat network the order of slots and blueprints is their meaning, and it sees no trials. A
+    network over sets takes any: hosts with fewer slots are shown with absent ones beside theirs.
     """
 
     observation_dim: int
     num_slots: int
     blueprints: tuple[str, ...]
     kind: Kind = "flat"
+    trials: bool = False
 
     @staticmethod
-    def of(num_slots: int, blueprints: Sequence[str], kind: Kind = "flat") -> "Space":
+    def of(
+        num_slots: int, blueprints: Sequence[str], kind: Kind = "flat", *, trials: bool = False
+    ) -> "Space":
         count = len(blueprints)
         flat = kind == "flat"
         size = feature_size(num_slots, count) if flat else SetLayout(num_slots, count).size
-        return Space(size, num_slots, tuple(blueprints), kind)
+        return Space(size, num_slots, tuple(blueprints), kind, trials)
 
     @staticmethod
     def from_tree(tree: Mapping[str, Any]) -> "Space":
@@ -49,7 +53,8 @@ class Space:
         if kind not in ("flat", "set"):
             raise ConfigError(f"no observation is of kind {kind!r}")
         names = tuple(str(name) for name in tree["blueprints"])
-        return Space(int(tree["observation_dim"]), int(tree["num_slots"]), names, kind)
+        size, slots = int(tree["observation_dim"]), int(tree["num_slots"])
+        return Space(size, slots, names, kind, bool(tree.get("trials", False)))
 
     def tree(self) -> dict[str, Any]:
         """For JSON."""
@@ -58,6 +63,7 @@ class Space:
             "num_slots": self.num_slots,
             "blueprints": list(self.blueprints),
             "kind": self.kind,
+            "trials": self.trials,
         }
 
     def look(self, situation: Situation) -> tuple[np.ndarray, ActionMasks]:

@@ -9,7 +9,7 @@ from esper.tamiyo.situation import Situation, wait
 class EachController:
     """Side by side, all that may be planted in a host, one seed in each environment, before the
     first step; and one environment that plants nothing. With fewer environments it is some of them,
-    from one drawn by the key on; with more they begin anew."""
+    from one drawn by the key on; with more they begin anew. A seed that may be kept is kept."""
 
     name = "each"
 
@@ -19,6 +19,9 @@ class EachController:
     def act(self, situation: Situation) -> np.ndarray:
         actions, masks = wait(situation.n_envs), situation.masks
         if situation.step > 0:
+            ripe = masks.op[:, LifecycleOp.FOSSILIZE]
+            actions[ripe, OP] = LifecycleOp.FOSSILIZE
+            actions[ripe, SLOT] = masks.slot[ripe, LifecycleOp.FOSSILIZE].argmax(axis=1)
             return actions
         slot_masks = masks.slot[:, LifecycleOp.GERMINATE]
         for env, key in enumerate(situation.keys.tolist()):
