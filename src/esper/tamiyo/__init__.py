@@ -29,6 +29,7 @@ from esper.tamiyo.policy.features import (
 )
 from esper.tamiyo.policy.mask_reasons import why_no_blueprint, why_no_op, why_no_slot
 from esper.tamiyo.policy.set_features import (
+    SET_COLUMNS,
     SetLayout,
     pad_masks,
     set_feature_names,
@@ -40,6 +41,7 @@ from esper.tamiyo.tracker import SignalTracker, score_noise
 from esper.tamiyo.trial_scores import TrialPlan, TrialScores
 
 __all__ = [
+    "SET_COLUMNS",
     "AsksForTrials",
     "Controller",
     "EachController",

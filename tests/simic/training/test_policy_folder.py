@@ -217,3 +217,12 @@ def test_the_default_is_found_if_there_is_one() -> None:
             find_policy()
     else:
         assert find_policy()[1].default
+
+
+def test_a_policy_that_saw_other_columns_is_refused(
+    for_any: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert load_state(for_any).space.kind == "set"
+    monkeypatch.setattr("esper.simic.training.space.SET_COLUMNS", "those of another version")
+    with pytest.raises(ConfigError, match="had other columns than this version"):
+        load_state(for_any)

@@ -10,6 +10,7 @@ from esper.leyline import ActionMasks, ConfigError
 from esper.simic.agent.network import Kind
 from esper.simic.control import RunningMeanStd, Unscaled
 from esper.tamiyo import (
+    SET_COLUMNS,
     FeatureExtractionContext,
     SetLayout,
     Situation,
@@ -52,6 +53,8 @@ class Space:
         kind = tree.get("kind", "flat")
         if kind not in ("flat", "set"):
             raise ConfigError(f"no observation is of kind {kind!r}")
+        if kind == "set" and tree.get("columns", SET_COLUMNS) != SET_COLUMNS:
+            raise ConfigError("what was seen had other columns than this version of Esper shows")
         names = tuple(str(name) for name in tree["blueprints"])
         size, slots = int(tree["observation_dim"]), int(tree["num_slots"])
         return Space(size, slots, names, kind, bool(tree.get("trials", False)))
@@ -64,6 +67,7 @@ class Space:
             "blueprints": list(self.blueprints),
             "kind": self.kind,
             "trials": self.trials,
+            **({"columns": SET_COLUMNS} if self.kind == "set" else {}),
         }
 
     def look(self, situation: Situation) -> tuple[np.ndarray, ActionMasks]:

@@ -9,6 +9,7 @@ construction and nothing else is scaled: statistics per column would tell slots 
 What was not measured is 0, and a flag beside it says whether it was.
 """
 
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -52,6 +53,10 @@ CANDIDATE_FEATURES = (
     *("params", "params_over_host", "macs_over_host", "layers", "reach"),
     *("tried", "broke", "gain", "gain_over_error", "gain_below_best"),
 )
+# What the columns mean, for files: a policy is of use only with those that it has learnt with.
+SET_COLUMNS = hashlib.sha256(
+    " ".join((*GLOBAL_FEATURES, *SLOT_FEATURES, *CANDIDATE_FEATURES)).encode()
+).hexdigest()[:16]
 # Where the network finds what it pools over.
 PRESENT = SLOT_FEATURES.index("present")
 FITS = CANDIDATE_FEATURES.index("fits")
