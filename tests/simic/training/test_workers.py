@@ -38,13 +38,13 @@ def test_workers_change_nothing_even_if_one_is_killed(tmp_path, monkeypatch, cap
     def kill(step: int) -> None:
         steps.append(step)
         if len(steps) == 11:
-            os.kill(pools[0].workers[1].process.pid, signal.SIGKILL)
+            os.kill(pools[0].workers[1].line.process.pid, signal.SIGKILL)
 
     how = {"workers": 2, "hooks": Hooks(on_step=kill)}
     tiny_run(tmp_path / "two", rounds=2, population=population, **how)
     assert len(pools[0].workers) == 2
     assert "died (exit code -9); its round is played again" in caplog.text
-    assert not any(worker.process.is_alive() for worker in pools[0].workers)
+    assert not any(worker.line.process.is_alive() for worker in pools[0].workers)
     same_run(tmp_path / "one", tmp_path / "two")
 
 
