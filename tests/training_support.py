@@ -20,6 +20,7 @@ from esper.simic.training.loop import Hooks, run_training
 from esper.simic.training.round_log import RoundLog
 from esper.simic.training.scenes import ShardSpec
 from esper.simic.training.state import Space, TrainState, new_state, pack
+from esper.simic.training.workers import Cluster
 from esper.tolaria import Family
 from esper.tolaria.data import digits
 from esper.tolaria.data.splits import DataSplits
@@ -101,9 +102,11 @@ def tiny_run(
     devices: Sequence[str] | None = None,
     hooks: Hooks | None = None,
     profile: int | None = None,
+    cluster: Cluster | None = None,
     **flags: Any,
 ) -> TrainState:
     how: dict[str, Any] = {"workers": workers, "devices": devices, "hooks": hooks}
+    how["cluster"] = cluster
     how["profile"] = profile
     return train_ppo(tiny_config(**flags), out, task=tiny_task(), **how)
 

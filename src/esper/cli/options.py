@@ -6,7 +6,6 @@ from inspect import Parameter, Signature, signature
 from typing import Annotated, Any, get_type_hints
 
 import typer
-from typer import Context
 from typer.core import TyperCommand
 
 
@@ -65,7 +64,7 @@ def add_command(app: typer.Typer, run: Callable[[Any], None]) -> None:
     bare = {name: value for name, value in named.items() if value is not None}
 
     class Command(TyperCommand):
-        def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
+        def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
             return super().parse_args(ctx, list(with_values(args, bare)))
 
     app.command(run.__name__.replace("_", "-"), cls=Command, help=run.__doc__)(command)

@@ -1,0 +1,272 @@
+"""Many machines: workers on a cluster of Ray give the bits of workers here, whatever is lost."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from command_support import ESPER, SURROUNDINGS, esper_here
+from esper.api.training import resume_ppo
+from esper.leyline import ConfigError, EsperError
+from esper.proof import EvaluationReport, EvaluationSettings, evaluate
+from esper.proof import evaluation as module
+from esper.simic.training.loop import Hooks
+from esper.simic.training.workers import Workers
+from esper.tamiyo import Controller, ScriptedController, make_controller
+from helpers import small_digits
+from training_support import same_run, tiny_run, tiny_task
+
+pytestmark = pytest.mark.heavy
+STORE = 100_000_000
+# A node that is gone is found after two seconds without a sign of life, not fifteen.
+QUICK = {"health_check_period_ms": 500, "health_check_failure_threshold": 4}
+SCRIPT = "1 GERMINATE r0c1 branch linear\n"
+
+
+@pytest.fixture(scope="module")
+def machines() -> Iterator[Any]:
+    """A cluster of two nodes with a CPU each; more can be added and taken away."""
+    from ray.cluster_utils import Cluster
+
+    import esper.ray  # noqa: F401  (Ray reads the environment when it is imported)
+
+    how = {"num_cpus": 1, "object_store_memory": STORE}
+    head = {**how, "include_dashboard": False, "_system_config": QUICK}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    cluster.add_node(**how)
+    yield cluster
+    cluster.shutdown()
+
+
+@pytest.fixture(scope="module")
+def connected(machines: Any) -> Iterator[Any]:
+    from esper.ray import Cluster
+
+    with Cluster(machines.address) as cluster:
+        yield cluster
+
+
+def note_pools(monkeypatch: pytest.MonkeyPatch) -> list[Workers]:
+    pools, make = [], Workers.__init__
+
+    def remember(self: Workers, *args: Any) -> None:
+        make(self, *args)
+        pools.append(self)
+
+    monkeypatch.setattr(Workers, "__init__", remember)
+    return pools
+
+
+# --- training ------------------------------------------------------------------------------------
+
+
+def test_a_run_is_the_same_on_a_cluster_that_loses_a_node(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    machines: Any,
+    connected: Any,
+) -> None:
+    """Begun here and resumed there, and the other way round; two shards share a node."""
+    import ray
+
+    tiny_run(tmp_path / "here", rounds=1)
+    pools, steps = note_pools(monkeypatch), []
+    doomed = machines.add_node(num_cpus=1, object_store_memory=STORE)
+    assert connected.cpus == 3
+
+    def lose(step: int) -> None:
+        steps.append(step)
+        if len(steps) == 3:
+            machines.remove_node(doomed, allow_graceful=False)
+
+    tiny_run(tmp_path / "there", rounds=1, workers=4, cluster=connected, hooks=Hooks(on_step=lose))
+    (pool,) = pools
+    assert [worker.spec.envs for worker in pool.workers] == [(0,), (1,), (2,), (3,)]
+    assert "its round is played again" in caplog.text
+    assert len([node for node in ray.nodes() if node["Alive"]]) == 2
+    same_run(tmp_path / "here", tmp_path / "there")
+    # Where hosts are trained is no setting of a run.
+    resume_ppo(tmp_path / "here", task=tiny_task(), rounds=2, cluster=connected)
+    resume_ppo(tmp_path / "there", task=tiny_task(), rounds=2)
+    assert len(pools[1].workers) == 2, "one for each CPU that is left"
+    same_run(tmp_path / "here", tmp_path / "there")
+
+
+def test_the_data_is_stored_once_and_no_host_travels(tmp_path: Path, connected: Any) -> None:
+    """What goes to an actor and comes back is far smaller than the data, and has no tensor."""
+    import ray
+    from ray import cloudpickle
+
+    stored, put = [], ray.put
+    sent: list[int] = []
+    from esper.ray import ActorLine
+
+    class Weighed(ActorLine):
+        def send(self, name: str, argument: Any) -> None:
+            sent.append(len(cloudpickle.dumps((name, argument))))
+            super().send(name, argument)
+
+        def receive(self) -> Any:
+            reply = super().receive()
+            content = cloudpickle.dumps(reply)
+            assert b"torch" not in content
+            sent.append(len(content))
+            return reply
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ray, "put", lambda thing: stored.append(thing) or put(thing))
+        patch.setattr("esper.ray.ActorLine", Weighed)
+        tiny_run(tmp_path / "run", rounds=1, workers=2, cluster=connected)
+    (arrays,) = stored
+    assert sum(array.nbytes for array in arrays) > 100_000 > 3 * max(sent)
+
+
+def test_devices_are_not_for_clusters(tmp_path: Path, connected: Any) -> None:
+    with pytest.raises(ConfigError, match="leave out devices, and say how many with workers"):
+        tiny_run(tmp_path / "run", rounds=1, devices=["cpu"], cluster=connected)
+    assert not (tmp_path / "run").exists()
+
+
+# --- evaluation ----------------------------------------------------------------------------------
+
+SCRATCH = EvaluationSettings(("static", "random", "grow"), keys=2, steps=3)
+TRAINED = EvaluationSettings(("grow",), keys=1, steps=6, scenario="trained", extra=(0.9,))
+
+
+def make_arm(name: str) -> Controller:
+    return ScriptedController(SCRIPT, "grow") if name == "grow" else make_controller(name)
+
+
+@cache
+def narrow_digits() -> tuple[Any, Any]:
+    task, data = small_digits(96, 99)
+    return replace(task, widths=(2, 3)), data
+
+
+def kept(folder: Path) -> dict[str, Any]:
+    """All that an evaluation leaves, but the time it took."""
+    found: dict[str, Any] = {}
+    for path in sorted(each for each in folder.rglob("*") if each.is_file()):
+        content: Any = path.read_bytes()
+        if path.suffix == ".jsonl":
+            content = [json.loads(line) for line in content.splitlines()]
+            for row in content:
+                row.pop("cpu_seconds", None)
+        found[str(path.relative_to(folder))] = content
+    return found
+
+
+def numbers(report: EvaluationReport) -> dict[str, Any]:
+    rows = report.as_dict()
+    for row in (*rows["arms"], *rows["trials"]):
+        del row["cpu_seconds"]
+    return rows
+
+
+class Killed(Exception):
+    pass
+
+
+@pytest.mark.parametrize("settings", [SCRATCH, TRAINED], ids=["scratch", "trained"])
+def test_an_evaluation_is_the_same_on_a_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, connected: Any, settings: EvaluationSettings
+) -> None:
+    """The same rows in the same order; and it goes on where another left it."""
+    monkeypatch.setattr(module, "TUNING_KEYS", 1)
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir()
+    there.mkdir()
+    told: list[list[str]] = [[], []]
+
+    def run(folder: Path, number: int, most: int | None = None, **how: Any) -> EvaluationReport:
+        def tell(label: str, run: Any) -> None:
+            told[number].append(f"{label} {run.outcome.key}")
+            if len(told[number]) == most:
+                raise Killed
+
+        return evaluate(*narrow_digits(), settings, make_arm, folder=folder, tell=tell, **how)
+
+    alone = run(here, 0)
+    with pytest.raises(Killed):
+        run(there, 1, len(told[0]) // 2, crew=connected)
+    together = run(there, 1, crew=connected)
+    assert told[0] == told[1]
+    assert numbers(alone) == numbers(together)
+    assert kept(here) == kept(there)
+
+
+def test_a_network_that_cannot_be_trained_says_why_in_one_sentence(connected: Any) -> None:
+    class Refuses:
+        name = "refuses"
+
+        def reset(self, n_envs: int) -> None:
+            self.asked = 0
+
+        def act(self, situation: Any) -> np.ndarray:
+            if os.environ.get("RAY_JOB_ID"):  # there
+                raise EsperError("not on a Tuesday")
+            return make_controller("static").act(situation)
+
+    settings = EvaluationSettings(("refuses",), keys=1, steps=2, controls=False)
+    with pytest.raises(EsperError, match=r"^not on a Tuesday$"):
+        evaluate(*narrow_digits(), settings, lambda name: Refuses(), crew=connected)
+
+
+# --- the command ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["train", "ppo", "--ray", "127.0.0.1:1"], "no Ray cluster answers at 127.0.0.1:1 (Conn"),
+        (["evaluate", "--ray", "127.0.0.1:1"], "leave out the address to start one here"),
+        (["evaluate", "--ray", "everywhere"], "'everywhere' is no address of a Ray cluster"),
+        (["train", "ppo", "--ray", "--devices", "cpu"], "leave out --devices"),
+        (["train", "ppo", "--ray", "127.0.0.1:1", "--dry-run"], "no Ray cluster answers"),
+    ],
+)
+def test_bad_addresses_are_one_sentence(
+    words: list[str],
+    sentence: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    import ray
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    assert esper_here(monkeypatch, *words, cwd=tmp_path) == 2
+    error = capsys.readouterr().err
+    assert sentence in error
+    assert len(error.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_ray_the_cure_is_named(tmp_path: Path) -> None:
+    code = "import sys; sys.modules['ray'] = None; from esper.__main__ import main; main()"
+    words = [sys.executable, "-c", code, "evaluate", "--ray", "--keys", "1"]
+    env = os.environ | SURROUNDINGS
+    found = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert found.returncode == 2
+    assert found.stderr == (
+        "esper: esper.ray needs ray; install it with: pip install 'esper-grow[ray]'\n"
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command_trains_on_a_running_cluster(tmp_path: Path, machines: Any) -> None:
+    words = ["train", "ppo", "--ray", machines.address, "--rounds", "1", "--envs", "2"]
+    words += ["--steps", "1", "--out", "run", "--json"]
+    env = os.environ | SURROUNDINGS
+    found = subprocess.run([*ESPER, *words], cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+    assert json.loads(found.stdout)["rounds"] == 1
