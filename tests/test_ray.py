@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -249,6 +250,17 @@ def test_bad_addresses_are_one_sentence(
     assert sentence in error
     assert len(error.splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_python_of_the_page_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, connected: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = Path(__file__).parents[1] / "docs" / "scaling.md"
+    (block,) = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+    names: dict[str, Any] = {"__name__": "example"}
+    exec(block, names)
+    assert names["state"].round == 1
 
 
 def test_without_ray_the_cure_is_named(tmp_path: Path) -> None:
