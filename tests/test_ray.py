@@ -20,15 +20,19 @@ from esper.leyline import ConfigError, EsperError
 from esper.proof import EvaluationReport, EvaluationSettings, evaluate
 from esper.proof import evaluation as module
 from esper.simic.training.loop import Hooks
-from esper.simic.training.workers import Workers
 from esper.tamiyo import Controller, ScriptedController, make_controller
 from helpers import small_digits
-from training_support import same_run, tiny_run, tiny_task
+from training_support import remember_workers, same_run, tiny_run, tiny_task
 
 pytestmark = pytest.mark.heavy
 STORE = 100_000_000
-# A node that is gone is found after two seconds without a sign of life, not fifteen.
-QUICK = {"health_check_period_ms": 500, "health_check_failure_threshold": 4}
+# A node that is gone is found after two seconds without a sign of life, not fifteen; workers do not
+# make way for other tests.
+QUICK = {
+    "health_check_period_ms": 500,
+    "health_check_failure_threshold": 4,
+    "worker_niceness": 0,
+}
 SCRIPT = "1 GERMINATE r0c1 branch linear\n"
 
 
@@ -55,17 +59,6 @@ def connected(machines: Any) -> Iterator[Any]:
         yield cluster
 
 
-def note_pools(monkeypatch: pytest.MonkeyPatch) -> list[Workers]:
-    pools, make = [], Workers.__init__
-
-    def remember(self: Workers, *args: Any) -> None:
-        make(self, *args)
-        pools.append(self)
-
-    monkeypatch.setattr(Workers, "__init__", remember)
-    return pools
-
-
 # --- training ------------------------------------------------------------------------------------
 
 
@@ -80,7 +73,7 @@ def test_a_run_is_the_same_on_a_cluster_that_loses_a_node(
     import ray
 
     tiny_run(tmp_path / "here", rounds=1)
-    pools, steps = note_pools(monkeypatch), []
+    pools, steps = remember_workers(monkeypatch), []
     doomed = machines.add_node(num_cpus=1, object_store_memory=STORE)
     assert connected.cpus == 3
 
@@ -206,6 +199,8 @@ def test_an_evaluation_is_the_same_on_a_cluster(
 
 
 def test_a_network_that_cannot_be_trained_says_why_in_one_sentence(connected: Any) -> None:
+    here = os.getpid()
+
     class Refuses:
         name = "refuses"
 
@@ -213,7 +208,7 @@ def test_a_network_that_cannot_be_trained_says_why_in_one_sentence(connected: An
             self.asked = 0
 
         def act(self, situation: Any) -> np.ndarray:
-            if os.environ.get("RAY_JOB_ID"):  # there
+            if os.getpid() != here:
                 raise EsperError("not on a Tuesday")
             return make_controller("static").act(situation)
 

@@ -105,6 +105,8 @@ def _connect(address: str) -> None:
     how: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address == LOCAL:
         how["include_dashboard"] = False
+        # Workers of Ray make way for everybody else, also for whom nobody waits.
+        how["_system_config"] = {"worker_niceness": 0}
     elif address != RUNNING:
         _check_answers(address)
     try:

@@ -30,9 +30,10 @@ def option(
 
 def with_values(words: Sequence[str], bare: Mapping[str, str]) -> Iterator[str]:
     """The words of a command; options that need none have their value, by their names."""
-    for word, following in zip(words, [*words[1:], "--"], strict=True):
+    for place, word in enumerate(words):
         yield word
-        if word in bare and following.startswith("--"):
+        following = words[place + 1 : place + 2]
+        if word in bare and (not following or following[0].startswith("--")):
             yield bare[word]
 
 

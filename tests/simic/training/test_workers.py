@@ -12,21 +12,16 @@ import torch
 from esper.api.training import resume_ppo, train_ppo
 from esper.leyline import ConfigError
 from esper.simic.training.loop import Hooks
-from esper.simic.training.workers import Workers, worker_devices
+from esper.simic.training.workers import worker_devices
 from esper.tolaria import DataSplits
-from training_support import load_few, same_run, tiny_config, tiny_run, tiny_task
-
-
-def remember_workers(monkeypatch) -> list[Workers]:
-    """Those that are made from now on."""
-    pools, make = [], Workers.__init__
-
-    def remember(self, *args) -> None:
-        make(self, *args)
-        pools.append(self)
-
-    monkeypatch.setattr(Workers, "__init__", remember)
-    return pools
+from training_support import (
+    load_few,
+    remember_workers,
+    same_run,
+    tiny_config,
+    tiny_run,
+    tiny_task,
+)
 
 
 @pytest.mark.parametrize("population", ["looped", "fused"])
