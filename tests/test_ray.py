@@ -3,22 +3,25 @@
 import json
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+import ray
+import ray.cluster_utils
+from ray import cloudpickle
 
-from command_support import ESPER, SURROUNDINGS, esper_here
-from esper.api.training import resume_ppo
+from command_support import esper_here
+from esper.api.training import Places, resume_ppo
 from esper.leyline import ConfigError, EsperError
 from esper.proof import EvaluationReport, EvaluationSettings, evaluate
 from esper.proof import evaluation as module
+from esper.ray import ActorLine, Cluster
 from esper.simic.training.loop import Hooks
 from esper.tamiyo import Controller, ScriptedController, make_controller
 from helpers import small_digits
@@ -38,28 +41,42 @@ SCRIPT = "1 GERMINATE r0c1 branch linear\n"
 
 @pytest.fixture(scope="module")
 def machines() -> Iterator[Any]:
-    """A cluster of two nodes with a CPU each; more can be added and taken away."""
-    from ray.cluster_utils import Cluster
-
-    import esper.ray  # noqa: F401  (Ray reads the environment when it is imported)
-
+    """A cluster of two nodes with a CPU each, which find our modules; more can be added and taken
+    away."""
     how = {"num_cpus": 1, "object_store_memory": STORE}
     head = {**how, "include_dashboard": False, "_system_config": QUICK}
-    cluster = Cluster(initialize_head=True, head_node_args=head)
-    cluster.add_node(**how)
-    yield cluster
-    cluster.shutdown()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(each for each in sys.path if each))
+        cluster = ray.cluster_utils.Cluster(initialize_head=True, head_node_args=head)
+        cluster.add_node(**how)
+        yield cluster
+        cluster.shutdown()
 
 
 @pytest.fixture(scope="module")
 def connected(machines: Any) -> Iterator[Any]:
-    from esper.ray import Cluster
-
     with Cluster(machines.address) as cluster:
         yield cluster
 
 
 # --- training ------------------------------------------------------------------------------------
+
+
+class Weighed(ActorLine):
+    """Remembers how much is sent and received."""
+
+    weights: ClassVar[list[int]] = []
+
+    def send(self, name: str, argument: Any) -> None:
+        self.weights.append(len(cloudpickle.dumps((name, argument))))
+        super().send(name, argument)
+
+    def receive(self) -> Any:
+        reply = super().receive()
+        content = cloudpickle.dumps(reply)
+        assert b"torch" not in content, "tensors travel"
+        self.weights.append(len(content))
+        return reply
 
 
 def test_a_run_is_the_same_on_a_cluster_that_loses_a_node(
@@ -69,59 +86,37 @@ def test_a_run_is_the_same_on_a_cluster_that_loses_a_node(
     machines: Any,
     connected: Any,
 ) -> None:
-    """Begun here and resumed there, and the other way round; two shards share a node."""
-    import ray
-
+    """Begun here and resumed there, and the other way round. The data is stored once, and what
+    travels in messages is far smaller."""
     tiny_run(tmp_path / "here", rounds=1)
-    pools, steps = remember_workers(monkeypatch), []
+    pools, steps, stored, put = remember_workers(monkeypatch), [], [], ray.put
     doomed = machines.add_node(num_cpus=1, object_store_memory=STORE)
-    assert connected.cpus == 3
+    monkeypatch.setattr("esper.ray.ActorLine", Weighed)
+    monkeypatch.setattr(ray, "put", lambda thing: stored.append(thing) or put(thing))
 
     def lose(step: int) -> None:
         steps.append(step)
         if len(steps) == 3:
             machines.remove_node(doomed, allow_graceful=False)
 
-    tiny_run(tmp_path / "there", rounds=1, workers=4, cluster=connected, hooks=Hooks(on_step=lose))
-    (pool,) = pools
-    assert [worker.spec.envs for worker in pool.workers] == [(0,), (1,), (2,), (3,)]
+    tiny_run(tmp_path / "there", rounds=1, workers=3, cluster=connected, hooks=Hooks(on_step=lose))
+    assert [worker.spec.envs for worker in pools[0].workers] == [(0, 1), (2,), (3,)]
     assert "its round is played again" in caplog.text
     assert len([node for node in ray.nodes() if node["Alive"]]) == 2
     same_run(tmp_path / "here", tmp_path / "there")
+    (arrays,) = stored
+    assert sum(array.nbytes for array in arrays) > 100_000 > 3 * max(Weighed.weights)
     # Where hosts are trained is no setting of a run.
-    resume_ppo(tmp_path / "here", task=tiny_task(), rounds=2, cluster=connected)
+    resume_ppo(tmp_path / "here", task=tiny_task(), rounds=2, workers=1, cluster=connected)
     resume_ppo(tmp_path / "there", task=tiny_task(), rounds=2)
-    assert len(pools[1].workers) == 2, "one for each CPU that is left"
+    assert len(pools[1].workers) == 1
     same_run(tmp_path / "here", tmp_path / "there")
 
 
-def test_the_data_is_stored_once_and_no_host_travels(tmp_path: Path, connected: Any) -> None:
-    """What goes to an actor and comes back is far smaller than the data, and has no tensor."""
-    import ray
-    from ray import cloudpickle
-
-    stored, put = [], ray.put
-    sent: list[int] = []
-    from esper.ray import ActorLine
-
-    class Weighed(ActorLine):
-        def send(self, name: str, argument: Any) -> None:
-            sent.append(len(cloudpickle.dumps((name, argument))))
-            super().send(name, argument)
-
-        def receive(self) -> Any:
-            reply = super().receive()
-            content = cloudpickle.dumps(reply)
-            assert b"torch" not in content
-            sent.append(len(content))
-            return reply
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ray, "put", lambda thing: stored.append(thing) or put(thing))
-        patch.setattr("esper.ray.ActorLine", Weighed)
-        tiny_run(tmp_path / "run", rounds=1, workers=2, cluster=connected)
-    (arrays,) = stored
-    assert sum(array.nbytes for array in arrays) > 100_000 > 3 * max(sent)
+def test_there_is_a_worker_for_each_cpu_unless_somebody_says_otherwise(connected: Any) -> None:
+    assert Places.of(None, None, connected).devices == ("cpu",) * 2
+    assert Places.of("auto", None, connected).devices == ("cpu",) * 2
+    assert Places.of(5, None, connected).devices == ("cpu",) * 5
 
 
 def test_devices_are_not_for_clusters(tmp_path: Path, connected: Any) -> None:
@@ -237,8 +232,6 @@ def test_bad_addresses_are_one_sentence(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    import ray
-
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     assert esper_here(monkeypatch, *words, cwd=tmp_path) == 2
     error = capsys.readouterr().err
@@ -258,22 +251,26 @@ def test_the_python_of_the_page_runs(
     assert names["state"].round == 1
 
 
-def test_without_ray_the_cure_is_named(tmp_path: Path) -> None:
-    code = "import sys; sys.modules['ray'] = None; from esper.__main__ import main; main()"
-    words = [sys.executable, "-c", code, "evaluate", "--ray", "--keys", "1"]
-    env = os.environ | SURROUNDINGS
-    found = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True)
-    assert found.returncode == 2
-    assert found.stderr == (
+def test_without_ray_the_cure_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.delitem(sys.modules, "esper.ray")
+    assert esper_here(monkeypatch, "evaluate", "--ray", "--keys", "1", cwd=tmp_path) == 2
+    assert capsys.readouterr().err == (
         "esper: esper.ray needs ray; install it with: pip install 'esper-grow[ray]'\n"
     )
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_command_trains_on_a_running_cluster(tmp_path: Path, machines: Any) -> None:
-    words = ["train", "ppo", "--ray", machines.address, "--rounds", "1", "--envs", "2"]
-    words += ["--steps", "1", "--out", "run", "--json"]
-    env = os.environ | SURROUNDINGS
-    found = subprocess.run([*ESPER, *words], cwd=tmp_path, env=env, capture_output=True, text=True)
-    assert found.returncode == 0, found.stderr
-    assert json.loads(found.stdout)["rounds"] == 1
+def test_the_command_trains_on_a_cluster(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    machines: Any,
+    connected: Any,
+) -> None:
+    words = ["train", "ppo", "--ray", machines.address, "--workers", "1", "--rounds", "1"]
+    words += ["--envs", "2", "--steps", "1", "--out", "run", "--json"]
+    assert esper_here(monkeypatch, *words, cwd=tmp_path) == 0
+    assert json.loads(capsys.readouterr().out)["rounds"] == 1

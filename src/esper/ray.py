@@ -159,6 +159,8 @@ class ActorLine:
         try:
             return ray.get(self.due.popleft())
         except ray.exceptions.RayError as error:
+            if getattr(error, "actor_init_failed", False):
+                return "failed", str(error)  # So would any other.
             raise LostError(_first_line(error)) from error
 
     def close(self) -> None:
