@@ -16,6 +16,7 @@ import ray
 import ray.cluster_utils
 from ray import cloudpickle
 
+import scaling
 from command_support import esper_here
 from esper.api.training import Places, resume_ppo
 from esper.leyline import ConfigError, EsperError
@@ -274,3 +275,37 @@ def test_the_command_trains_on_a_cluster(
     words += ["--envs", "2", "--steps", "1", "--out", "run", "--json"]
     assert esper_here(monkeypatch, *words, cwd=tmp_path) == 0
     assert json.loads(capsys.readouterr().out)["rounds"] == 1
+
+
+# --- the projection ------------------------------------------------------------------------------
+
+
+def test_the_simulation_is_what_can_be_reckoned_where_nothing_varies() -> None:
+    """All answers arrive at once, and are taken one after another."""
+    costs = scaling.Costs(
+        envs=4,
+        host_step=0.5,
+        host_spread=0.0,
+        act_fixed=0.3,
+        act_per_step=0.001,
+        update_fixed=2.0,
+        update_per_step=0.01,
+        record_fixed=0.1,
+        record_per_step=0.02,
+        message=0.003,
+        bytes_sent=100,
+        bytes_received=900,
+        bytes_first=1,
+        data_bytes=1,
+        put_seconds=1.0,
+    )
+    assumed = scaling.Assumed(cpus=2, latency=0.01, bytes_per_second=1e5)
+    found = scaling.simulate(costs, assumed, nodes=5)
+    workers, steps = 10, 10 * 4 * 30
+    seconds = 30 * (0.5 + 0.01 + 1000 / 1e5 + workers * 0.003) + (0.3 + steps * 0.001)
+    seconds += 2.0 + steps * 0.01 + 0.1 + steps * 0.02
+    assert found["workers"] == workers
+    assert found["seconds_per_round"] == pytest.approx(seconds)
+    assert found["node_hours_per_million_steps"] == pytest.approx(5e6 * seconds / steps / 3600)
+    shares = [value for name, value in found.items() if name.startswith("share.")]
+    assert sum(shares) == pytest.approx(1.0)
