@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from esper.tolaria import DataSplits, Task, TrialRules
 
 TIMED = "the first epochs on all data were timed on this machine, as busy as it is now"
-ON_A_LITTLE = f"on a few batches, for all epochs; then {TIMED}; memory is the peak of that"
+MEASURED = f"on a few batches, for all epochs; then {TIMED}"
+ON_A_LITTLE = f"{MEASURED}; memory is the peak of that"
 
 
 def grow_estimate(
@@ -213,7 +214,8 @@ def ppo_estimate(
     rest = found.timings["seconds"] - found.timings["seconds.hosts"]
     would += f" on {task.name} ({found.population}, {len(found.devices)} workers), "
     would += f"{steps} decisions each"
-    how = f"a round was played {ON_A_LITTLE}; hosts are {hosts / (hosts + rest):.0%} of a round"
+    measured = ON_A_LITTLE if cluster is None else f"{MEASURED}; memory of nodes is not known"
+    how = f"a round was played {measured}; hosts are {hosts / (hosts + rest):.0%} of a round"
     memory = peak_bytes(len(found.devices) if len(found.devices) > 1 else 0)
     known = memory if cluster is None else None
     return Estimate(would, str(out), rounds * (hosts + rest), known, how)
