@@ -20,6 +20,7 @@ from esper.simic.training.loop import Hooks, run_training
 from esper.simic.training.round_log import RoundLog
 from esper.simic.training.scenes import ShardSpec
 from esper.simic.training.state import Space, TrainState, new_state, pack
+from esper.simic.training.workers import Cluster, Workers
 from esper.tolaria import Family
 from esper.tolaria.data import digits
 from esper.tolaria.data.splits import DataSplits
@@ -101,9 +102,11 @@ def tiny_run(
     devices: Sequence[str] | None = None,
     hooks: Hooks | None = None,
     profile: int | None = None,
+    cluster: Cluster | None = None,
     **flags: Any,
 ) -> TrainState:
     how: dict[str, Any] = {"workers": workers, "devices": devices, "hooks": hooks}
+    how["cluster"] = cluster
     how["profile"] = profile
     return train_ppo(tiny_config(**flags), out, task=tiny_task(), **how)
 
@@ -141,6 +144,18 @@ def play(config: TrainingConfig, state: TrainState) -> RunHistory:
     history, env = RunHistory(), analytic.AnalyticGrowth(config.envs, config.key)
     run_training(config, state, env, analytic.HORIZON, RoundLog(history))
     return history
+
+
+def remember_workers(monkeypatch: Any) -> list[Workers]:
+    """Those that are made from now on."""
+    pools, make = [], Workers.__init__
+
+    def remember(self: Workers, *args: Any) -> None:
+        make(self, *args)
+        pools.append(self)
+
+    monkeypatch.setattr(Workers, "__init__", remember)
+    return pools
 
 
 def rows(path: Path) -> list[dict[str, Any]]:

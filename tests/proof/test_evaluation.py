@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from esper.leyline import ConfigError, EpisodeOutcome
-from esper.proof import arms, record
+from esper.proof import Made, Piece, work
 from esper.proof import evaluation as module
 from esper.proof.arms import (
     Plan,
@@ -134,13 +134,13 @@ def test_keys_side_by_side_give_the_numbers_of_one_by_one(monkeypatch: pytest.Mo
     """With keys whose plans differ: their controls have other topologies or other steps."""
     settings = EvaluationSettings(("static", "heuristic"), keys=3, steps=12)
     found, trained_together = [], []
-    real = arms.train
+    real = work.train
 
     def noted(plan: Plan, data: Any, keys: Sequence[int], *rest: Any, **how: Any) -> list[Trained]:
         trained_together.append(len(keys))
         return real(plan, data, keys, *rest, **how)
 
-    monkeypatch.setattr(arms, "train", noted)
+    monkeypatch.setattr(work, "train", noted)
     for side_by_side in (1, 3):
         monkeypatch.setitem(module.SIDE_BY_SIDE, "looped", side_by_side)
         report = evaluate(*narrow_digits(), settings, make_arm)
@@ -168,7 +168,7 @@ def test_the_test_part_is_read_after_all_training_and_once_per_network(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     story: list[str] = []
-    real_train, real_score = arms.train, Task.score_on
+    real_train, real_score = work.train, Task.score_on
 
     def noted_train(
         plan: Plan, data: Any, keys: Sequence[int], *rest: Any, **how: Any
@@ -180,7 +180,7 @@ def test_the_test_part_is_read_after_all_training_and_once_per_network(
         story.append("test")
         return real_score(*args)
 
-    monkeypatch.setattr(arms, "train", noted_train)
+    monkeypatch.setattr(work, "train", noted_train)
     monkeypatch.setattr(Task, "score_on", noted_score)
     settings = EvaluationSettings(("static", "random"), keys=2, steps=2, controls=False)
     evaluate(*narrow_digits(), settings, make_arm)
@@ -292,15 +292,15 @@ def test_controls_are_made_for_the_arm_that_is_asked_for() -> None:
 
 def test_every_arm_tunes_on_the_same_grid_and_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: dict[str, list[tuple[float, int]]] = {}
-    real = record.train_each
+    real = work.make
 
-    def noted(plans: Sequence[Plan], data: Any, keys: Sequence[int], **how: Any) -> list[Trained]:
-        for plan, key in zip(plans, keys, strict=True):
-            arm = f"{plan.controller.name} {bool(plan.rules.topology)}"
-            tried.setdefault(arm, []).append((plan.task.learning_rate, key))
-        return real(plans, data, keys, **how)
+    def noted(piece: Piece) -> Made:
+        arm = f"{piece.plan.controller.name} {bool(piece.plan.rules.topology)}"
+        rate = piece.plan.task.learning_rate
+        tried.setdefault(arm, []).extend((rate, key) for key in piece.keys)
+        return real(piece)
 
-    monkeypatch.setattr(record, "train_each", noted)
+    monkeypatch.setattr(work, "make", noted)
     settings = EvaluationSettings(("static", "grow"), keys=1, steps=2, tune=True, controls=False)
     found = evaluate(*narrow_digits(), settings, make_arm)
     tried = {arm: [each for each in of if each[1] != 0] for arm, of in tried.items()}

@@ -11,7 +11,17 @@ import pytest
 import torch
 
 from esper.leyline import ConfigError
-from esper.proof import EvaluationReport, EvaluationSettings, Plan, Record, Run, evaluate
+from esper.proof import (
+    Alone,
+    EvaluationReport,
+    EvaluationSettings,
+    Job,
+    Plan,
+    Record,
+    Run,
+    carry_out,
+    evaluate,
+)
 from esper.proof import evaluation as module
 from esper.proof import record as record_module
 from esper.tamiyo import Controller, ScriptedController, make_controller
@@ -95,10 +105,8 @@ def test_a_network_that_was_kept_is_the_same_bit_for_bit(
     # Not the best network, which may have no seeds, but the last.
     rules = TrialRules(8, population=population, keep_best=False)
     plans = [Plan(task, ScriptedController(script, "grow"), rules)] * 2
-    runs = [
-        Record(tmp_path, {}).train("grow", plans, data, [0, 1], attribute=True, keep=True)
-        for _ in range(2)
-    ]
+    job = Job("grow", lambda: plans, data, [0, 1], attribute=True, keep=True)
+    runs = [next(carry_out([job], Record(tmp_path, {}), Alone())) for _ in range(2)]
     assert any(seed.alpha not in (0.0, 1.0) for each in runs[0] for seed in each.outcome.seeds)
     for trained, kept in zip(*runs, strict=True):
         assert trained.model is not None

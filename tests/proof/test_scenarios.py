@@ -15,7 +15,16 @@ from torch import nn
 
 from esper.growth import CNNHost, count_params
 from esper.leyline import ConfigError
-from esper.proof import EvaluationReport, EvaluationSettings, Run, Trial, arms, evaluate
+from esper.proof import (
+    EvaluationReport,
+    EvaluationSettings,
+    Job,
+    Record,
+    Run,
+    Trial,
+    evaluate,
+    work,
+)
 from esper.proof import evaluation as module
 from esper.proof.arms import DO_NOTHING, Plan, first_epoch_macs, host_size, paced, training_macs
 from esper.proof.crossover import ahead, crossover
@@ -133,7 +142,7 @@ def test_paced_epochs_are_paid_for_and_no_fewer_batches_than_whole_ones(
 def test_a_budget_that_pays_for_no_epoch_is_refused_with_the_least_that_does(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(arms, "train", lambda *args, **how: pytest.fail("something was trained"))
+    monkeypatch.setattr(work, "train", lambda *args, **how: pytest.fail("something was trained"))
     with pytest.raises(ConfigError, match=r"0\.05 does not pay for one epoch; 0\.1\d* of the host"):
         evaluate(*narrow_digits(), settings(extra=(0.05, 1.0)), make_arm)
 
@@ -144,7 +153,7 @@ def test_a_budget_that_pays_for_no_epoch_is_refused_with_the_least_that_does(
 def test_arms_begin_with_the_host_as_its_training_left_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a rate of 0 it stays what it was."""
     begun: list[tuple[Plan, list[int]]] = []
-    real = arms.train
+    real = work.train
 
     def noted(plan: Plan, data: Any, keys: Any, *rest: Any, **how: Any) -> list[Trained]:
         if plan.rules.start == "trained":
@@ -152,7 +161,7 @@ def test_arms_begin_with_the_host_as_its_training_left_it(monkeypatch: pytest.Mo
             begun.append((plan, list(keys)))
         return real(plan, data, keys, *rest, **how)
 
-    monkeypatch.setattr(arms, "train", noted)
+    monkeypatch.setattr(work, "train", noted)
     found = evaluate(*narrow_digits(), settings(controls=False), make_arm)
     scores = [[t.test_score for t in trials(found, name)] for name in ("host", "continue +0.4")]
     assert scores[0] == scores[1]
@@ -170,13 +179,13 @@ def test_only_what_is_asked_for_is_cooled_and_all_have_one_schedule(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     rules: dict[str, TrialRules] = {}
-    real = module.Record.train
+    real = module.Record.read
 
-    def noted(record: Any, label: str, plans: Any, *rest: Any, **how: Any) -> list[Run]:
-        rules[label] = plans[0].rules
-        return real(record, label, plans, *rest, **how)
+    def noted(record: Record, job: Job, plans: Any) -> list[Run] | None:
+        rules[job.label] = plans[0].rules
+        return real(record, job, plans)
 
-    monkeypatch.setattr(module.Record, "train", noted)
+    monkeypatch.setattr(module.Record, "read", noted)
     evaluate(*narrow_digits(), settings(extra=(0.5,)), make_arm)
     budgeted = {label: each for label, each in rules.items() if each.max_macs is not None}
     assert {each.schedule for each in budgeted.values()} == {
@@ -192,13 +201,13 @@ def test_only_what_is_asked_for_is_cooled_and_all_have_one_schedule(
 
 def test_after_a_shift_hosts_know_the_data_before(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, Any] = {}
-    real = module.Record.train
+    real = module.Record.read
 
-    def noted(record: Any, label: str, plans: Any, data: Any, *rest: Any, **how: Any) -> list[Run]:
-        seen[label] = data
-        return real(record, label, plans, data, *rest, **how)
+    def noted(record: Record, job: Job, plans: Any) -> list[Run] | None:
+        seen[job.label] = job.data
+        return real(record, job, plans)
 
-    monkeypatch.setattr(module.Record, "train", noted)
+    monkeypatch.setattr(module.Record, "read", noted)
     task, data = narrow_digits()
     old = data.train_y < 5
     before = replace(data, train_x=data.train_x[old], train_y=data.train_y[old])

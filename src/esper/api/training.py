@@ -1,7 +1,7 @@
 """Train a policy from Python: the loop, its environments and the record of the run, wired up."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -11,9 +11,11 @@ import torch
 from esper.api.checks import TASK, checked
 from esper.leyline import ConfigError, EpisodeOutcome
 from esper.observatory import CONFIG, PROFILE, RunDirectory
+from esper.simic.agent import VectorEnv
 from esper.simic.lessons import Tape
 from esper.simic.telemetry import TrainingProfiler
 from esper.simic.training import (
+    Cluster,
     Hooks,
     RoundLog,
     Space,
@@ -85,6 +87,38 @@ class Chosen:
         return space_of(self.task, self.family, kind=config.network.kind, trials=config.trials)
 
 
+@dataclass(frozen=True)
+class Places:
+    """Where hosts are trained: by one worker for each of `devices`, here or on a cluster."""
+
+    devices: tuple[str, ...]
+    cluster: Cluster | None
+
+    @staticmethod
+    def of(
+        workers: Workers, devices: Sequence[str] | None, cluster: Cluster | None = None
+    ) -> "Places":
+        if cluster is not None and devices is not None:
+            raise ConfigError(
+                "workers on a cluster have its processors; leave out devices, and say how many "
+                "with workers"
+            )
+        if cluster is not None and workers in (None, "auto"):
+            workers = cluster.cpus
+        return Places(worker_devices(workers, devices), cluster)
+
+    def share(self, data: DataSplits) -> DataSplits:
+        """The data, once for all workers of this machine; a cluster keeps it for its own."""
+        return data if len(self.devices) == 1 or self.cluster is not None else share(data)
+
+    def environments(
+        self, config: TrainingConfig, chosen: Chosen, data: DataSplits, log: RoundLog
+    ) -> AbstractContextManager[VectorEnv]:
+        return growth_environments(
+            config, chosen.task, data, log, self.devices, chosen.family, self.cluster
+        )
+
+
 @checked(task=TASK)
 @one_thread()
 def train_ppo(
@@ -96,6 +130,7 @@ def train_ppo(
     overwrite: bool = False,
     workers: Workers = None,
     devices: Sequence[str] | None = None,
+    cluster: Cluster | None = None,
     profile: int | None = None,
     hooks: Hooks | None = None,
 ) -> TrainState:
@@ -103,15 +138,17 @@ def train_ppo(
 
     `task` stands in for the one that the config names, and so does `family`. The hosts are trained
     by one worker, by as many as `workers` on the CPU ("auto": one per core), or by one for each of
-    `devices`, such as "cuda:0". With several, call it below `if __name__ == "__main__":`. `profile`
+    `devices`, such as "cuda:0". With several, call it below `if __name__ == "__main__":`. With a
+    `cluster` (`esper.ray.Cluster`) workers are there, as many as it has CPUs unless `workers` says
+    otherwise. Where hosts are trained changes nothing but the speed. `profile`
     is the number of a round, the first being 0: traces of its first steps and of its update go to
     the folder `profile` of the run.
     """
-    places = worker_devices(workers, devices)
+    places = Places.of(workers, devices, cluster)
     _check_profile(profile, 0, config.rounds)
     chosen = Chosen.of(config, task, family)
-    data = _load(chosen.task, places)
-    config = _settled(config, chosen, data, places)
+    data = places.share(chosen.task.load(data_root()))
+    config = _settled(config, chosen, data, places.devices)
     state = _first_state(config, chosen)
     with RunDirectory.create(Path(out), config.flat(), overwrite=overwrite) as record:
         save_checkpoint(record.path, state, record.sync())
@@ -136,14 +173,14 @@ def rehearse_ppo(
     *,
     workers: Workers = None,
     devices: Sequence[str] | None = None,
+    cluster: Cluster | None = None,
 ) -> Rehearsal:
     """Play and learn one round on `data`, without a record and without checkpoints."""
-    places = worker_devices(workers, devices)
+    places = Places.of(workers, devices, cluster)
     chosen = Chosen.of(config, None, None)
-    config = replace(_settled(config, chosen, data, places), rounds=1)
+    config = replace(_settled(config, chosen, data, places.devices), rounds=1)
     state, log, rows = _first_state(config, chosen), RoundLog(), []
-    data = data if len(places) == 1 else share(data)
-    with growth_environments(config, chosen.task, data, log, places, chosen.family) as env:
+    with places.environments(config, chosen, places.share(data), log) as env:
         run_training(
             config,
             state,
@@ -153,7 +190,7 @@ def rehearse_ppo(
             hooks=Hooks(on_round=lambda number, row, timings: rows.append(timings)),
         )
     kind = cast(PopulationKind, config.population)
-    return Rehearsal(rows[0], tuple(log.outcomes), kind, places)
+    return Rehearsal(rows[0], tuple(log.outcomes), kind, places.devices)
 
 
 def config_of(run: Path, rounds: int | None = None) -> TrainingConfig:
@@ -192,6 +229,7 @@ def resume_ppo(
     rounds: int | None = None,
     workers: Workers = None,
     devices: Sequence[str] | None = None,
+    cluster: Cluster | None = None,
     profile: int | None = None,
     hooks: Hooks | None = None,
 ) -> TrainState:
@@ -199,7 +237,7 @@ def resume_ppo(
 
     However often a run is killed and resumed, it ends with the same parameters and history.
     """
-    places = worker_devices(workers, devices)
+    places = Places.of(workers, devices, cluster)
     run = Path(run)
     _require_run(run)
     # Opened, and so locked, first: nobody may add to what is read from here on.
@@ -211,12 +249,12 @@ def resume_ppo(
             state = checkpoint.state
             _check_unchanged(run, config, chosen, state)
             _check_profile(profile, state.round, config.rounds)
-            data = _load(chosen.task, places)
+            data = places.share(chosen.task.load(data_root()))
             record.go_on(config.flat(), checkpoint.files, state.round)
         else:
             # Killed before the first checkpoint: nothing had happened yet.
-            data = _load(chosen.task, places)
-            config = _settled(config, chosen, data, places)
+            data = places.share(chosen.task.load(data_root()))
+            config = _settled(config, chosen, data, places.devices)
             state = _first_state(config, chosen)
             record.begin(config.flat())
             save_checkpoint(run, state, record.sync())
@@ -227,13 +265,6 @@ def _first_state(config: TrainingConfig, chosen: Chosen) -> TrainState:
     """A policy that is missing is found here, before anything is written."""
     warm = None if config.warm_start is None else load_state(config.warm_start)
     return new_state(config, chosen.space(config), warm)
-
-
-def _load(task: Task, devices: Sequence[str]) -> DataSplits:
-    """The data, once for all workers; if it is missing, that is found before anything is
-    written."""
-    data = task.load(data_root())
-    return data if len(devices) == 1 else share(data)
 
 
 def _settled(
@@ -273,7 +304,7 @@ def _run(
     data: DataSplits,
     state: TrainState,
     record: RunDirectory,
-    devices: Sequence[str],
+    places: "Places",
     profile: int | None,
     hooks: Hooks | None,
 ) -> TrainState:
@@ -289,7 +320,7 @@ def _run(
         save_checkpoint(record.path, state, record.sync())
 
     task, family = chosen.task, chosen.family
-    with growth_environments(config, task, data, log, devices, family) as env:
+    with places.environments(config, chosen, data, log) as env:
         kept = Tape(env, state.space, record.path) if config.keep_episodes else env
         return run_training(
             config,

@@ -13,12 +13,13 @@ if TYPE_CHECKING:
     from esper.cli.learn_commands import RecordSettings
     from esper.cli.train_command import Workers
     from esper.proof import EvaluationSettings, Run
-    from esper.simic.training import TrainingConfig
+    from esper.simic.training import Cluster, TrainingConfig
     from esper.tamiyo import Controller
     from esper.tolaria import DataSplits, Task, TrialRules
 
 TIMED = "the first epochs on all data were timed on this machine, as busy as it is now"
-ON_A_LITTLE = f"on a few batches, for all epochs; then {TIMED}; memory is the peak of that"
+MEASURED = f"on a few batches, for all epochs; then {TIMED}"
+ON_A_LITTLE = f"{MEASURED}; memory is the peak of that"
 
 
 def grow_estimate(
@@ -101,8 +102,10 @@ def evaluate_estimate(
     before: "DataSplits | None",
     plan: "EvaluationSettings",
     out: Path,
+    cpus: int = 1,
 ) -> Estimate:
-    """All of it is rehearsed, tuning and controls included, on one key and one tuning key."""
+    """All of it is rehearsed, tuning and controls included, on one key and one tuning key, here
+    also if networks would be trained on the `cpus` of a cluster."""
     from esper.api import find_controller, one_thread
     from esper.proof import FIRST_TUNING_KEY, SIDE_BY_SIDE, TUNING_KEYS, evaluate
     from esper.tolaria import TrialRules, choose_population
@@ -134,7 +137,9 @@ def evaluate_estimate(
     would = f"train {networks} networks on {task.name}, {kind}: {arms} on {plan.keys} keys, with "
     would += "all that they choose from and are compared with"
     how = f"every arm was trained on one key {ON_A_LITTLE}"
-    return Estimate(would, str(out), seconds, peak_bytes(), how)
+    if cpus > 1:
+        how += f"; time is divided by the {cpus} CPUs of the cluster, as if none had to wait"
+    return Estimate(would, str(out), seconds / cpus, peak_bytes(), how)
 
 
 def record_estimate(settings: "RecordSettings", out: str) -> Estimate:
@@ -179,8 +184,10 @@ def ppo_estimate(
     done: int,
     workers: "Workers",
     devices: Sequence[str] | None,
+    cluster: "Cluster | None" = None,
 ) -> Estimate:
-    """A whole round is rehearsed. Hosts scale with the data, the rest of a round does not."""
+    """A whole round is rehearsed. Hosts scale with the data, the rest of a round does not. On a
+    cluster nobody knows what its nodes need of memory."""
     from esper.api import episode_steps, find_controller, one_thread, rehearse_ppo
     from esper.tolaria import TrialRules, data_root, find_task
 
@@ -191,10 +198,11 @@ def ppo_estimate(
     task = replace(find_task(config.task), precision=config.precision)
     data = task.load(data_root())
     little, factor = little_of(task, data)
-    found = rehearse_ppo(config, little, workers=workers, devices=devices)
+    found = rehearse_ppo(config, little, workers=workers, devices=devices, cluster=cluster)
     at_once = len(found.devices)
     if set(found.devices) == {"cpu"}:
-        at_once = min(at_once, len(os.sched_getaffinity(0)))
+        cores = len(os.sched_getaffinity(0)) if cluster is None else cluster.cpus
+        at_once = min(at_once, cores)
     with one_thread():
         share = max(1, config.envs // len(found.devices))
         steps, device = episode_steps(config), found.devices[0]
@@ -206,6 +214,8 @@ def ppo_estimate(
     rest = found.timings["seconds"] - found.timings["seconds.hosts"]
     would += f" on {task.name} ({found.population}, {len(found.devices)} workers), "
     would += f"{steps} decisions each"
-    how = f"a round was played {ON_A_LITTLE}; hosts are {hosts / (hosts + rest):.0%} of a round"
+    measured = ON_A_LITTLE if cluster is None else f"{MEASURED}; memory of nodes is not known"
+    how = f"a round was played {measured}; hosts are {hosts / (hosts + rest):.0%} of a round"
     memory = peak_bytes(len(found.devices) if len(found.devices) > 1 else 0)
-    return Estimate(would, str(out), rounds * (hosts + rest), memory, how)
+    known = memory if cluster is None else None
+    return Estimate(would, str(out), rounds * (hosts + rest), known, how)

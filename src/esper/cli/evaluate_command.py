@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from esper.cli.clusters import RAY, cluster_at
 from esper.cli.options import option
 from esper.cli.printing import AS_JSON, QUIET, consoles, print_json
 from esper.cli.rehearsal import DRY_RUN, measuring, show_estimate
@@ -62,6 +63,7 @@ class EvaluateSettings:
     )
     population: str = option("auto", "How hosts are trained: looped, fused, auto or measure.")
     precision: str = option("fp32", "In what hosts compute while they train: fp32 or bf16.")
+    ray: str | None = option(None, RAY, bare="local", metavar="[ADDRESS]")
     track: str | None = option(None, TRACK)
     dry_run: bool = option(False, DRY_RUN)
     quiet: bool = option(False, QUIET)
@@ -132,8 +134,9 @@ def evaluate(settings: EvaluateSettings) -> None:
         if settings.resume:
             raise ConfigError("--dry-run is of a whole evaluation; leave out --resume")
         check_evaluation_folder(out, overwrite=settings.overwrite, resume=False)
-        with measuring(settings.quiet, settings.json):
-            estimate = evaluate_estimate(task, data, before, plan, out)
+        with measuring(settings.quiet, settings.json), cluster_at(settings.ray) as cluster:
+            cpus = 1 if cluster is None else cluster.cpus
+            estimate = evaluate_estimate(task, data, before, plan, out, cpus)
         show_estimate(estimate, quiet=settings.quiet, as_json=settings.json)
         return
     console, result = consoles(settings.quiet, settings.json)
@@ -142,7 +145,10 @@ def evaluate(settings: EvaluateSettings) -> None:
         if not console.is_terminal:
             say(console, run_line(label, run), whole=True)
 
-    with evaluation_folder(out, overwrite=settings.overwrite, resume=settings.resume):
+    with (
+        cluster_at(settings.ray) as crew,
+        evaluation_folder(out, overwrite=settings.overwrite, resume=settings.resume),
+    ):
         with one_thread(), PhaseProgress(console) as bar:
             report = run_evaluation(
                 task,
@@ -153,6 +159,7 @@ def evaluate(settings: EvaluateSettings) -> None:
                 before=before,
                 folder=out,
                 tell=tell,
+                crew=crew,
             )
         show_report(result, report)
         if settings.json:

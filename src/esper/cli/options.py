@@ -1,11 +1,12 @@
 """A command is a function of one dataclass: every field with `option` is a flag of the command."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, field, fields
 from inspect import Parameter, Signature, signature
 from typing import Annotated, Any, get_type_hints
 
 import typer
+from typer.core import TyperCommand
 
 
 def option(
@@ -15,12 +16,25 @@ def option(
     flag: str | None = None,
     min: int | None = None,
     max: int | None = None,
+    bare: str | None = None,
+    metavar: str | None = None,
     **notes: Any,
 ) -> Any:
     """A field that is an option: its name and type are the field's, `...` for one that must be
-    given. `notes` stay in the field's metadata."""
-    info = typer.Option(*([flag] if flag else []), min=min, max=max, help=help)
-    return field(default=MISSING if default is ... else default, metadata={"option": info, **notes})
+    given. An option with `bare` can be given without a value, and then has that one. `notes` stay
+    in the field's metadata."""
+    info = typer.Option(*([flag] if flag else []), min=min, max=max, help=help, metavar=metavar)
+    metadata = {"option": info, "bare": bare, **notes}
+    return field(default=MISSING if default is ... else default, metadata=metadata)
+
+
+def with_values(words: Sequence[str], bare: Mapping[str, str]) -> Iterator[str]:
+    """The words of a command; options that need none have their value, by their names."""
+    for place, word in enumerate(words):
+        yield word
+        following = words[place + 1 : place + 2]
+        if word in bare and (not following or following[0].startswith("--")):
+            yield bare[word]
 
 
 def add_command(app: typer.Typer, run: Callable[[Any], None]) -> None:
@@ -47,4 +61,11 @@ def add_command(app: typer.Typer, run: Callable[[Any], None]) -> None:
     # What typer reads: a signature as if somebody had written all options out.
     command.__signature__ = Signature(options)  # type: ignore[attr-defined]
     command.__annotations__ = {item.name: item.annotation for item in options}
-    app.command(run.__name__.replace("_", "-"), help=run.__doc__)(command)
+    named = {f"--{item.name}": item.metadata.get("bare") for item in fields(settings)}
+    bare = {name: value for name, value in named.items() if value is not None}
+
+    class Command(TyperCommand):
+        def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+            return super().parse_args(ctx, list(with_values(args, bare)))
+
+    app.command(run.__name__.replace("_", "-"), cls=Command, help=run.__doc__)(command)

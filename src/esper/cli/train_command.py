@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from esper.cli.clusters import RAY, cluster_at
 from esper.cli.options import option
 from esper.cli.printing import AS_JSON, QUIET, consoles, print_json
 from esper.cli.rehearsal import DRY_RUN, measuring, show_estimate
@@ -60,11 +61,13 @@ class PPOSettings:
     )
     workers: str | None = option(
         None,
-        "Processes for the hosts, or auto: one per core. Changes nothing but the speed. Default 1.",
+        "Processes for the hosts, or auto: one per core. Changes nothing but the speed. Default 1, "
+        "with --ray auto.",
     )
     devices: str | None = option(
         None, "One worker on each of these instead, such as cuda:0,cuda:1."
     )
+    ray: str | None = option(None, RAY, bare="local", metavar="[ADDRESS]")
     reward: str | None = setting(
         "reward_mode", "What is rewarded; default objective. docs/rewards.md lists the modes."
     )
@@ -112,6 +115,7 @@ def ppo(settings: PPOSettings) -> None:
     import logging
 
     from esper.api import config_of, episode_steps, resume_ppo, train_ppo
+    from esper.leyline import ConfigError
     from esper.observatory import RoundProgress, scalars_of
     from esper.simic.training import Hooks, load_config
 
@@ -129,6 +133,8 @@ def ppo(settings: PPOSettings) -> None:
         "workers": _workers(settings.workers),
         "devices": None if settings.devices is None else settings.devices.split(","),
     }
+    if settings.ray is not None and settings.devices is not None:
+        raise ConfigError("--ray places workers on CPUs of the cluster; leave out --devices")
     check_track(settings.track)
     if settings.dry_run:
         _estimate(settings, config, out, places)
@@ -137,7 +143,11 @@ def ppo(settings: PPOSettings) -> None:
     newest: dict[str, Any] = {}
     if settings.track is not None:
         tracker = open_tracker(settings.track, out, "policy", config.flat())
-    with Interrupts(console) as interrupts, RoundProgress(console, config.rounds, steps) as show:
+    with (
+        cluster_at(settings.ray) as cluster,
+        Interrupts(console) as interrupts,
+        RoundProgress(console, config.rounds, steps) as show,
+    ):
 
         def on_step(step: int) -> None:
             show.step(step)
@@ -151,6 +161,7 @@ def ppo(settings: PPOSettings) -> None:
 
         how: dict[str, Any] = {
             **places,
+            "cluster": cluster,
             "profile": settings.profile,
             "hooks": Hooks(on_round, on_step, interrupts.after_round),
         }
@@ -180,9 +191,9 @@ def _estimate(
 
     if settings.resume is None:
         check_free(out, overwrite=settings.overwrite)
-    with measuring(settings.quiet, settings.json):
+    with measuring(settings.quiet, settings.json), cluster_at(settings.ray) as cluster:
         done = 0 if settings.resume is None else rounds_done(out)
-        estimate = ppo_estimate(config, out, done, **places)
+        estimate = ppo_estimate(config, out, done, cluster=cluster, **places)
     show_estimate(estimate, quiet=settings.quiet, as_json=settings.json)
 
 

@@ -8,8 +8,8 @@ from functools import partial
 from torch import Tensor
 
 from esper.growth import count_params, seed_costs
-from esper.leyline import ConfigError, History, Recorder
-from esper.tamiyo import Controller, GivesReasons, Situation, StaticController
+from esper.leyline import ConfigError, Recorder
+from esper.tamiyo import Controller, Situation, StaticController
 from esper.tolaria import (
     SETTLING_EVALUATIONS,
     TRAINING_COST,
@@ -64,28 +64,6 @@ def train(
     if any(each.outcome.ended == "interrupted" for each in trained):
         raise KeyboardInterrupt
     return trained
-
-
-def train_each(
-    plans: Sequence[Plan],
-    data: DataSplits,
-    keys: Sequence[int],
-    *,
-    attribute: bool = False,
-    heard: dict[int, History] | None = None,
-) -> list[Trained]:
-    """Each key by its own plan; keys with the same plan side by side. `heard` gets, by key, what
-    happened where a controller gives reasons."""
-    found: dict[int, Trained] = {}
-    for key, plan in zip(keys, plans, strict=True):
-        if key not in found:
-            own = [k for k, its_plan in zip(keys, plans, strict=True) if its_plan == plan]
-            listens = heard is not None and isinstance(plan.controller, GivesReasons)
-            told = History() if listens else None
-            found |= zip(own, train(plan, data, own, told, attribute=attribute), strict=True)
-            if heard is not None and told is not None:
-                heard |= {each: told.of(env) for env, each in enumerate(own)}
-    return [found[key] for key in keys]
 
 
 def first_situation(task: Task, data: DataSplits) -> Situation:

@@ -7,6 +7,7 @@ choose theirs like all others, and the best static network also its width.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import product
 from statistics import fmean, median
 
@@ -18,7 +19,8 @@ from esper.proof.arms import (
     static_plan,
     training_macs,
 )
-from esper.proof.record import Record, Run
+from esper.proof.record import Record
+from esper.proof.work import Crew, Job, Run, carry_out
 from esper.tamiyo import Controller
 from esper.tolaria import DataSplits, PopulationKind, Task, TrialRules
 
@@ -63,7 +65,8 @@ def labelled(name: str, extra: float | None) -> str:
 
 @dataclass
 class Bench:
-    """Task, data and budget that all arms share. `rates` is the grid of learning rates."""
+    """Task, data and budget that all arms share, and who trains. `rates` is the grid of learning
+    rates."""
 
     task: Task
     data: DataSplits
@@ -72,6 +75,7 @@ class Bench:
     tuning_keys: tuple[int, ...]
     rates: tuple[float, ...]
     record: Record
+    crew: Crew
     progress: Callable[[str, int, int], None]
     tuned_anything: bool = field(default=False, init=False)
     widths: dict[int, Task] = field(init=False)
@@ -86,16 +90,28 @@ class Bench:
 
     def runs(
         self,
-        label: str,
-        plans: Sequence[Plan],
+        trials: Mapping[str, Sequence[Plan]],
         data: DataSplits | None = None,
         keep: bool = False,
-    ) -> list[Run]:
-        """One plan for each tuning key, trained. No two ways of training have the same label."""
+    ) -> list[list[Run]]:
+        """Under each label one plan for each tuning key, trained. No two ways of training have the
+        same label."""
         self.tuned_anything = True
-        self.progress(label, 0, len(plans))
         where = self.data if data is None else data
-        return self.record.train(label, plans, where, self.tuning_keys, keep=keep)
+        jobs = [
+            Job(label, partial(_given, plans), where, self.tuning_keys, keep=keep)
+            for label, plans in trials.items()
+        ]
+        labels, each = list(trials), len(self.tuning_keys)
+
+        def begun(job: Job) -> None:
+            self.progress(job.label, each * labels.index(job.label), each * len(labels))
+
+        return list(carry_out(jobs, self.record, self.crew, begun))
+
+
+def _given(plans: Sequence[Plan]) -> Sequence[Plan]:
+    return plans
 
 
 def with_rate(task: Task, rate: float) -> Task:
@@ -112,25 +128,31 @@ def choose_arms(
     bench: Bench, controllers: Mapping[str, Controller], reference: str | None
 ) -> list[Arm]:
     """The arms in their order, then the controls for `reference`, if any."""
-    arms, found = [], []
-    for name, controller in controllers.items():
-        if len(bench.rates) == 1 and name != reference:
-            arms.append(_own_arm(bench, name, controller, bench.rates[0]))
-            continue
-        tried = {
-            rate: bench.runs(
-                f"tuning {name}, rate {rate:.2g}",
-                [bench.growing_plan(controller, rate)] * len(bench.tuning_keys),
-            )
-            for rate in bench.rates
-        }
-        rate = max(tried, key=lambda rate: mean_validation(tried[rate]))
-        arms.append(_own_arm(bench, name, controller, rate))
-        if name == reference:
-            found = tried[rate]
+    tuned = [name for name in controllers if len(bench.rates) > 1 or name == reference]
+    tried = (
+        bench.runs(
+            {
+                f"tuning {name}, rate {rate:.2g}": (
+                    [bench.growing_plan(controllers[name], rate)] * len(bench.tuning_keys)
+                )
+                for name, rate in product(tuned, bench.rates)
+            }
+        )
+        if tuned
+        else []
+    )
+    found = dict(zip(product(tuned, bench.rates), tried, strict=True))
+
+    def best_rate(name: str) -> float:
+        if name not in tuned:
+            return bench.rates[0]
+        return max(bench.rates, key=lambda rate: mean_validation(found[name, rate]))
+
+    rates = {name: best_rate(name) for name in controllers}
+    arms = [_own_arm(bench, name, each, rates[name]) for name, each in controllers.items()]
     if reference is None:
         return arms
-    return arms + choose_controls(bench, reference, found)
+    return arms + choose_controls(bench, reference, found[reference, rates[reference]])
 
 
 def _own_arm(bench: Bench, name: str, controller: Controller, rate: float) -> Arm:
@@ -175,12 +197,10 @@ def _choose_final(
 
     rate = bench.rates[0]
     if len(bench.rates) > 1:
-        scores = {
-            r: mean_validation(
-                bench.runs(f"tuning {name}, rate {r:.2g}", [plan(run, r) for run in found])
-            )
-            for r in bench.rates
-        }
+        tried = bench.runs(
+            {f"tuning {name}, rate {r:.2g}": [plan(run, r) for run in found] for r in bench.rates}
+        )
+        scores = dict(zip(bench.rates, map(mean_validation, tried), strict=True))
         rate = max(scores, key=scores.__getitem__)
     return Arm(name, lambda runs: plan(runs[reference], rate), rate, control_of=reference)
 
@@ -237,11 +257,14 @@ def _choose_width(
     widths: Sequence[int],
     plan: Callable[[int, float, Run], Plan],
 ) -> Arm:
-    scores = {}
-    for width, rate in product(widths, bench.rates):
-        label = f"tuning {name}, width {width}, rate {rate:.2g}"
-        plans = [plan(width, rate, run) for run in found]
-        scores[width, rate] = mean_validation(bench.runs(label, plans))
+    candidates = list(product(widths, bench.rates))
+    tried = bench.runs(
+        {
+            f"tuning {name}, width {width}, rate {rate:.2g}": [plan(width, rate, r) for r in found]
+            for width, rate in candidates
+        }
+    )
+    scores = dict(zip(candidates, map(mean_validation, tried), strict=True))
     width, rate = max(scores, key=scores.__getitem__)
     return Arm(
         name,

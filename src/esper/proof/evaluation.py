@@ -5,7 +5,7 @@ validation data of tuning keys. Then every arm is trained on every evaluation ke
 the test part read, once for each network.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -13,11 +13,12 @@ from esper.leyline import ConfigError
 from esper.proof.arms import first_situation
 from esper.proof.choices import Arm, Bench, choose_arms
 from esper.proof.crossover import crossover
-from esper.proof.record import Record, Run, Tell
+from esper.proof.record import Record, Tell
 from esper.proof.report import EvaluationReport, compare, summary, trial_of
 from esper.proof.scenarios import choose_scenario
 from esper.proof.settings import FIRST_TUNING_KEY, EvaluationSettings
 from esper.proof.statistics import require_scipy
+from esper.proof.work import Alone, Crew, Job, Run, carry_out
 from esper.tamiyo import Controller
 from esper.tolaria import (
     DataSplits,
@@ -46,6 +47,7 @@ def evaluate(
     before: DataSplits | None = None,
     folder: Path | None = None,
     tell: Tell = lambda label, run: None,
+    crew: Crew | None = None,
 ) -> EvaluationReport:
     """Run the arms and compare them. `make_arm` turns the name of an arm into its controller.
 
@@ -55,7 +57,8 @@ def evaluate(
 
     Whatever was trained is kept in `folder` at once. If one was begun there, with the same
     settings, it goes on and ends with the numbers that it would have had. `tell` is told of every
-    network that is trained, by what it was trained for.
+    network that is trained, by what it was trained for. A `crew` (`esper.ray.Cluster`) trains them
+    elsewhere, with the same numbers.
     """
     require_scipy()
     if settings.scenario == "shift" and before is None:
@@ -77,13 +80,14 @@ def evaluate(
         tuning_keys=tuple(FIRST_TUNING_KEY + i for i in range(settings.tuning_keys or TUNING_KEYS)),
         rates=tuple(f * task.learning_rate for f in RATE_FACTORS[: None if settings.tune else 1]),
         record=record,
+        crew=crew or Alone(),
         progress=progress,
     )
     if settings.scenario == "scratch":
         arms = choose_arms(bench, controllers, settings.reference)
     else:
         arms = choose_scenario(bench, controllers, settings.reference, settings.extra, before)
-    trained = list(_train_all(bench, arms, settings.evaluation_keys))
+    trained = _train_all(bench, arms, settings.evaluation_keys)
     trials = [trial_of(task, data, arm, run) for runs in trained for arm, run in runs.items()]
     summaries = [summary(arm, trials) for arm in arms]
     return EvaluationReport(
@@ -115,31 +119,49 @@ def _rehearse(task: Task, data: DataSplits, controllers: dict[str, Controller]) 
         controller.act(situation)
 
 
-def _train_all(bench: Bench, arms: Sequence[Arm], keys: range) -> Iterator[dict[str, Run]]:
+def _train_all(bench: Bench, arms: Sequence[Arm], keys: range) -> list[dict[str, Run]]:
     """For each key its trained arms; blocks of keys are the outer loop, so that every result is a
     pair, also after Ctrl-C."""
-    total, at_a_time = len(keys) * len(arms), SIDE_BY_SIDE[bench.population]
-    for first in range(0, len(keys), at_a_time):
-        block = keys[first : first + at_a_time]
-        runs: list[dict[str, Run]] = [{} for _ in block]
-        try:
-            for i, arm in enumerate(arms):
-                bench.progress(arm.label, first * len(arms) + i * len(block), total)
-                plans = [arm.plan(before) for before in runs]
-                grows = plans[0].rules.counterfactuals
-                trained = bench.record.train(
-                    arm.label,
-                    plans,
-                    bench.data if arm.data is None else arm.data,
-                    block,
-                    attribute=grows,
-                    keep=True,
-                )
-                for of_key, run in zip(runs, trained, strict=True):
-                    of_key[arm.label] = run
-        except KeyboardInterrupt:
-            if first == 0:
-                raise
-            return
-        yield from runs
-    bench.progress("done", total, total)
+    at_a_time, done = SIDE_BY_SIDE[bench.population], 0
+    blocks = [keys[first : first + at_a_time] for first in range(0, len(keys), at_a_time)]
+    known: list[list[dict[str, Run]]] = [[{} for _ in block] for block in blocks]
+    jobs = [
+        _job(bench, arm, block, runs)
+        for block, runs in zip(blocks, known, strict=True)
+        for arm in arms
+    ]
+    total, finished = len(keys) * len(arms), 0
+
+    def begun(job: Job) -> None:
+        bench.progress(job.label, finished, total)
+
+    try:
+        for runs in carry_out(jobs, bench.record, bench.crew, begun):
+            finished += len(runs)
+            done += 1
+        bench.progress("done", total, total)
+    except KeyboardInterrupt:
+        if done < len(arms):
+            raise
+    complete = known[: done // len(arms)]
+    # In the order of the arms, whichever was first.
+    return [{arm.label: runs[arm.label] for arm in arms} for block in complete for runs in block]
+
+
+def _job(bench: Bench, arm: Arm, block: Sequence[int], known: Sequence[dict[str, Run]]) -> Job:
+    """An arm on some keys; `known` are the runs of each key so far."""
+
+    def tell(trained: Sequence[Run]) -> None:
+        for of_key, run in zip(known, trained, strict=True):
+            of_key[arm.label] = run
+
+    data = bench.data if arm.data is None else arm.data
+    return Job(
+        arm.label,
+        lambda: [arm.plan(before) for before in known],
+        data,
+        block,
+        attribute=True,
+        keep=True,
+        tell=tell,
+    )

@@ -12,33 +12,29 @@ again when the evaluation goes on; the rest is read.
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
-from esper.growth import read_tree, restore_snapshot, snapshot_from_tree, snapshot_tree, write_tree
+from esper.growth import (
+    HostSnapshot,
+    read_tree,
+    restore_snapshot,
+    snapshot_from_tree,
+    snapshot_tree,
+    write_tree,
+)
 from esper.leyline import ConfigError, EpisodeOutcome, History, SeedStateReport
 from esper.leyline.events import GovernorSnapshot
-from esper.proof.arms import Plan, train_each
-from esper.tolaria import DataSplits, Topology, Trained, export_network, new_network
+from esper.proof.arms import Plan
+from esper.proof.work import Job, Made, Run
+from esper.tolaria import DataSplits, export_network, new_network
 
 SETTINGS, RUNS, NETWORKS = "settings.json", "runs.jsonl", "networks"
 DECISIONS = "decisions.jsonl"
 FORMAT_VERSION = 1
-
-
-@dataclass(frozen=True)
-class Run:
-    """A network that was trained, now or before the evaluation went on. `model` is None where
-    nobody is going to test it."""
-
-    outcome: EpisodeOutcome
-    topology: Topology
-    cpu_seconds: float
-    model: nn.Module | None
 
 
 Tell = Callable[[str, Run], None]
@@ -58,6 +54,7 @@ class Record:
         tell: Tell = lambda label, run: None,
     ) -> None:
         self.folder, self.tell = folder, tell
+        self.listens = folder is not None
         self.rows: dict[tuple[str, int], dict[str, Any]] = {}
         self.choices: dict[str, Any] = {}
         if folder is None:
@@ -80,36 +77,27 @@ class Record:
             self._append([{"choice": name, "value": self.choices[name]}])
         return self.choices[name]
 
-    def train(
-        self,
-        label: str,
-        plans: Sequence[Plan],
-        data: DataSplits,
-        keys: Sequence[int],
-        *,
-        attribute: bool = False,
-        keep: bool = False,
-    ) -> list[Run]:
-        """Each key by its own plan, unless all of them are there: rounding may depend on which are
-        trained side by side. With `keep` the networks are kept."""
-        if all((label, key) in self.rows for key in keys):
-            return [
-                self._read(label, plan, data, key) for plan, key in zip(plans, keys, strict=True)
-            ]
-        heard: dict[int, History] | None = {} if keep and self.folder is not None else None
-        trained = train_each(plans, data, keys, attribute=attribute, heard=heard)
-        self._tell_decisions(label, heard or {})
-        name = self._keep(trained) if keep and self.folder is not None else None
-        rows = [_row(label, each, name) for each in trained]
-        self._append(rows)
-        self.rows |= {(label, row["outcome"]["key"]): row for row in rows}
-        runs = [
-            Run(each.outcome, each.topology, each.cpu_seconds, each.model if keep else None)
-            for each in trained
+    def read(self, job: Job, plans: Sequence[Plan]) -> list[Run] | None:
+        """The runs of a job, unless one is missing: rounding may depend on which are trained side
+        by side."""
+        if any((job.label, key) not in self.rows for key in job.keys):
+            return None
+        return [
+            self._read(job.label, plan, job.data, key)
+            for plan, key in zip(plans, job.keys, strict=True)
         ]
-        for run in runs:
-            self.tell(label, run)
-        return runs
+
+    def add(self, job: Job, made: Sequence[Made]) -> None:
+        """What came of a job; its networks are kept if it says so."""
+        runs = {key: run for each in made for key, run in each.runs.items()}
+        self._tell_decisions(job.label, {k: v for each in made for k, v in each.heard.items()})
+        snapshots = {k: v for each in made for k, v in each.snapshots.items()}
+        name = self._keep({key: snapshots[key] for key in job.keys}) if job.keep else None
+        rows = [_row(job.label, runs[key], name) for key in job.keys]
+        self._append(rows)
+        self.rows |= {(job.label, row["outcome"]["key"]): row for row in rows}
+        for key in job.keys:
+            self.tell(job.label, runs[key])
 
     def _tell_decisions(self, label: str, heard: Mapping[int, History]) -> None:
         lines = [
@@ -120,12 +108,14 @@ class Record:
         if self.folder is not None and lines:
             _write(self.folder / DECISIONS, b"".join(lines))
 
-    def _keep(self, trained: Sequence[Trained]) -> str:
-        """The name of the folder with their networks. It is the next one that no line names, so
-        that what a process left that was killed before it wrote its lines is replaced."""
-        assert self.folder is not None
+    def _keep(self, snapshots: Mapping[int, HostSnapshot]) -> str | None:
+        """The name of the folder with the networks, None if there is none. It is the next one that
+        no line names, so that what a process left that was killed before it wrote its lines is
+        replaced."""
+        if self.folder is None:
+            return None
         name = f"{len({row['networks'] for row in self.rows.values()} - {None}):06d}"
-        tree = {str(each.outcome.key): snapshot_tree(each.snapshot) for each in trained}
+        tree = {str(key): snapshot_tree(each) for key, each in snapshots.items()}
         write_tree(self.folder / NETWORKS / name, tree, FORMAT_VERSION)
         return name
 
@@ -156,12 +146,12 @@ def _told(told: History) -> Iterator[tuple[str, dict[str, Any]]]:
     yield from (("outcome", asdict(outcome)) for outcome in told.outcomes)
 
 
-def _row(label: str, trained: Trained, networks: str | None) -> dict[str, Any]:
+def _row(label: str, run: Run, networks: str | None) -> dict[str, Any]:
     return {
         "label": label,
-        "outcome": asdict(trained.outcome),
-        "topology": trained.topology,
-        "cpu_seconds": trained.cpu_seconds,
+        "outcome": asdict(run.outcome),
+        "topology": run.topology,
+        "cpu_seconds": run.cpu_seconds,
         "networks": networks,
     }
 

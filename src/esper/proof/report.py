@@ -5,9 +5,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from esper.proof.choices import Arm
-from esper.proof.record import Run
 from esper.proof.settings import STATIC, EvaluationSettings
 from esper.proof.statistics import holm, mean_interval, paired_difference
+from esper.proof.work import Run
 from esper.tolaria import DataSplits, PopulationKind, Precision, Task
 
 

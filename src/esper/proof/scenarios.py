@@ -28,8 +28,8 @@ from esper.proof.arms import (
     training_macs,
 )
 from esper.proof.choices import Arm, Bench, PlanFor, labelled, mean_validation, with_rate
-from esper.proof.record import Run
 from esper.proof.shapes import random_shapes
+from esper.proof.work import Run
 from esper.tamiyo import Controller
 from esper.tolaria import RESCUE, DataSplits, PopulationKind, Task, Topology, TrialRules
 
@@ -137,11 +137,14 @@ class Stage:
         """The best on validation of the tuning keys; a single one needs no trial."""
         if len(candidates) == 1:
             return candidates[0]
-        return max(candidates, key=lambda arm: mean_validation(self.runs(arm)))
+        scores = [mean_validation(runs) for runs in self.runs(candidates)]
+        return candidates[scores.index(max(scores))]
 
-    def runs(self, arm: Arm) -> list[Run]:
-        plans = [arm.plan(known) for known in self.known]
-        return self.bench.runs(tuning_label(arm), plans)
+    def runs(self, arms: Sequence[Arm]) -> list[list[Run]]:
+        """Of each arm those of the tuning keys."""
+        return self.bench.runs(
+            {tuning_label(arm): [arm.plan(known) for known in self.known] for arm in arms}
+        )
 
 
 def tuning_label(arm: Arm) -> str:
@@ -201,7 +204,8 @@ def _host_arm(bench: Bench, hosts: Hosts, steps: int, learnt: DataSplits) -> Arm
 def _trained_hosts(bench: Bench, arm: Arm) -> list[Run]:
     """Those of the tuning keys."""
     plans = [arm.plan({})] * len(bench.tuning_keys)
-    return bench.runs(f"tuning {arm.name}", plans, arm.data, keep=True)
+    (runs,) = bench.runs({f"tuning {arm.name}": plans}, arm.data, keep=True)
+    return runs
 
 
 def _wide_hosts(bench: Bench, found: Sequence[Run]) -> Hosts | None:
@@ -245,7 +249,7 @@ def _growing(
 def _found(stage: Stage, arms: Sequence[Arm], reference: str) -> list[Run]:
     """What the reference arm reaches on the tuning keys, which is known from now on."""
     (arm,) = (arm for arm in arms if arm.name == reference)
-    runs = stage.runs(arm)
+    (runs,) = stage.runs([arm])
     for known, run in zip(stage.known, runs, strict=True):
         known[arm.label] = run
     return runs

@@ -1,39 +1,40 @@
 """What a worker reports when it cannot go on, and what happens when it dies again and again."""
 
-import multiprocessing
-import signal
-
 import pytest
 
 from esper.leyline import EsperError
-from esper.simic.training import workers
 from esper.simic.training.shard import Shard
-from esper.simic.training.workers import MAX_RESTARTS, Worker, WorkerError, _serve
+from esper.simic.training.workers import (
+    MAX_RESTARTS,
+    LostError,
+    ShardServer,
+    Worker,
+    WorkerError,
+)
 from training_support import tiny_config, tiny_spec
 
 SPEC = tiny_spec(tiny_config(), (0, 1))
 
 
-class InThisProcess(Worker):
-    """Serves the first call at once, where we are, and then the pipe closes."""
+class InThisProcess:
+    """A line that leads nowhere else: what is asked is answered at once."""
 
-    def _start(self) -> None:
-        self.pipe, self.theirs = multiprocessing.Pipe()
-        self.process = multiprocessing.Process()
+    def __init__(self, spec) -> None:
+        self.server = ShardServer(spec)
 
-    def begin(self, name, argument) -> None:
-        super().begin(name, argument)
-        _serve(self.spec, self.theirs)
+    def send(self, name, argument) -> None:
+        self.reply = self.server.answer(name, argument)
 
+    def receive(self):
+        return self.reply
 
-@pytest.fixture(autouse=True)
-def _keep_ctrl_c(monkeypatch):
-    monkeypatch.setattr(signal, "signal", lambda number, handler: None)
+    def close(self) -> None:
+        pass
 
 
 def test_a_defect_comes_with_its_traceback(monkeypatch):
     monkeypatch.setattr(Shard, "reset", lambda self, round_: 1 / 0)
-    worker = InThisProcess(SPEC)
+    worker = Worker(SPEC, InThisProcess)
     worker.begin("reset", 0)
     with pytest.raises(WorkerError, match="ZeroDivisionError"):
         worker.result()
@@ -44,26 +45,28 @@ def test_bad_input_stays_one_sentence(monkeypatch):
         raise EsperError("the data is not there")
 
     monkeypatch.setattr(Shard, "reset", refuse)
-    worker = InThisProcess(SPEC)
+    worker = Worker(SPEC, InThisProcess)
     worker.begin("reset", 0)
     with pytest.raises(EsperError, match=r"^the data is not there$"):
         worker.result()
 
 
+class Stillborn(InThisProcess):
+    def receive(self):
+        raise LostError("exit code -9")
+
+
 def test_a_worker_that_dies_again_and_again_is_given_up(monkeypatch, caplog):
     starts = []
 
-    def stillborn(self) -> None:
-        starts.append(self)
-        self.pipe, theirs = multiprocessing.Pipe()
-        theirs.close()
-        self.process = multiprocessing.get_context("spawn").Process(target=int)
-        self.process.join = lambda timeout=None: None
+    def connect(spec):
+        starts.append(spec)
+        return Stillborn(spec)
 
-    monkeypatch.setattr(workers.Worker, "_start", stillborn)
-    worker = Worker(SPEC)
+    monkeypatch.setattr(ShardServer, "answer", lambda self, name, argument: None)
+    worker = Worker(SPEC, connect)
     worker.begin("reset", 0)
-    with pytest.raises(WorkerError, match=f"died {1 + MAX_RESTARTS} times in the same step"):
+    with pytest.raises(WorkerError, match=rf"died {1 + MAX_RESTARTS} times .* \(exit code -9\)"):
         worker.result()
     assert len(starts) == 1 + MAX_RESTARTS
     assert caplog.text.count("its round is played again") == MAX_RESTARTS

@@ -12,21 +12,16 @@ import torch
 from esper.api.training import resume_ppo, train_ppo
 from esper.leyline import ConfigError
 from esper.simic.training.loop import Hooks
-from esper.simic.training.workers import Workers, worker_devices
+from esper.simic.training.workers import worker_devices
 from esper.tolaria import DataSplits
-from training_support import load_few, same_run, tiny_config, tiny_run, tiny_task
-
-
-def remember_workers(monkeypatch) -> list[Workers]:
-    """Those that are made from now on."""
-    pools, make = [], Workers.__init__
-
-    def remember(self, *args) -> None:
-        make(self, *args)
-        pools.append(self)
-
-    monkeypatch.setattr(Workers, "__init__", remember)
-    return pools
+from training_support import (
+    load_few,
+    remember_workers,
+    same_run,
+    tiny_config,
+    tiny_run,
+    tiny_task,
+)
 
 
 @pytest.mark.parametrize("population", ["looped", "fused"])
@@ -38,13 +33,13 @@ def test_workers_change_nothing_even_if_one_is_killed(tmp_path, monkeypatch, cap
     def kill(step: int) -> None:
         steps.append(step)
         if len(steps) == 11:
-            os.kill(pools[0].workers[1].process.pid, signal.SIGKILL)
+            os.kill(pools[0].workers[1].line.process.pid, signal.SIGKILL)
 
     how = {"workers": 2, "hooks": Hooks(on_step=kill)}
     tiny_run(tmp_path / "two", rounds=2, population=population, **how)
     assert len(pools[0].workers) == 2
     assert "died (exit code -9); its round is played again" in caplog.text
-    assert not any(worker.process.is_alive() for worker in pools[0].workers)
+    assert not any(worker.line.process.is_alive() for worker in pools[0].workers)
     same_run(tmp_path / "one", tmp_path / "two")
 
 

@@ -18,13 +18,28 @@ from esper.simic.training.scenes import (
 from esper.simic.training.shard import Shard
 from esper.simic.training.space import Space
 from esper.simic.training.state import TrainState, lasting_settings, new_state
-from esper.simic.training.workers import growth_environments, worker_devices
+from esper.simic.training.workers import (
+    Cluster,
+    Connect,
+    Line,
+    LostError,
+    Reply,
+    ShardServer,
+    growth_environments,
+    worker_devices,
+)
 
 __all__ = [
+    "Cluster",
+    "Connect",
     "Hooks",
     "LearnedController",
+    "Line",
+    "LostError",
+    "Reply",
     "RoundLog",
     "Shard",
+    "ShardServer",
     "ShardSpec",
     "Space",
     "TrainState",

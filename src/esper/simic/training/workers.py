@@ -1,6 +1,7 @@
 """All growth environments of a run as one: in this process, or spread over others.
 
-Workers have one torch thread each, and are restarted and replayed if they die.
+Workers have one torch thread each, and are restarted and replayed if they die. A worker is reached
+by a `Line`: here one to a process of this machine; a `Cluster` has lines to other machines.
 """
 
 import contextlib
@@ -9,10 +10,10 @@ import multiprocessing
 import os
 import signal
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -85,29 +86,105 @@ class Answer:
     reward_seconds: float
 
 
+Reply = tuple[Literal["done", "refused", "failed"], Any]
+
+
+class ShardServer:
+    """A shard where it lives: whatever it is asked, it answers, also if it cannot go on."""
+
+    def __init__(self, spec: ShardSpec) -> None:
+        torch.set_num_threads(1)
+        self.spec, self.log = spec, RoundLog()
+        self.shard: Shard | None = None
+
+    def answer(self, name: str, argument: Any) -> Reply:
+        """ "done" with an `Answer`, "refused" with a sentence, or "failed" with a traceback."""
+        try:
+            return "done", self._call(name, argument)
+        except EsperError as error:
+            return "refused", str(error)
+        except Exception:  # noqa: BLE001 (whoever asked raises it again)
+            return "failed", traceback.format_exc()
+
+    def _call(self, name: str, argument: Any) -> Answer:
+        log = self.log
+        log.clear()
+        log.clock = Clock()
+        if self.shard is None:
+            self.shard = Shard(self.spec, log)
+        values = getattr(self.shard, name)(argument)
+        told = History((), list(log.rows), list(log.events), list(log.outcomes))
+        return Answer(values, self.shard.privileged(), told, log.clock.seconds["reward"])
+
+
+class LostError(Exception):
+    """A worker is gone; says how, as far as anybody knows."""
+
+
+class Line(Protocol):
+    """To a shard that is served somewhere else: whatever is sent gets one reply, in order."""
+
+    def send(self, name: str, argument: Any) -> None:
+        """Nothing is raised if the worker is gone."""
+
+    def receive(self) -> Reply:
+        """Raises LostError if the worker is gone."""
+
+    def close(self) -> None:
+        """Ends the worker."""
+
+
+Connect = Callable[[ShardSpec], Line]
+
+
+class Cluster(Protocol):
+    """Machines that workers can be on."""
+
+    @property
+    def cpus(self) -> int: ...
+
+    def lines(self, count: int) -> Connect:
+        """To start `count` workers with."""
+
+
+class ProcessLine:
+    """A line to a process of its own on this machine."""
+
+    def __init__(self, spec: ShardSpec) -> None:
+        # Spawned: a fork would inherit torch's threads and every open file.
+        context = multiprocessing.get_context("spawn")
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=_serve, args=(spec, theirs), daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def send(self, name: str, argument: Any) -> None:
+        # A closed pipe is found when the reply is due.
+        with contextlib.suppress(OSError):
+            self.pipe.send((name, argument))
+
+    def receive(self) -> Reply:
+        try:
+            return self.pipe.recv()
+        except (EOFError, OSError) as error:
+            self.process.join()
+            raise LostError(f"exit code {self.process.exitcode}") from error
+
+    def close(self) -> None:
+        self.pipe.close()
+        self.process.join(timeout=10)
+        if self.process.is_alive():
+            self.process.terminate()
+
+
 def _serve(spec: ShardSpec, pipe: Connection) -> None:
-    """The life of a worker: answer until the pipe closes."""
+    """The life of a process: answer until the pipe closes."""
     # Ctrl-C reaches the whole group; the parent decides when to stop.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    torch.set_num_threads(1)
-    try:
-        log = RoundLog()
-        shard = Shard(spec, log)
+    server = ShardServer(spec)
+    with contextlib.suppress(EOFError):
         while True:
-            name, argument = pipe.recv()
-            values = getattr(shard, name)(argument)
-            told = History((), log.rows, log.events, log.outcomes)
-            pipe.send(
-                ("done", Answer(values, shard.privileged(), told, log.clock.seconds["reward"]))
-            )
-            log.clear()
-            log.clock = Clock()
-    except EOFError:
-        pass
-    except EsperError as error:
-        pipe.send(("refused", str(error)))
-    except Exception:  # noqa: BLE001 (the parent raises it again)
-        pipe.send(("failed", traceback.format_exc()))
+            pipe.send(server.answer(*pipe.recv()))
 
 
 @contextlib.contextmanager
@@ -118,21 +195,24 @@ def growth_environments(
     log: RoundLog,
     devices: Sequence[str] = ("cpu",),
     family: Family | None = None,
+    cluster: Cluster | None = None,
 ) -> Iterator[VectorEnv]:
     """`config.envs` growth environments, with one worker for each of `devices`: a process of its
-    own, which needs `data` that is shared, or this one if there is only one. `log` is told what
-    happens, in the same order for any number of workers, of which each has whole groups."""
+    own, which needs `data` that is shared, or this one if there is only one; or wherever the
+    `cluster` puts it. `log` is told what happens, in the same order for any number of workers, of
+    which each has whole groups."""
     groups = np.arange(config.envs).reshape(-1, config.group)
     parts = np.array_split(groups, min(len(devices), len(groups)))
     specs = [
         ShardSpec(config, task, data, tuple(part.flatten().tolist()), device, family)
         for part, device in zip(parts, devices, strict=False)
     ]
-    if len(specs) == 1:
+    if cluster is None and len(specs) == 1:
         yield Shard(specs[0], log)
         return
+    connect = ProcessLine if cluster is None else cluster.lines(len(specs))
     with contextlib.ExitStack() as stack:
-        workers = [stack.enter_context(contextlib.closing(Worker(spec))) for spec in specs]
+        workers = [stack.enter_context(contextlib.closing(Worker(spec, connect))) for spec in specs]
         yield Workers(workers, log)
 
 
@@ -185,71 +265,58 @@ def _joined(parts: tuple[Any, ...]) -> Any:
 
 
 class Worker:
-    """A shard in another process: `begin` something, then wait for its `result`.
+    """A shard somewhere else: `begin` something, then wait for its `result`.
 
-    It remembers what the round was made of. A process that dies is replaced by one that plays
+    It remembers what the round was made of. A worker that dies is replaced by one that plays
     the same round again up to the same step; since nothing in it is random, nothing is lost.
     """
 
-    def __init__(self, spec: ShardSpec) -> None:
-        self.spec = spec
+    def __init__(self, spec: ShardSpec, connect: Connect = ProcessLine) -> None:
+        self.spec, self.connect = spec, connect
         self.calls: list[tuple[str, Any]] = []
-        self._start()
-
-    def _start(self) -> None:
-        # Spawned: a fork would inherit torch's threads and every open file.
-        context = multiprocessing.get_context("spawn")
-        self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(self.spec, theirs), daemon=True)
-        self.process.start()
-        theirs.close()
+        self.line = connect(spec)
 
     def begin(self, name: str, argument: Any) -> None:
         if name == "reset":
             self.calls.clear()
         self.calls.append((name, argument.copy() if isinstance(argument, np.ndarray) else argument))
-        # A closed pipe is found by `result`, which starts another process.
-        with contextlib.suppress(OSError):
-            self.pipe.send(self.calls[-1])
+        self.line.send(*self.calls[-1])
 
     def result(self) -> Answer:
-        for attempt in range(1 + MAX_RESTARTS):
+        last: LostError | None = None
+        for _ in range(1 + MAX_RESTARTS):
             try:
-                if attempt:
-                    self._replace()
+                if last is not None:
+                    self._replace(last)
                 return self._receive()
-            except (EOFError, OSError) as error:
+            except LostError as error:
                 last = error
         raise WorkerError(
             f"the worker of environments {list(self.spec.envs)} died {1 + MAX_RESTARTS} times in "
-            "the same step; there may be too little memory for so many environments"
+            f"the same step ({last}); there may be too little memory for so many environments"
         ) from last
 
     def _receive(self) -> Answer:
-        kind, value = self.pipe.recv()
+        kind, value = self.line.receive()
         if kind == "refused":
             raise EsperError(value)
         if kind == "failed":
             raise WorkerError(f"a worker failed:\n{value}")
         return value
 
-    def _replace(self) -> None:
-        """A new process, brought to where the old one was; the answer to the last call is due."""
-        self.pipe.close()
-        self.process.join()
+    def _replace(self, why: LostError) -> None:
+        """Another one, brought to where the old one was; the answer to the last call is due."""
+        self.line.close()
         logger.warning(
-            "the worker of environments %s died (exit code %s); its round is played again",
+            "the worker of environments %s died (%s); its round is played again",
             list(self.spec.envs),
-            self.process.exitcode,
+            why,
         )
-        self._start()
+        self.line = self.connect(self.spec)
         for call in self.calls[:-1]:
-            self.pipe.send(call)
+            self.line.send(*call)
             self._receive()
-        self.pipe.send(self.calls[-1])
+        self.line.send(*self.calls[-1])
 
     def close(self) -> None:
-        self.pipe.close()
-        self.process.join(timeout=10)
-        if self.process.is_alive():
-            self.process.terminate()
+        self.line.close()
