@@ -58,9 +58,9 @@ WAYS = ("as it is", "head", "norm", "LoRA", "script", "heuristic")
 
 @dataclass(frozen=True)
 class Sizes:
-    pretraining_steps: int = 1000
-    steps: int = 192
-    every: int = 12  # steps between evaluations
+    pretraining_steps: int = 600
+    steps: int = 96
+    every: int = 6  # steps between evaluations
     val: int = 64
     test: int = 512
 
@@ -239,17 +239,21 @@ def run(
     return row, lambda: _bits(trainer.evaluate(rows_of(texts.test))["eval_loss"])
 
 
-def compare(keys: Sequence[int], tuning_key: int, sizes: Sizes) -> Iterator[dict[str, Any]]:
-    """A row for each way and key; rates are chosen, and test files read, on the way."""
+def compare(
+    ways: Sequence[str], keys: Sequence[int], tuning_key: int, sizes: Sizes
+) -> Iterator[dict[str, Any]]:
+    """A row for each key and way, once every way has its rate; the test part is read last."""
     texts = load_texts(sizes)
     backbone = pretrain(texts.manual, sizes.pretraining_steps)
-    for way in WAYS:
-        rates = RATES if way != "as it is" else RATES[:1]
-        tried = {r: run(way, texts, backbone, tuning_key, r, sizes)[0]["val"] for r in rates}
-        rate = min(tried, key=tried.__getitem__)
+    rates: dict[str, float] = {}
+    for way in ways:
+        grid = RATES if way != "as it is" else RATES[:1]
+        tried = {r: run(way, texts, backbone, tuning_key, r, sizes)[0]["val"] for r in grid}
+        rates[way] = min(tried, key=tried.__getitem__)
         print(f"{way}: validation by rate {tried}", flush=True)
-        for key in keys:
-            row, test = run(way, texts, backbone, key, rate, sizes)
+    for key in keys:
+        for way in ways:
+            row, test = run(way, texts, backbone, key, rates[way], sizes)
             yield {**row, "test": test()}
 
 
@@ -295,6 +299,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--keys", type=int, default=5)
     parser.add_argument("--first-key", type=int, default=0)
+    parser.add_argument("--ways", default=",".join(WAYS), help="with commas")
     parser.add_argument("--steps", type=int, default=Sizes.steps)
     parser.add_argument("--pretraining-steps", type=int, default=Sizes.pretraining_steps)
     parser.add_argument("--rows", type=Path, help="write them here, as they come")
@@ -308,7 +313,7 @@ def main() -> None:
     else:
         sizes = Sizes(given.pretraining_steps, given.steps)
         keys = range(given.first_key, given.first_key + given.keys)
-        for row in compare(keys, TUNING_KEY + given.first_key, sizes):
+        for row in compare(given.ways.split(","), keys, TUNING_KEY + given.first_key, sizes):
             rows.append(row)
             print(json.dumps(row), flush=True)
             if given.rows is not None:

@@ -1,25 +1,35 @@
 """Run with the name of a JSON file: does each extra work where only its own packages are installed?
 
-The file says for every extra which top-level modules it must not find, the code that uses it, and
-code that needs other extras, by their names. Modules that must not be found are as good as not
-installed. The core is loaded once, without any extra; each extra is tried in a fork of that.
+The file says for every extra which distributions and top-level modules it must not find, the code
+that uses it, and code that needs other extras, by their names. What must not be found is as good as
+not installed. The core is loaded once, without any extra; each extra is tried in a fork of that.
 """
 
 import importlib
 import json
 import os
+import re
 import sys
 import traceback
+from collections.abc import Iterable
 from importlib.machinery import ModuleSpec, PathFinder
+from importlib.metadata import Distribution, DistributionFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-HIDDEN: set[str] = set()
+HIDDEN: set[str] = set()  # modules, and distributions by their names
 
 
 class Installed(PathFinder):
     """Finds what the usual finder does, but for what is hidden."""
+
+    @staticmethod
+    def find_distributions(
+        context: DistributionFinder.Context = DistributionFinder.Context(),  # noqa: B008
+    ) -> Iterable[Distribution]:
+        found = PathFinder.find_distributions(context)
+        return (each for each in found if _canonical(each.metadata["Name"]) not in HIDDEN)
 
     @classmethod
     def find_spec(
@@ -28,6 +38,10 @@ class Installed(PathFinder):
         if name.split(".")[0] in HIDDEN:
             return None
         return PathFinder.find_spec(name, path, target)
+
+
+def _canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def try_extra(extra: str, case: dict[str, Any]) -> None:
