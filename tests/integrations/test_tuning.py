@@ -129,6 +129,7 @@ def test_a_killed_search_of_the_heuristic_ends_with_the_same_rows(tmp_path: Path
     tune(replace(TINY, trials=1), tmp_path / "killed")
     rows = tmp_path / "killed" / METRICS
     rows.write_bytes(rows.read_bytes() + b'{"round": 1, "kind": "tri')
+    (tmp_path / "killed" / "best.toml").unlink()
     resume(tmp_path / "killed", trials=2)
     for name in (METRICS, "best.toml", "base.toml", "config.toml"):
         assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()

@@ -5,7 +5,7 @@ a function of the key and of its number, so a search that was killed goes on as 
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,6 +58,8 @@ def search(
     done = list(rows)
     for row in done:
         study.add_trial(_remembered(row, distributions))
+    if (found := best_trial(done)) is not None:
+        _keep(record, subject, found, distributions)  # a kill may have come between
     if not done:
         study.enqueue_trial({name: subject.start[name] for name in distributions})
     while len(done) < trials:
@@ -69,10 +71,15 @@ def search(
         record.timing({"seconds": time.perf_counter() - began})
         done.append({"round": number, **row})
         if best_trial(done) is done[-1]:
-            chosen = {name: row[name] for name in distributions}
-            write_settings(record.path, BEST, subject.settings(chosen))
+            _keep(record, subject, done[-1], distributions)
         hearing.on_trial(done[-1])
     return done
+
+
+def _keep(
+    record: RunDirectory, subject: Subject, row: Mapping[str, Any], names: Iterable[str]
+) -> None:
+    write_settings(record.path, BEST, subject.settings({name: row[name] for name in names}))
 
 
 def _study(reports: int, prune: bool) -> optuna.Study:
