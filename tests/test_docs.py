@@ -19,7 +19,7 @@ DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs
 NOT_OURS = ("make", "pip", "python ", "pytest")
 # Long, or in need of a network or of earlier runs: what they do is tested with small settings in
 # tests/cli and tests/simic/training; here their options must exist.
-LONG = ("train", "evaluate", "compare", "query", "data get", "serve", "watch")
+LONG = ("train", "evaluate", "tune", "compare", "query", "data get", "serve", "watch")
 SHORTER = ("--steps", "2", "--no-compare")
 
 
@@ -115,7 +115,10 @@ def test_the_python_of_the_readme_runs() -> None:
 
 
 GUIDE = [text for language, text in fenced(ROOT / "docs" / "your-model.md") if language == "python"]
-PAGES = ["gymnasium.md", "lightning.md", "sklearn.md", "trackers.md", "transformers.md"]
+PAGES = [
+    *("gymnasium.md", "lightning.md", "sklearn.md", "trackers.md", "transformers.md"),
+    "tuning.md",
+]
 
 
 @pytest.mark.parametrize("number", range(len(GUIDE)))

@@ -78,7 +78,7 @@ __all__ = [
 ]
 
 # For people who have a stack already; each needs the library that it is for.
-_MODULES = ("gym", "lightning", "sklearn", "trackers", "transformers")
+_MODULES = ("gym", "lightning", "sklearn", "trackers", "transformers", "tuning")
 
 
 def __getattr__(name: str) -> Any:

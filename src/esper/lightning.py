@@ -30,8 +30,8 @@ try:
     from lightning.pytorch import Callback, LightningModule, Trainer
     from lightning.pytorch.trainer.states import TrainerFn
     from lightning.pytorch.utilities.data import extract_batch_size
-except ModuleNotFoundError:
-    raise PackageMissingError("esper.lightning needs lightning", "lightning") from None
+except ModuleNotFoundError as error:
+    raise PackageMissingError(f"esper.lightning needs {error.name}", "lightning") from None
 
 
 class Grow(Callback):

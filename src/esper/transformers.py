@@ -34,8 +34,8 @@ try:
     from transformers.trainer_pt_utils import find_batch_size, nested_concat, nested_numpify
     from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
     from transformers.utils.generic import find_labels
-except ModuleNotFoundError:
-    raise PackageMissingError("esper.transformers needs transformers", "transformers") from None
+except ModuleNotFoundError as error:
+    raise PackageMissingError(f"esper.transformers needs {error.name}", "transformers") from None
 
 GROWTH = "esper.pt"  # in the folder of a checkpoint, beside optimizer.pt
 

@@ -233,7 +233,10 @@ def check_optimizer(optimizer: Any, parameters: Iterable[nn.Parameter]) -> None:
     require("optimizer", optimizer, instance("a torch optimiser", Optimizer))
     known = {id(p) for group in optimizer.param_groups for p in group["params"]}
     if not known & {id(p) for p in parameters}:
-        raise ConfigError("this optimiser trains none of the model's parameters")
+        raise ConfigError(
+            "this optimiser trains none of the model's parameters; give it some, which in a frozen "
+            "model may be those of its head or of its last norm"
+        )
 
 
 def shorten(value: Any) -> str:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from esper.simic.training import Cluster, TrainingConfig
     from esper.tamiyo import Controller
     from esper.tolaria import DataSplits, Task, TrialRules
+    from esper.tuning import Plan
+    from esper.tuning.plan import Base
 
 TIMED = "the first epochs on all data were timed on this machine, as busy as it is now"
 MEASURED = f"on a few batches, for all epochs; then {TIMED}"
@@ -219,3 +221,34 @@ def ppo_estimate(
     memory = peak_bytes(len(found.devices) if len(found.devices) > 1 else 0)
     known = memory if cluster is None else None
     return Estimate(would, str(out), rounds * (hosts + rest), known, how)
+
+
+def tune_estimate(
+    plan: "Plan", base: "Base", out: Path, trials: int, workers: "Workers"
+) -> Estimate:
+    """The first trial, which is of the settings that the search starts from, is rehearsed; all
+    others are taken for as long."""
+    from esper.api import one_thread
+    from esper.tamiyo import HeuristicConfig, HeuristicController
+    from esper.tolaria import data_root, find_task
+    from esper.tuning import make_subject
+    from esper.tuning.subjects import Heuristic
+
+    less = "; trials that are given up take less"
+    if not isinstance(base, HeuristicConfig):
+        one = ppo_estimate(base, out, 0, workers, None)
+        seconds = None if one.seconds is None else trials * one.seconds
+        return replace(
+            one, would=f"{trials} times {one.would}", seconds=seconds, how=one.how + less
+        )
+    subject = make_subject(plan, base, out)
+    assert isinstance(subject, Heuristic)
+    task, who = find_task(plan.task), HeuristicController(base)
+    data, hosts = task.load(data_root()), len(subject.keys)
+    with one_thread():
+        _, macs = rehearsed(task, data, who, subject.rules, subject.keys[0])
+        pace = seconds_per_mac(subject.recipe, hosts, subject.rules, who)
+    would = f"try {trials} settings of the heuristic on {hosts} hosts of {task.name} "
+    would += f"({subject.rules.population}), {subject.rules.steps} decisions each"
+    how = f"one host was grown {ON_A_LITTLE}{less}"
+    return Estimate(would, str(out), trials * hosts * macs * pace, peak_bytes(), how)

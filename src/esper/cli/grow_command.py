@@ -29,6 +29,7 @@ class GrowSettings:
     controller: str = option(
         "heuristic",
         "Who decides: heuristic, heuristic:trial (chooses by trial), random, static (never grow), "
+        "heuristic:FILE.toml (see `esper tune`), "
         "scripted:FILE, where FILE may be the actions.txt of an earlier run, "
         "pretrained (see `esper policies`), or the folder of a training run or policy.",
     )

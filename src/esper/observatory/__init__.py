@@ -28,17 +28,22 @@ from esper.observatory.report import write_report
 from esper.observatory.retelling import Story, outcome_scalars, retell, scalars_of
 from esper.observatory.run_directory import (
     ARMS,
+    BASE,
+    BEST,
     CHECKPOINTS,
     CONFIG,
     EVENTS,
     GROWN,
+    HISTORY,
     METRICS,
     MODEL,
     PROFILE,
     TRACKED,
+    TRYING,
     RunDirectory,
     check_free,
     read_rows,
+    write_settings,
     write_summary,
 )
 from esper.observatory.runs import find_runs
@@ -54,21 +59,27 @@ from esper.observatory.terminal import (
     place,
     say,
     seeds_table,
+    shown,
     summary_table,
 )
 from esper.observatory.training_progress import RoundProgress
+from esper.observatory.trials import best_trial, read_trials, show_trials
 from esper.observatory.watching import watch
 
 __all__ = [
     "ARMS",
+    "BASE",
+    "BEST",
     "CHECKPOINTS",
     "CONFIG",
     "EVENTS",
     "GROWN",
+    "HISTORY",
     "METRICS",
     "MODEL",
     "PROFILE",
     "TRACKED",
+    "TRYING",
     "EpisodeRecord",
     "PhaseProgress",
     "RoundProgress",
@@ -77,6 +88,7 @@ __all__ = [
     "Story",
     "arms_table",
     "at_extra",
+    "best_trial",
     "check_evaluation_folder",
     "check_free",
     "clock",
@@ -100,6 +112,7 @@ __all__ = [
     "read_episode",
     "read_evaluated",
     "read_rows",
+    "read_trials",
     "require_matplotlib",
     "retell",
     "run_as_json",
@@ -111,9 +124,12 @@ __all__ = [
     "seeds_worth_table",
     "serve",
     "show_run",
+    "show_trials",
+    "shown",
     "summary_table",
     "watch",
     "write_evaluation",
     "write_report",
+    "write_settings",
     "write_summary",
 ]

@@ -29,13 +29,16 @@ CHECKPOINTS = "checkpoints"  # a folder: written by the training itself
 GROWN = "grown"  # a folder: the grown network, as `esper.load` reads it
 PROFILE = "profile"  # a folder: traces of a round that was looked at closely
 EPISODES = "episodes.safetensors"  # what was recorded, to learn from
+BASE = "base.toml"  # the settings that a tuning starts from
+BEST = "best.toml"  # the best settings that it has found
+TRYING = "trying"  # a folder: the run that a tuning is trying, as long as it does
 TRACKED = "tracked"  # a folder: what trackers were told, one folder for each kind
 LOCK = ".lock"  # locked, not merely there, while a process writes to the run
 
 # What makes a folder a run, and goes when another run takes its place.
 OWN = (
     *(CONFIG, EVENTS, METRICS, OUTCOMES, ACTIONS, TIMINGS, SUMMARY, PICTURE, PAGE, MODEL),
-    *(EPISODES, ARMS, CHECKPOINTS, GROWN, PROFILE, TRACKED),
+    *(EPISODES, ARMS, CHECKPOINTS, GROWN, PROFILE, BASE, BEST, TRYING, TRACKED),
 )
 # Cut back to a checkpoint when a run goes on from it.
 HISTORY = (EVENTS, METRICS, OUTCOMES)
@@ -189,7 +192,7 @@ def check_free(path: Path, *, overwrite: bool) -> None:
     if taken and not (path / LOCK).exists():
         raise ConfigError(f"{path} holds a {taken[0]} that is of no run; choose another folder")
     if taken and not overwrite:
-        resume = f", or go on with it (--resume {path})" if CHECKPOINTS in taken else ""
+        resume = f", or go on with it (--resume {path})" if {CHECKPOINTS, BASE} & {*taken} else ""
         raise ConfigError(
             f"{path} already holds a run; choose another folder, or overwrite it "
             f"(--overwrite){resume}"
@@ -247,7 +250,7 @@ def _lock_soon(file: IO[bytes]) -> None:
 
 
 def _remove(path: Path) -> None:
-    if path.name in (ARMS, CHECKPOINTS, GROWN, PROFILE, TRACKED) and path.is_dir():
+    if path.name in (ARMS, CHECKPOINTS, GROWN, PROFILE, TRYING, TRACKED) and path.is_dir():
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
@@ -267,6 +270,15 @@ def _unwritten(run: Path, name: str, error: OSError) -> ConfigError:
         else "the record ends there; make room and start again with --overwrite"
     )
     return ConfigError(f"{run / name} could not be written: {error.strerror}; {cure}")
+
+
+def write_settings(run: Path, name: str, settings: Mapping[str, Any]) -> Path:
+    """A TOML file of the run with these settings, in the place of the one that was there."""
+    try:
+        _replace_text(run / name, to_toml(settings))
+    except OSError as error:
+        raise _unwritten(run, name, error) from error
+    return run / name
 
 
 def write_summary(run: Path, rows: list[dict[str, Any]]) -> None:
@@ -314,6 +326,8 @@ def to_toml(config: Mapping[str, Any]) -> str:
             lines.append(f"{key} = {str(value).lower()}")
         elif isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)):
             lines.append(f"{key} = {value!r}")
+        elif isinstance(value, tuple | list):
+            lines.append(f"{key} = {json.dumps(list(value))}")
         else:
             # A JSON string without control characters is a TOML basic string.
             lines.append(f"{key} = {json.dumps(str(value))}")

@@ -5,16 +5,13 @@ flags. A setting inside a table is written with a dot, as in `ppo.learning_rate`
 messages.
 """
 
-import difflib
-import math
-import tomllib
-import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any
 
 from esper.leyline import ConfigError, LifecycleOp, constants
+from esper.leyline.settings import check_types, nearest, read_toml, refuse_unknown, settings_of
 from esper.simic.agent import PPOConfig
 from esper.simic.agent.network import Kind
 from esper.simic.rewards import MODES, RewardConfig, check_gamma
@@ -54,7 +51,7 @@ class NetworkSizes:
     critic_sees_twin: bool = False
 
     def __post_init__(self) -> None:
-        _refuse_unknown(self.op_bias, {op.name for op in LifecycleOp}, "network.op_bias.")
+        refuse_unknown(self.op_bias, {op.name for op in LifecycleOp}, "network.op_bias.")
 
 
 # Settings that are whole numbers, with the least and the most that can be meant.
@@ -217,7 +214,7 @@ def load_config(
 
     Raises ConfigError, in one sentence, for what is unknown or cannot work.
     """
-    given = _read(Path(path)) if path is not None else {}
+    given = read_toml(Path(path)) if path is not None else {}
     for name, value in (flags or {}).items():
         if value is not None:
             _put(given, name, value)
@@ -249,14 +246,14 @@ def make_reward(mode: str, settings: Mapping[str, Any], modes: tuple[str, ...]) 
     """The config of one mode; a setting that no mode in use has is refused."""
     for other in modes:
         if other not in MODES:
-            near = _nearest(other, MODES)
+            near = nearest(other, MODES)
             raise ConfigError(f"no reward mode {other!r}; there are {', '.join(MODES)}{near}")
-    known = {name for other in modes for name in _settings_of(MODES[other].config) - {"mode"}}
-    _refuse_unknown(settings, known, "reward.")
+    known = {name for other in modes for name in settings_of(MODES[other].config) - {"mode"}}
+    refuse_unknown(settings, known, "reward.")
     family = MODES[mode].config
-    own = {name: value for name, value in settings.items() if name in _settings_of(family)}
+    own = {name: value for name, value in settings.items() if name in settings_of(family)}
     own["mode"] = mode
-    _check_types(own, family, "reward.")
+    check_types(own, family, "reward.")
     for setting in fields(family):
         needed = setting.default is MISSING and setting.default_factory is MISSING
         if needed and setting.name not in own:
@@ -267,17 +264,6 @@ def make_reward(mode: str, settings: Mapping[str, Any], modes: tuple[str, ...]) 
 # --- reading ---------------------------------------------------------------------------------
 
 
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the config {path}: {error}") from error
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path} is not TOML: {error}") from error
-
-
 def _put(settings: dict[str, Any], dotted: str, value: Any) -> None:
     table, _, name = dotted.rpartition(".")
     where = settings.setdefault(table, {}) if table else settings
@@ -286,76 +272,19 @@ def _put(settings: dict[str, Any], dotted: str, value: Any) -> None:
 
 def _build(settings: dict[str, Any]) -> TrainingConfig:
     """Whatever is a field is a setting; a field that holds settings of its own is a table."""
-    _refuse_unknown(settings, _settings_of(TrainingConfig), "")
+    refuse_unknown(settings, settings_of(TrainingConfig), "")
     defaults, chosen = TrainingConfig(), dict(settings)
     for name, value in settings.items():
         default = getattr(defaults, name)
         if not is_dataclass(default) and not isinstance(default, Mapping):
-            _check_types({name: value}, TrainingConfig, "")
+            check_types({name: value}, TrainingConfig, "")
         elif not isinstance(value, dict):
             raise ConfigError(f"{name} must be a table of settings, got {value!r}")
         elif is_dataclass(default) and not isinstance(default, type):
-            _refuse_unknown(value, _settings_of(type(default)), f"{name}.")
-            _check_types(value, type(default), f"{name}.")
+            refuse_unknown(value, settings_of(type(default)), f"{name}.")
+            check_types(value, type(default), f"{name}.")
             chosen[name] = replace(default, **value)
     return TrainingConfig(**chosen)
-
-
-def _settings_of(kind: type) -> set[str]:
-    return {f.name for f in fields(kind)}
-
-
-def _refuse_unknown(given: Mapping[str, Any], known: set[str], prefix: str) -> None:
-    for name in given:
-        if name not in known:
-            raise ConfigError(f"no setting {prefix}{name}{_nearest(name, known, prefix)}")
-
-
-def _nearest(name: str, known: Iterable[str], prefix: str = "") -> str:
-    close = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.4)
-    return f"; did you mean {prefix}{close[0]}?" if close else ""
-
-
-_WORDS = {
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-    str: "text",
-    type(None): "nothing",
-}
-
-
-def _check_types(given: Mapping[str, Any], kind: type, prefix: str) -> None:
-    hints = get_type_hints(kind)
-    for name, value in given.items():
-        if not _fits(value, hints[name]):
-            wanted = _words(hints[name])
-            raise ConfigError(f"{prefix}{name} must be {wanted}, got {value!r}")
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    origin = get_origin(hint)
-    if origin in (Union, types.UnionType):
-        return any(_fits(value, option) for option in get_args(hint))
-    if origin is Literal:
-        return value in get_args(hint)
-    if origin is not None:
-        return isinstance(value, dict) and all(_fits(v, float) for v in value.values())
-    if hint is float:
-        # Neither the file of a run nor its checkpoints can hold infinity.
-        return (
-            isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        )
-    if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    return isinstance(value, hint)
-
-
-def _words(hint: Any) -> str:
-    options = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
-    if get_origin(hint) is Literal:
-        return " or ".join(map(repr, get_args(hint)))
-    return " or ".join(_WORDS.get(o, "a table of numbers") for o in options if o is not type(None))
 
 
 def _flatten(value: Any, prefix: str) -> Iterator[tuple[str, Any]]:

@@ -18,10 +18,11 @@ from esper.tamiyo.controllers.static import StaticController
 from esper.tamiyo.situation import Controller, wait
 
 ENTRY_POINT_GROUP = "esper.controllers"
-# What makes each; `scripted` is given what stands behind the colon of `scripted:FILE`.
+# What makes each; `scripted` is given what stands behind the colon of `scripted:FILE`, `heuristic`
+# too if it is `heuristic:FILE.toml`.
 BUILT_IN: dict[str, Callable[..., Controller]] = {
     "each": EachController,
-    "heuristic": HeuristicController,
+    "heuristic": HeuristicController.named,
     "heuristic:rotation": HeuristicController.by_rotation,
     "heuristic:trial": HeuristicController.by_trial,
     "random": RandomController,
@@ -49,8 +50,11 @@ def make_controller(name: str) -> Controller:
     kind, colon, argument = (name, "", "") if name in BUILT_IN else name.partition(":")
     # Those of other packages may take an argument or not, as they like.
     wrong = kind in BUILT_IN and bool(argument) != (kind == "scripted")
+    if kind == "heuristic" and colon:
+        wrong = not argument.endswith(".toml")
     if wrong or kind not in _makers():
         known = [f"{n}:FILE" if n == "scripted" else n for n in controller_names()]
+        known.insert(known.index("heuristic") + 1, "heuristic:FILE.toml")
         raise ConfigError(f"no controller {shortened(name)!r}; there are {', '.join(known)}")
     return _makers()[kind](*([argument] if colon else []))
 

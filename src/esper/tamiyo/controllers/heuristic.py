@@ -9,6 +9,7 @@ seed helped is measured by taking it out, not by what the host learned meanwhile
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -26,6 +27,7 @@ from esper.leyline import (
     SeedStage,
 )
 from esper.leyline import constants as c
+from esper.leyline.settings import check_types, read_toml, refuse_unknown, settings_of
 from esper.tamiyo.situation import Situation, wait
 from esper.tamiyo.trial_scores import TrialPlan, TrialScores
 
@@ -88,14 +90,30 @@ class HeuristicConfig:
         if self.blend not in BLEND_NAMES:
             raise ConfigError(f"blend must be one of {', '.join(BLEND_NAMES)}, got {self.blend!r}")
 
+    @staticmethod
+    def load(path: str | Path) -> "HeuristicConfig":
+        """From a TOML file; what it leaves out has its default. Raises ConfigError."""
+        given = read_toml(Path(path))
+        refuse_unknown(given, settings_of(HeuristicConfig), "")
+        check_types(given, HeuristicConfig, "")
+        lists = {name: tuple(value) for name, value in given.items() if isinstance(value, list)}
+        return HeuristicConfig(**{**given, **lists})
+
 
 class HeuristicController:
     """Looks after one seed at a time in each environment; all environments are decided at once."""
 
-    def __init__(self, config: HeuristicConfig | None = None) -> None:
+    def __init__(self, config: HeuristicConfig | None = None, name: str | None = None) -> None:
         self.config = config or HeuristicConfig()
-        self.name = f"heuristic:{self.config.choose_by}" if config else "heuristic"
+        self.name = name or (f"heuristic:{self.config.choose_by}" if config else "heuristic")
         self.trial_plan = TrialPlan(self.config.blueprints_to_try)
+
+    @staticmethod
+    def named(file: str | None = None) -> "HeuristicController":
+        """As it is, or with the settings of a TOML file."""
+        if file is None:
+            return HeuristicController()
+        return HeuristicController(HeuristicConfig.load(file), f"heuristic:{file}")
 
     @staticmethod
     def by_rotation() -> "HeuristicController":

@@ -1,0 +1,89 @@
+"""Settings from a TOML file or flags: the fields of a dataclass, and nothing else."""
+
+import difflib
+import math
+import tomllib
+import types
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from esper.leyline.errors import ConfigError
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Raises ConfigError, in one sentence, if it is not there or not TOML."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the config {path}: {error}") from error
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from error
+
+
+def settings_of(kind: type) -> set[str]:
+    """The names of a dataclass's fields."""
+    return {f.name for f in fields(kind)}
+
+
+def refuse_unknown(given: Mapping[str, Any], known: set[str], prefix: str) -> None:
+    """`prefix` is the table that the settings are in, with its dot."""
+    for name in given:
+        if name not in known:
+            raise ConfigError(f"no setting {prefix}{name}{nearest(name, known, prefix)}")
+
+
+def nearest(name: str, known: Iterable[str], prefix: str = "") -> str:
+    """The end of a complaint about a name: what may have been meant, if anything is close."""
+    close = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.4)
+    return f"; did you mean {prefix}{close[0]}?" if close else ""
+
+
+_WORDS = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+    type(None): "nothing",
+}
+
+
+def check_types(given: Mapping[str, Any], kind: type, prefix: str) -> None:
+    """Each of a type that its field in the dataclass `kind` has."""
+    hints = get_type_hints(kind)
+    for name, value in given.items():
+        if not _fits(value, hints[name]):
+            wanted = _words(hints[name])
+            raise ConfigError(f"{prefix}{name} must be {wanted}, got {value!r}")
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    origin = get_origin(hint)
+    if origin in (Union, types.UnionType):
+        return any(_fits(value, option) for option in get_args(hint))
+    if origin is Literal:
+        return value in get_args(hint)
+    if origin is tuple:
+        return isinstance(value, tuple | list) and all(_fits(v, get_args(hint)[0]) for v in value)
+    if origin is not None:
+        return isinstance(value, dict) and all(_fits(v, float) for v in value.values())
+    if hint is float:
+        # Neither the file of a run nor its checkpoints can hold infinity.
+        return (
+            isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        )
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, hint)
+
+
+def _words(hint: Any) -> str:
+    options = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    if get_origin(hint) is Literal:
+        return " or ".join(map(repr, get_args(hint)))
+    if get_origin(hint) is tuple:
+        return f"a list, each {_words(get_args(hint)[0])}"
+    return " or ".join(_WORDS.get(o, "a table of numbers") for o in options if o is not type(None))
