@@ -78,7 +78,9 @@ def output_text(output: Mapping[str, Any]) -> str:
     data = output.get("data", {})
     if "image/png" in data:
         coded = "".join(data["image/png"]).replace("\n", "")
-        return f'<img class="output" alt="What this cell draws" src="data:image/png;base64,{coded}">\n'
+        return (
+            f'<img class="output" alt="What this cell draws" src="data:image/png;base64,{coded}">\n'
+        )
     return fence("text", "".join(data["text/plain"]))
 
 
@@ -129,7 +131,5 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
-def on_page_markdown(
-    markdown: str, /, *, page: Page, config: MkDocsConfig, files: Files
-) -> str:
+def on_page_markdown(markdown: str, /, *, page: Page, config: MkDocsConfig, files: Files) -> str:
     return led(markdown, page.file.src_uri)

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
         BlueprintSpec,
         GrownModule,
         default_catalogue,
-        export,
         list_slots,
     )
+    from esper.growth.export import export
     from esper.leyline import EsperError, EsperWarning
     from esper.tolaria import Advice, Budget
 
