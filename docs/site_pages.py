@@ -20,6 +20,7 @@ DOCS = ROOT / "docs"
 BESIDE = {"CONTRIBUTING.md": "project/contributing.md", "CHANGELOG.md": "project/changelog.md"}
 LINK = re.compile(r"(\]\()([^)\s#]*)([^)\s]*\))")
 FENCED = re.compile(r"^(```.*?^```)$", re.MULTILINE | re.DOTALL)
+OUTPUT = "{ .text .output }"
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -74,14 +75,14 @@ def example_page(path: Path) -> str:
 def output_text(output: Mapping[str, Any]) -> str:
     """What a cell of a notebook has shown, as Markdown."""
     if output["output_type"] == "stream":
-        return fence("text", ANSI.sub("", "".join(output["text"])))
+        return fence(OUTPUT, ANSI.sub("", "".join(output["text"])))
     data = output.get("data", {})
     if "image/png" in data:
         coded = "".join(data["image/png"]).replace("\n", "")
         return (
             f'<img class="output" alt="What this cell draws" src="data:image/png;base64,{coded}">\n'
         )
-    return fence("text", "".join(data["text/plain"]))
+    return fence(OUTPUT, "".join(data["text/plain"]))
 
 
 def notebook_page(path: Path) -> str:
