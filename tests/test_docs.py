@@ -24,6 +24,8 @@ from document_support import (
     own_model,
     python_of,
 )
+from esper.growth.slot_table import SlotTable
+from esper.leyline import LifecycleOp
 from esper.simic import analytic
 from esper.simic.rewards import MODES, compute_reward
 from esper.tolaria.data import catalogue, cifar10
