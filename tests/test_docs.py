@@ -102,7 +102,7 @@ def test_the_python_of_first_pages_runs(page: str, count: int) -> None:
     blocks = python_of(ROOT / page)
     assert len(blocks) == count
     for block in blocks:
-        names = own_model()
+        names = {"esper": esper, **own_model()}
         exec(block, names)
         assert isinstance(names["plain"], torch.nn.Module)
 
