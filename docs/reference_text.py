@@ -6,7 +6,7 @@ A docstring explains fields in two columns, the name and what it is. On a page t
 import re
 from typing import Any
 
-from griffe import Extension, Object
+from griffe import Attribute, Docstring, Extension, Object
 
 ENTRY = re.compile(r"(?P<name>[\w*][^ ]*(?:,? [^ ]+)*?)  +(?P<text>\S.*)")
 
@@ -32,7 +32,26 @@ def markdown(docstring: str) -> str:
     return "\n\n".join(map(listed, docstring.split("\n\n")))
 
 
+def comment_above(lines: list[str], number: int) -> str:
+    """The comment that ends on the line before `number`, which counts from 1."""
+    found: list[str] = []
+    for line in reversed(lines[: number - 1]):
+        if not line.strip().startswith("# "):
+            break
+        found.insert(0, line.strip().removeprefix("# "))
+    return " ".join(found)
+
+
 class Columns(Extension):
+    """Also: fields of a class are explained by the comments above them."""
+
     def on_object(self, *, obj: Object, **kwargs: Any) -> None:
         if obj.docstring is not None:
             obj.docstring.value = markdown(obj.docstring.value)
+
+    def on_attribute(self, *, attr: Attribute, **kwargs: Any) -> None:
+        field = attr.parent is not None and attr.parent.is_class
+        if field and attr.docstring is None and attr.lineno is not None:
+            said = comment_above(attr.lines_collection[attr.filepath], attr.lineno)
+            if said and not attr.is_private:
+                attr.docstring = Docstring(said, parent=attr)

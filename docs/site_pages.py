@@ -20,6 +20,8 @@ DOCS = ROOT / "docs"
 BESIDE = {"CONTRIBUTING.md": "project/contributing.md", "CHANGELOG.md": "project/changelog.md"}
 LINK = re.compile(r"(\]\()([^)\s#]*)([^)\s]*\))")
 FENCED = re.compile(r"^(```.*?^```)$", re.MULTILINE | re.DOTALL)
+# Weights in the search: a message that somebody pastes first, reasons last.
+WEIGHTS = {"troubleshooting": 20.0, "decisions": 0.1, "project": 0.1, "review-findings": 0.1}
 OUTPUT = "{ .text .output }"
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -100,7 +102,8 @@ def notebook_page(path: Path) -> str:
 
 
 def title_of(path: Path) -> str:
-    return path.read_text().split("\n", 1)[0].removeprefix("# ")
+    """The first heading, without the number that some have."""
+    return re.sub(r"^# (\d+[.:] )?", "", path.read_text().split("\n", 1)[0])
 
 
 def decisions_page() -> str:
@@ -133,4 +136,6 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, /, *, page: Page, config: MkDocsConfig, files: Files) -> str:
+    part = re.split(r"[/.]", page.file.src_uri)[0]
+    page.meta["search"] = {"boost": WEIGHTS.get(part, 1.0)}
     return led(markdown, page.file.src_uri)

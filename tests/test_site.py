@@ -16,7 +16,7 @@ from mkdocs.config import load_config
 import esper
 from browser_support import browser_page, needs_browser
 from document_support import ROOT
-from reference_text import markdown
+from reference_text import comment_above, markdown
 from site_pages import led, page_of
 
 pytestmark = pytest.mark.heavy
@@ -137,6 +137,7 @@ def test_columns_of_docstrings_become_lists() -> None:
     assert markdown(text) == (
         "First.\n\n- `name`: what it is, and more\n- `other`: too\n\n- `Last`: line. no"
     )
+    assert comment_above(["# far", "", "    # near,", "    # by", "    x: int"], 5) == "near, by"
     assert markdown("One sentence.  Another.\nand on") == "One sentence.  Another.\nand on"
 
 
