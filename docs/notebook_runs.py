@@ -17,7 +17,7 @@ from jupyter_client.kernelspec import KernelSpec
 from nbclient import NotebookClient
 
 NOTEBOOKS = sorted((Path(__file__).parent / "notebooks").glob("*.ipynb"))
-# What a process says of its own surroundings, and progress, are no part of a page.
+# What libraries warn of here is no part of a page that is read elsewhere.
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
 
 
