@@ -40,7 +40,8 @@ def executed(path: Path, folder: Path) -> nbformat.NotebookNode:
     notebook = nbformat.read(path, as_version=4)
     client = NotebookClient(
         notebook,
-        timeout=300,
+        timeout=None,
+        startup_timeout=600,
         kernel_manager_class=ThisPython,
         resources={"metadata": {"path": str(folder)}},
         record_timing=False,
