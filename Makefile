@@ -2,7 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: setup browser demo check test quick soak clean
+.PHONY: setup browser demo docs check test quick soak clean
 
 setup: $(STAMP)
 
@@ -19,6 +19,11 @@ browser:
 
 demo: setup
 	$(BIN)/esper grow --task digits --controller heuristic --key 2 --out runs/demo --overwrite
+
+# A site for the browser, in the folder `site`; a dead link or anchor is an error.
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@echo site/index.html
 
 check: setup
 	$(BIN)/ruff check .
@@ -37,4 +42,4 @@ soak: setup browser
 	$(BIN)/pytest --numprocesses 2 -m soak
 
 clean:
-	rm -rf .venv
+	rm -rf .venv site

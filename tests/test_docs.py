@@ -2,19 +2,34 @@
 
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import create_autospec
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, TensorDataset
 
-from architectures import MLP
+import esper.api
+import reward_support
 from command_support import esper_here
+from document_support import (
+    DOCS,
+    DOCUMENTS,
+    ROOT,
+    TUTORIALS,
+    command_lines,
+    fenced,
+    own_model,
+    python_of,
+)
+from esper.growth.slot_table import SlotTable
+from esper.leyline import LifecycleOp
+from esper.simic import analytic
+from esper.simic.rewards import MODES, compute_reward
+from esper.tolaria.data import catalogue, cifar10
 
-ROOT = Path(__file__).parents[1]
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # Run by CI itself, or not a command of ours.
 NOT_OURS = ("make", "pip", "python ", "pytest")
 # Long, or in need of a network or of earlier runs: what they do is tested with small settings in
@@ -23,24 +38,30 @@ LONG = ("train", "evaluate", "tune", "compare", "query", "data get", "serve", "w
 SHORTER = ("--steps", "2", "--no-compare")
 
 
-def fenced(document: Path) -> Iterator[tuple[str, str]]:
-    """(language, text) of every fenced block of a document."""
-    parts = re.split(r"^```(.*)\n", document.read_text() + "\n", flags=re.MULTILINE)
-    yield from zip(parts[1::4], parts[2::4], strict=False)
-
-
 def commands() -> list[str]:
     """Every command line in a fenced block of a document, without comments."""
     found = []
+    ours = ("esper ", ".venv/bin/esper ", *NOT_OURS)
+    # Those of a tutorial follow each other, and are run so below.
     for document in DOCUMENTS:
-        for language, text in fenced(document):
+        for language, text in fenced(document) if document not in TUTORIALS else ():
             if language in ("", "console"):
-                lines = [
-                    line.removeprefix("$ ").split(" #")[0].strip() for line in text.split("\n")
-                ]
-                ours = ("esper ", ".venv/bin/esper ", *NOT_OURS)
-                found += [line for line in lines if line.startswith(ours)]
+                found += [line for line in command_lines(text) if line.startswith(ours)]
     return sorted(set(found))
+
+
+def check_options(
+    words: Sequence[str],
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The command exists, and all options that it is given."""
+    names = words[: 2 if words[0] in ("train", "data", "policies") else 1]
+    assert esper_here(monkeypatch, *names, "--help", cwd=folder) == 0
+    shown = capsys.readouterr().out
+    for option in (word for word in words if word.startswith("--")):
+        assert option in shown, option
 
 
 def test_the_documents_show_commands() -> None:
@@ -59,11 +80,7 @@ def test_every_command_runs(
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     words = shlex.split(command)[1:]
     if " ".join(words).startswith(LONG) or "runs/" in command:
-        names = words[: 2 if words[0] in ("train", "data", "policies") else 1]
-        assert esper_here(monkeypatch, *names, "--help", cwd=tmp_path) == 0
-        shown = capsys.readouterr().out
-        for option in (word for word in words if word.startswith("--")):
-            assert option in shown, option
+        check_options(words, tmp_path, monkeypatch, capsys)
         return
     (tmp_path / "runs").mkdir()
     shorter = SHORTER if words[0] == "grow" else ()
@@ -80,43 +97,23 @@ def test_make_targets_of_the_readme_exist() -> None:
     assert (ROOT / ".ci" / "run").read_text().strip().endswith("make test")
 
 
-def test_the_python_of_the_readme_runs() -> None:
-    blocks = [text for language, text in fenced(ROOT / "README.md") if language == "python"]
-    assert len(blocks) == 2
-    y = torch.arange(60) % 5
-    data = TensorDataset(torch.randn(60, 20) + y[:, None], y)
-    model = MLP()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-
-    def train_one_epoch(model: Any, optimizer: Any) -> None:
-        for inputs, target in DataLoader(data, 20):
-            optimizer.zero_grad()
-            torch.nn.functional.cross_entropy(model(inputs), target).backward()
-            optimizer.step()
-
-    def validation_accuracy() -> float:
-        with torch.no_grad():
-            return 100.0 * float((model(data.tensors[0]).argmax(1) == y).float().mean())
-
-    names: dict[str, Any] = {
-        "model": model,
-        "x": data.tensors[0][:2],
-        "train_loader": DataLoader(data, 20),
-        "val_loader": DataLoader(data, 20),
-        "optimizer": optimizer,
-        "train_one_epoch": train_one_epoch,
-        "validation_accuracy": validation_accuracy,
-    }
+@pytest.mark.parametrize(("page", "count"), [("README.md", 2), ("docs/index.md", 1)])
+def test_the_python_of_first_pages_runs(page: str, count: int) -> None:
+    blocks = python_of(ROOT / page)
+    assert len(blocks) == count
     for block in blocks:
+        names = {"esper": esper, **own_model()}
         exec(block, names)
-        names["model"] = model = MLP()
-        names["optimizer"] = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    assert isinstance(names["plain"], torch.nn.Module)
+        assert isinstance(names["plain"], torch.nn.Module)
 
 
-GUIDE = [text for language, text in fenced(ROOT / "docs" / "your-model.md") if language == "python"]
+GUIDE = python_of(DOCS / "your-model.md")
 PAGES = [
-    *("gymnasium.md", "lightning.md", "sklearn.md", "trackers.md", "transformers.md"),
+    "gymnasium.md",
+    "lightning.md",
+    "sklearn.md",
+    "trackers.md",
+    "transformers.md",
     "tuning.md",
 ]
 
@@ -137,11 +134,98 @@ def test_the_python_of_integrations_runs(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"__name__": "example"}
-    blocks = [text for language, text in fenced(ROOT / "docs" / page) if language == "python"]
+    blocks = python_of(DOCS / page)
     assert blocks
     with torch.random.fork_rng():
         for block in blocks:
             exec(block, names)
+
+
+def test_the_python_of_training_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (block,) = python_of(DOCS / "training.md")
+    (tmp_path / "run.toml").write_text('task = "digits"\nkey = 3\n')
+    monkeypatch.chdir(tmp_path)
+    train, configs = esper.api.train_ppo, []
+
+    def short(config: Any, out: str) -> None:
+        configs.append(config)
+        train(replace(config, rounds=1, envs=2, steps=3), out)
+
+    monkeypatch.setattr(esper.api, "train_ppo", short)
+    with torch.random.fork_rng():
+        names = own_model()
+        exec(block, names)
+    assert (configs[0].rounds, configs[0].key, configs[0].ppo.learning_rate) == (50, 3, 1e-3)
+    assert names["grown"].outcome.controller == "runs/mine"
+
+
+def test_the_python_of_the_agent_runs() -> None:
+    (block,) = python_of(DOCS / "ppo.md")
+    sizes = (analytic.OBSERVATION_DIM, analytic.NUM_SLOTS, analytic.NUM_BLUEPRINTS)
+    names = dict(zip(("observation_dim", "num_slots", "num_blueprints"), sizes, strict=True))
+    names |= {"num_envs": 4, "max_steps": analytic.HORIZON, "rounds": 2, "key": 0}
+    exec(block, names | {"env": analytic.AnalyticGrowth(4)})
+
+
+def test_the_python_of_rewards_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    use, add = python_of(DOCS / "rewards.md")
+    table = SlotTable.empty(1, 1)
+    transition = reward_support.transition(table, table, op=LifecycleOp.GERMINATE)
+    names: dict[str, Any] = {"transition": transition}
+    exec(use, names)
+    assert names["reward"].total.shape == (1,)
+    monkeypatch.setitem(MODES, "wage", None)  # so that it is taken away again
+    exec(add, names)
+    reward = compute_reward(transition, names["WageConfig"](), 1.0)
+    assert reward["wage"].tolist() == [0.1]
+
+
+def test_the_python_of_data_calls_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    (block,) = python_of(DOCS / "data.md")
+    for module, name in ((catalogue, "get"), (cifar10, "load")):
+        # Fetching needs a network; the arguments must fit.
+        monkeypatch.setattr(module, name, create_autospec(getattr(module, name)))
+    exec(block, {})
+    assert catalogue.get.call_count == cifar10.load.call_count == 1
+
+
+def test_no_python_is_left_out() -> None:
+    covered = {"your-model.md", "training.md", "ppo.md", "rewards.md", "data.md", "index.md"}
+    run = {ROOT / "README.md", *(DOCS / name for name in covered.union(PAGES)), *TUTORIALS}
+    assert {path for path in DOCUMENTS if python_of(path)} <= run
+
+
+# Commands of a tutorial that are not run: they stay open, or say what to do with more time.
+OPEN, IN_EARNEST = ("serve", "watch"), ("--keys 20", "--rounds 200")
+
+
+@pytest.mark.parametrize("page", TUTORIALS, ids=lambda path: path.stem)
+def test_every_block_of_a_tutorial_runs(
+    page: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    names: dict[str, Any] = {"__name__": "tutorial"}
+    ran = 0
+    with torch.random.fork_rng():
+        for language, text in fenced(page):
+            assert language in ("python", "console", "text")
+            if language == "python":
+                exec(text, names)
+                ran += 1
+            for command in command_lines(text.strip()) if language == "console" else ():
+                words = shlex.split(command)[1:]
+                if words[0] in OPEN or any(option in command for option in IN_EARNEST):
+                    check_options(words, tmp_path, monkeypatch, capsys)
+                    continue
+                code = esper_here(monkeypatch, *words, cwd=tmp_path)
+                assert code == 0, (command, capsys.readouterr().err)
+                ran += 1
+    assert ran >= 6
 
 
 def test_the_guide_has_an_example_of_each_kind() -> None:
@@ -155,7 +239,7 @@ def test_links_lead_somewhere() -> None:
 
 
 def test_the_map_names_every_package() -> None:
-    text = (ROOT / "docs" / "architecture.md").read_text()
+    text = (DOCS / "architecture.md").read_text()
     for folder in (ROOT / "src" / "esper").iterdir():
         if folder.is_dir() and folder.name != "__pycache__":
             assert f"`{folder.name}`" in text, folder.name

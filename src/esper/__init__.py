@@ -11,9 +11,7 @@ if TYPE_CHECKING:
         Shape,
         advise,
         attach,
-        export,
         grow,
-        list_slots,
         load,
         load_policy,
         shape,
@@ -23,11 +21,14 @@ if TYPE_CHECKING:
         BlueprintSpec,
         GrownModule,
         default_catalogue,
+        list_slots,
     )
+    from esper.growth.export import export
     from esper.leyline import EsperError, EsperWarning
     from esper.tolaria import Advice, Budget
 
     __version__: str
+    """The version that is installed."""
 
 # Loaded on first use, so that the command answers without waiting for torch.
 _HOMES = {
