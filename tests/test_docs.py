@@ -191,6 +191,7 @@ def test_the_python_of_data_calls_what_there_is(monkeypatch: pytest.MonkeyPatch)
 
 def test_no_python_is_left_out() -> None:
     covered = {"your-model.md", "training.md", "ppo.md", "rewards.md", "data.md", "index.md"}
+    covered.add("scaling.md")  # by the tests of Ray, which have a cluster
     run = {ROOT / "README.md", *(DOCS / name for name in covered.union(PAGES)), *TUTORIALS}
     assert {path for path in DOCUMENTS if python_of(path)} <= run
 
