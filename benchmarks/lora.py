@@ -47,7 +47,7 @@ from esper.transformers import GrowCallback
 LENGTH, WIDTH, LAYERS, RANK, BATCH = 64, 64, 3, 4, 16
 LETTERS = 128  # ASCII; other letters are left out
 ALLOWANCE = LAYERS * RANK * (WIDTH + 3 * WIDTH)
-RATES = (1e-3, 3e-3, 1e-2)
+RATES = (3e-3, 1e-2, 3e-2, 1e-1)
 TUNING_KEY = 1000
 SLOTS = [f"transformer.h.{layer}" for layer in range(LAYERS)]
 SCRIPT = "\n".join(
