@@ -45,6 +45,11 @@ class FusedSnapshot:
         return [row.values for row in (self.host, *(seed.row for seed in seeds), *valves)]
 
 
+def _examples(inputs: Tensor, rows: Tensor) -> Tensor:
+    """`inputs[rows]` of places [n, B]; whole examples are copied, which is quicker."""
+    return inputs.index_select(0, rows.flatten()).view(*rows.shape, *inputs.shape[1:])
+
+
 class FusedPopulation:
     """E hosts of one architecture, trained in single kernels; agrees with `LoopedPopulation` to
     rounding. Raises ConfigError, with the reason, for a recipe that cannot be fused."""
@@ -63,7 +68,8 @@ class FusedPopulation:
         self.adam = AdamW.of(recipe.optimizer(self.template.host_parameters()))
         self.losses, self.scores = objectives(recipe.loss), objectives(recipe.score)
         self.host_kind = Kind(self.template.host)
-        self.trunk = Trunk(self.template.host, [site.module for site in self.template.sites])
+        slot_modules = [site.module for site in self.template.sites]
+        self.trunk = Trunk(self.template.host, slot_modules, self.data.example())
         self.kinds: dict[tuple[int, int], Kind] = {}
         self.valve_kinds: dict[tuple[int, bool], Kind] = {}
         # Rows never change: hosts with one key begin with one row.
@@ -178,7 +184,7 @@ class FusedPopulation:
         chunks = torch.stack(orders).to(self.device).split(self.data.batch, dim=1)
         for rows in chunks[: self.data.max_batches]:
             target, size = targets[rows], rows.shape[1]
-            output = net.forward(inputs[rows[:, aligned(size)]])[:, :size]
+            output = net.forward(_examples(inputs, rows[:, aligned(size)]))[:, :size]
             losses = self.losses(output, target)
             gradient = arena.gradient(losses.sum())
             # What the loss asks for is read, not what clipping leaves of it.
