@@ -22,7 +22,7 @@ from esper.tolaria.fused.fits import refuse_unless_fusable
 from esper.tolaria.fused.network import CoalitionNet, Group, Seed, TrainNet, Trunk
 from esper.tolaria.fused.readings import Meter
 from esper.tolaria.fused.rows import AdamW, Arena, Kind, Row
-from esper.tolaria.fused.stacked import aligned, objectives
+from esper.tolaria.fused.stacked import aligned, asks_for_mode, objectives
 from esper.tolaria.fused.trials import CandidateBank, CandidateNet, FusedTrials
 from esper.tolaria.gradients import MEASURED
 from esper.tolaria.population import Evaluation, TrainReadings
@@ -71,6 +71,8 @@ class FusedPopulation:
         slot_modules = [site.module for site in self.template.sites]
         self.trunk = Trunk(self.template.host, slot_modules, self.data.example())
         self.kinds: dict[tuple[int, int], Kind] = {}
+        # Those of modules that the table of stacked forms does not know.
+        self.with_modes: list[Kind] = []
         self.valve_kinds: dict[tuple[int, bool], Kind] = {}
         # Rows never change: hosts with one key begin with one row.
         born = {
@@ -110,7 +112,9 @@ class FusedPopulation:
             # The template plants one of each kind, and so finds those that do not work.
             self.template.germinate(slot, blueprint, 0, key=0)
             self.template.remove(slot)
-            self.kinds[slot, blueprint] = Kind(seed)
+            self.kinds[slot, blueprint] = kind = Kind(seed)
+            if asks_for_mode(seed):
+                self.with_modes.append(kind)
         return self.kinds[slot, blueprint]
 
     def _role(self, blueprint: int) -> str:
@@ -148,8 +152,7 @@ class FusedPopulation:
         return TrainReadings(loss, score, np.isfinite(loss), len(sizes), sum(sizes), seeds, rho)
 
     def _switch(self, *, training: bool) -> None:
-        """Modules that the table of stacked forms does not know may ask for their mode."""
-        for kind in self.kinds.values():
+        for kind in self.with_modes:
             kind.module.train(training)
 
     def _active(self, envs: Iterable[int]) -> list[tuple[int, int, Seed]]:

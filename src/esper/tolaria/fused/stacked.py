@@ -41,6 +41,11 @@ def run(module: nn.Module, params: Params, x: Tensor) -> Tensor:
     return FORMS.get(type(module), _mapped)(module, params, x)
 
 
+def asks_for_mode(module: nn.Module) -> bool:
+    """Is there something in it that may differ between training and evaluation?"""
+    return any(type(part) not in FORMS for part in module.modules())
+
+
 def _mapped(module: nn.Module, params: Params, x: Tensor) -> Tensor:
     named = {name: params[param] for name, param in module.named_parameters()}
     return vmap(lambda values, inputs: functional_call(module, values, (inputs,)))(named, x)
