@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from esper.growth import CNNHost
 from esper.leyline import IS_BLENDED, SeedStage
 from esper.tolaria.fused.rows import Kind, Params, Row
-from esper.tolaria.fused.stacked import MAX_PIXELS, Add, cnn_block, in_windows, is_per_pixel, mlp_block, run
+from esper.tolaria.fused.stacked import Add, cnn_block, in_windows, is_large, mlp_block, run
 
 # In this order seeds of a slot stand: by kind of blueprint, branches last.
 ROLES = ("bypass", "residual", "branch")
@@ -229,9 +229,7 @@ class Trunk:
         blocks, head = host.get_submodule("blocks"), host.get_submodule("head")
         self.blocks, self.head = list(blocks.children()), head
         self.convolutional = isinstance(host, CNNHost)
-        # By the host's images, not by those of each block: small hosts keep their roundings.
-        large = self.convolutional and example[0, 0].numel() > MAX_PIXELS
-        self.pixelwise = [large and is_per_pixel(next(block.children())) for block in self.blocks]
+        self.large = self.convolutional and is_large(example)
         places = {f"blocks.{i}": i for i in range(len(self.blocks))}
         after = {places[name]: slot for slot, name in enumerate(slot_modules)}
         self.slot_after = [after.get(i) for i in range(len(self.blocks))]
@@ -241,7 +239,7 @@ class Trunk:
 
     def block(self, index: int, params: Params, x: Tensor, add: Add | None) -> Tensor:
         if self.convolutional:
-            return cnn_block(self.blocks[index], params, x, add, pixelwise=self.pixelwise[index])
+            return cnn_block(self.blocks[index], params, x, add, large=self.large)
         return mlp_block(self.blocks[index], params, x, add)
 
     def finish(self, params: Params, x: Tensor, add: Add | None) -> Tensor:

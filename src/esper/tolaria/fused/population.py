@@ -22,7 +22,7 @@ from esper.tolaria.fused.fits import refuse_unless_fusable
 from esper.tolaria.fused.network import CoalitionNet, Group, Seed, TrainNet, Trunk
 from esper.tolaria.fused.readings import Meter
 from esper.tolaria.fused.rows import AdamW, Arena, Kind, Row
-from esper.tolaria.fused.stacked import aligned, asks_for_mode, objectives
+from esper.tolaria.fused.stacked import aligned, asks_for_mode, examples, objectives
 from esper.tolaria.fused.trials import CandidateBank, CandidateNet, FusedTrials
 from esper.tolaria.gradients import MEASURED
 from esper.tolaria.population import Evaluation, TrainReadings
@@ -43,11 +43,6 @@ class FusedSnapshot:
         seeds = [seed for seed in self.seeds if seed is not None]
         valves = [seed.valve for seed in seeds if seed.valve is not None]
         return [row.values for row in (self.host, *(seed.row for seed in seeds), *valves)]
-
-
-def _examples(inputs: Tensor, rows: Tensor) -> Tensor:
-    """`inputs[rows]` of places [n, B]; whole examples are copied, which is quicker."""
-    return inputs.index_select(0, rows.flatten()).view(*rows.shape, *inputs.shape[1:])
 
 
 class FusedPopulation:
@@ -187,7 +182,7 @@ class FusedPopulation:
         chunks = torch.stack(orders).to(self.device).split(self.data.batch, dim=1)
         for rows in chunks[: self.data.max_batches]:
             target, size = targets[rows], rows.shape[1]
-            output = net.forward(_examples(inputs, rows[:, aligned(size)]))[:, :size]
+            output = net.forward(examples(inputs, rows[:, aligned(size)]))[:, :size]
             losses = self.losses(output, target)
             gradient = arena.gradient(losses.sum())
             # What the loss asks for is read, not what clipping leaves of it.

@@ -34,6 +34,11 @@ def aligned(size: int) -> Tensor:
     return torch.arange(-(-size // ALIGNED_BATCH) * ALIGNED_BATCH) % size
 
 
+def examples(inputs: Tensor, rows: Tensor) -> Tensor:
+    """`inputs[rows]` for places [n, B]; copying whole examples is quicker than indexing."""
+    return inputs.index_select(0, rows.flatten()).view(*rows.shape, *inputs.shape[1:])
+
+
 def run(module: nn.Module, params: Params, x: Tensor) -> Tensor:
     """`module` with the i-th stacked parameters on x[i], for every i."""
     if module._forward_pre_hooks or module._forward_hooks:
@@ -143,8 +148,9 @@ def in_windows(x: Tensor) -> Tensor:
     return x.permute(0, 1, 2, 4, 6, 3, 5).reshape(*lead, 4, -1)
 
 
-def per_pixel(module: nn.Conv2d, params: Params, x: Tensor) -> Tensor:
+def per_pixel(module: nn.Module, params: Params, x: Tensor) -> Tensor:
     """A convolution that looks at one pixel at a time, as a product of matrices."""
+    assert isinstance(module, nn.Conv2d)
     n, batch, channels, *shape = x.shape
     weight = params[module.weight].view(n, 1, module.out_channels, channels)
     if batch > 1 and x.stride(0) == 0:
@@ -265,18 +271,25 @@ def _pool(x: Tensor, image: torch.Size, *, windows: bool) -> Tensor:
     return _MaxOfPairs.apply(pairs, row, column).view(*lead, height, width)
 
 
+def is_large(example: Tensor) -> bool:
+    """Are images [B, C, H, W] larger than those whose convolutions are matrices?"""
+    return example[0, 0].numel() > MAX_PIXELS
+
+
 def cnn_block(
-    block: nn.Module, params: Params, x: Tensor, add: Add | None = None, *, pixelwise: bool = False
+    block: nn.Module, params: Params, x: Tensor, add: Add | None = None, *, large: bool = False
 ) -> Tensor:
-    """A block of CNNHost; `add` changes what its convolution gives out. `pixelwise` says that this
-    looks at one pixel at a time and is not to become a matrix over all of them."""
+    """A block of CNNHost; `add` changes what its convolution gives out. In a host of `large` images
+    a convolution that looks at single pixels never becomes a matrix over all of them; it goes by
+    the host's images, not by the block's, so that hosts of small ones keep their roundings."""
     convolution, norm, *pool, relu = block.children()
+    pixelwise = large and is_per_pixel(convolution)
     image, windows = x.shape[-2:], bool(pool) and not pixelwise
-    if pixelwise:
-        assert isinstance(convolution, nn.Conv2d)
-        x = per_pixel(convolution, params, x)
-    else:
-        x = conv(convolution, params, x, windows=windows)
+    x = (
+        per_pixel(convolution, params, x)
+        if pixelwise
+        else conv(convolution, params, x, windows=windows)
+    )
     if add is not None:
         x = add(x, windows)
     x = group_norm(norm, params, x)
