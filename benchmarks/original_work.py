@@ -70,15 +70,16 @@ def noise(train: int, val: int, root: Path) -> DataSplits:
 
 def draw(masks: ActionMasks, random: np.random.Generator) -> np.ndarray:
     """A legal action for each environment, at random."""
-    actions = []
-    for env in range(len(masks.op)):
-        op = random.choice(np.flatnonzero(masks.op[env]))
-        slots = np.flatnonzero(masks.slot[env, op])
-        slot = random.choice(slots) if len(slots) else 0
-        blueprints = np.flatnonzero(masks.blueprint[env, slot])
-        blueprint = random.choice(blueprints) if len(blueprints) else 0
-        actions.append([slot, blueprint, random.choice(np.flatnonzero(masks.blend[env])), op])
-    return np.array(actions)
+
+    def pick(legal: np.ndarray) -> np.ndarray:
+        """The place of a True in each row, at random; 0 where there is none."""
+        return np.argmax(legal * random.uniform(0.5, 1.0, legal.shape), axis=1)
+
+    envs = np.arange(len(masks.op))
+    op = pick(masks.op)
+    slot = pick(masks.slot[envs, op])
+    blueprint = pick(masks.blueprint[envs, slot])
+    return np.stack([slot, blueprint, pick(masks.blend), op], axis=1)
 
 
 def speeds(work: Work, rounds: int, workers: int) -> tuple[float, float, str]:

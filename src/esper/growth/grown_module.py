@@ -9,6 +9,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import torch
@@ -55,6 +56,12 @@ def check_not_growing(host: nn.Module) -> None:
                 f"{type(host).__name__} is growing already (see {name or 'the model itself'}); "
                 "end that first, with finish() of its body, or grow the module that export() gives"
             )
+
+
+def _is_like(module: nn.Module, like: Tensor) -> bool:
+    """Are all its tensors on the device and of the type? Asking takes less time than moving."""
+    tensors = chain(module.parameters(), module.buffers())
+    return all((each.device, each.dtype) == (like.device, like.dtype) for each in tensors)
 
 
 def _forget_compiled() -> None:
@@ -190,9 +197,10 @@ class GrownModule(nn.Module):
         with keyed(key):
             seed = spec.build(site, self.output)
             valve = make_valve(site, spec.kind, self.output) if blend == GATED else None
-        if valve is not None:
-            valve.to(like.device, like.dtype)
-        return seed.to(like.device, like.dtype), valve
+        for module in (seed, valve):
+            if module is not None and not _is_like(module, like):
+                module.to(like.device, like.dtype)
+        return seed, valve
 
     def _like(self) -> Tensor:
         return next(self.host.parameters(), torch.empty(0))

@@ -5,6 +5,7 @@ To add a measurement of seeds, add a column here and measure it where seeds are 
 """
 
 from dataclasses import dataclass, field, fields
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -67,6 +68,7 @@ class SlotTable:
         )
 
     @staticmethod
+    @cache
     def told() -> tuple[str, ...]:
         """The measurements that belong into the record of every step."""
         return tuple(column.name for column in fields(SlotTable) if column.metadata["told"])
@@ -99,11 +101,11 @@ class SlotTable:
                 getattr(self, column.name)[where] = column.metadata["empty"]
 
     def copy(self) -> "SlotTable":
-        return SlotTable(*(getattr(self, f.name).copy() for f in fields(self)))
+        return SlotTable(*(column.copy() for column in vars(self).values()))
 
     def row(self, env: int) -> "SlotTable":
         """A copy of one environment's slots, [1, S]."""
-        return SlotTable(*(getattr(self, f.name)[env : env + 1].copy() for f in fields(self)))
+        return SlotTable(*(column[env : env + 1].copy() for column in vars(self).values()))
 
     def set_row(self, env: int, row: "SlotTable") -> None:
         for column in fields(self):

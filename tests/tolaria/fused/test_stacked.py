@@ -2,12 +2,21 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from esper.growth import CNNHost, Mean, keyed
 from esper.tolaria.fused.rows import Kind
-from esper.tolaria.fused.stacked import cnn_block, conv, run
+from esper.tolaria.fused.stacked import (
+    _pool,
+    asks_for_mode,
+    cnn_block,
+    conv,
+    in_windows,
+    per_pixel,
+    run,
+)
 
 MODULES: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
     "conv": (nn.Conv2d(3, 4, 3, padding=1, bias=False), (3, 4, 6)),
@@ -110,3 +119,32 @@ def test_a_convolution_of_one_channel_has_the_same_gradient_alone_and_among_othe
         together = gradient(slice(None))
         for i in range(3):
             assert torch.equal(gradient(slice(i, i + 1))[0], together[i])
+
+
+@pytest.mark.parametrize("windows", [True, False])
+def test_a_pool_is_that_of_torch_ties_included(windows: bool) -> None:
+    # Few different values: most windows have several that are largest.
+    x = torch.randint(0, 3, (2, 3, 2, 6, 4), generator=torch.Generator().manual_seed(0)).float()
+    x.requires_grad_()
+    weights = torch.randn(2, 3, 2, 3, 2, generator=torch.Generator().manual_seed(1))
+    ours = _pool(in_windows(x) if windows else x, x.shape[-2:], windows=windows)
+    theirs = F.max_pool2d(x.flatten(0, 1), 2).view(ours.shape)
+    assert torch.equal(ours, theirs)
+    gradients = [torch.autograd.grad((out * weights).sum(), x)[0] for out in (ours, theirs)]
+    assert torch.equal(*gradients)
+
+
+def test_a_convolution_of_single_pixels_is_the_same_for_examples_that_all_rows_share() -> None:
+    module = nn.Conv2d(3, 2, 1)
+    kind = Kind(module)
+    params = kind.stack([kind.newborn(nn.Conv2d(3, 2, 1)) for _ in range(4)])
+    x = torch.randn(5, 3, 6, 6)
+    shared = per_pixel(module, params, x.expand(4, *x.shape))
+    apart = per_pixel(module, params, x.repeat(4, 1, 1, 1, 1))
+    torch.testing.assert_close(shared, apart)
+    torch.testing.assert_close(shared[2], F.conv2d(x, *(values[2] for values in params.values())))
+
+
+def test_only_modules_without_a_stacked_form_ask_for_their_mode() -> None:
+    assert not asks_for_mode(nn.Sequential(nn.Conv2d(2, 2, 1), nn.ReLU()))
+    assert asks_for_mode(nn.Sequential(nn.Conv2d(2, 2, 1), nn.Softplus()))

@@ -3,7 +3,8 @@
 **Layout.** Every array has environments first: features are `[n, B, ...]`, parameters
 `[n, *shape]`. A convolution over at most 64 pixels is a dense matrix, made from its taps by a
 constant 0/1 basis, and runs as one `bmm` for all hosts; GroupNorm is `layer_norm` over the group
-and an affine map.
+and an affine map; a pool compares views in pairs. Hosts of larger images must have kernels of 1x1,
+which are products of small matrices.
 
 *Row*    parameters and both moments of one host, seed or valve, `[3, P]`, and its step count. A row
          never changes: an epoch stacks rows, trains, and hands out new ones. So germinating,

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from esper.growth import CNNHost
 from esper.leyline import IS_BLENDED, SeedStage
 from esper.tolaria.fused.rows import Kind, Params, Row
-from esper.tolaria.fused.stacked import Add, cnn_block, in_windows, mlp_block, run
+from esper.tolaria.fused.stacked import Add, cnn_block, in_windows, is_large, mlp_block, run
 
 # In this order seeds of a slot stand: by kind of blueprint, branches last.
 ROLES = ("bypass", "residual", "branch")
@@ -222,12 +222,14 @@ def _join(parts: list[Tensor]) -> Tensor:
 
 
 class Trunk:
-    """The host between its slots. `slot_after[i]` is the slot behind block i, or None."""
+    """The host between its slots. `slot_after[i]` is the slot behind block i, or None. `example` is
+    an input."""
 
-    def __init__(self, host: nn.Module, slot_modules: Sequence[str]) -> None:
+    def __init__(self, host: nn.Module, slot_modules: Sequence[str], example: Tensor) -> None:
         blocks, head = host.get_submodule("blocks"), host.get_submodule("head")
         self.blocks, self.head = list(blocks.children()), head
         self.convolutional = isinstance(host, CNNHost)
+        self.large = self.convolutional and is_large(example)
         places = {f"blocks.{i}": i for i in range(len(self.blocks))}
         after = {places[name]: slot for slot, name in enumerate(slot_modules)}
         self.slot_after = [after.get(i) for i in range(len(self.blocks))]
@@ -236,8 +238,9 @@ class Trunk:
         return x if self.convolutional else x.flatten(2)
 
     def block(self, index: int, params: Params, x: Tensor, add: Add | None) -> Tensor:
-        form = cnn_block if self.convolutional else mlp_block
-        return form(self.blocks[index], params, x, add)
+        if self.convolutional:
+            return cnn_block(self.blocks[index], params, x, add, large=self.large)
+        return mlp_block(self.blocks[index], params, x, add)
 
     def finish(self, params: Params, x: Tensor, add: Add | None) -> Tensor:
         out = run(self.head, params, x.flatten(3).mean(-1) if self.convolutional else x)

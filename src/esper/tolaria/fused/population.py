@@ -22,7 +22,7 @@ from esper.tolaria.fused.fits import refuse_unless_fusable
 from esper.tolaria.fused.network import CoalitionNet, Group, Seed, TrainNet, Trunk
 from esper.tolaria.fused.readings import Meter
 from esper.tolaria.fused.rows import AdamW, Arena, Kind, Row
-from esper.tolaria.fused.stacked import aligned, objectives
+from esper.tolaria.fused.stacked import aligned, asks_for_mode, examples, objectives
 from esper.tolaria.fused.trials import CandidateBank, CandidateNet, FusedTrials
 from esper.tolaria.gradients import MEASURED
 from esper.tolaria.population import Evaluation, TrainReadings
@@ -63,8 +63,11 @@ class FusedPopulation:
         self.adam = AdamW.of(recipe.optimizer(self.template.host_parameters()))
         self.losses, self.scores = objectives(recipe.loss), objectives(recipe.score)
         self.host_kind = Kind(self.template.host)
-        self.trunk = Trunk(self.template.host, [site.module for site in self.template.sites])
+        slot_modules = [site.module for site in self.template.sites]
+        self.trunk = Trunk(self.template.host, slot_modules, self.data.example())
         self.kinds: dict[tuple[int, int], Kind] = {}
+        # Those of modules that the table of stacked forms does not know.
+        self.with_modes: list[Kind] = []
         self.valve_kinds: dict[tuple[int, bool], Kind] = {}
         # Rows never change: hosts with one key begin with one row.
         born = {
@@ -104,7 +107,9 @@ class FusedPopulation:
             # The template plants one of each kind, and so finds those that do not work.
             self.template.germinate(slot, blueprint, 0, key=0)
             self.template.remove(slot)
-            self.kinds[slot, blueprint] = Kind(seed)
+            self.kinds[slot, blueprint] = kind = Kind(seed)
+            if asks_for_mode(seed):
+                self.with_modes.append(kind)
         return self.kinds[slot, blueprint]
 
     def _role(self, blueprint: int) -> str:
@@ -142,8 +147,7 @@ class FusedPopulation:
         return TrainReadings(loss, score, np.isfinite(loss), len(sizes), sum(sizes), seeds, rho)
 
     def _switch(self, *, training: bool) -> None:
-        """Modules that the table of stacked forms does not know may ask for their mode."""
-        for kind in self.kinds.values():
+        for kind in self.with_modes:
             kind.module.train(training)
 
     def _active(self, envs: Iterable[int]) -> list[tuple[int, int, Seed]]:
@@ -178,7 +182,7 @@ class FusedPopulation:
         chunks = torch.stack(orders).to(self.device).split(self.data.batch, dim=1)
         for rows in chunks[: self.data.max_batches]:
             target, size = targets[rows], rows.shape[1]
-            output = net.forward(inputs[rows[:, aligned(size)]])[:, :size]
+            output = net.forward(examples(inputs, rows[:, aligned(size)]))[:, :size]
             losses = self.losses(output, target)
             gradient = arena.gradient(losses.sum())
             # What the loss asks for is read, not what clipping leaves of it.

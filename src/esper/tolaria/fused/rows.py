@@ -35,7 +35,9 @@ class Kind:
     def newborn(self, module: nn.Module) -> Row:
         """The row of a module of this kind that has not been trained."""
         flat = torch.cat([param.flatten() for param in module.parameters()])
-        return Row(torch.stack([flat, torch.zeros_like(flat), torch.zeros_like(flat)]))
+        values = flat.new_zeros(3, len(flat))
+        values[0] = flat
+        return Row(values)
 
     @torch.no_grad()
     def load(self, row: Row, module: nn.Module) -> None:

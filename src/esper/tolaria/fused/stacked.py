@@ -1,12 +1,13 @@
 """Modules as functions of stacked parameters: `[n, B, ...]` in, `[n, B, ...]` out, row by row.
 
 A module whose type is in FORMS runs in a few kernels for all rows; any other one, with what is
-inside it, goes through `vmap(functional_call)`. Gradients are autograd's: functions with their own
-backward pass were no faster for convolutions, norms and pools.
+inside it, goes through `vmap(functional_call)`. Gradients are autograd's, but for pools: functions
+with their own backward pass were no faster for convolutions and norms.
 """
 
 from collections.abc import Callable
 from functools import lru_cache
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -33,11 +34,21 @@ def aligned(size: int) -> Tensor:
     return torch.arange(-(-size // ALIGNED_BATCH) * ALIGNED_BATCH) % size
 
 
+def examples(inputs: Tensor, rows: Tensor) -> Tensor:
+    """`inputs[rows]` for places [n, B]; copying whole examples is quicker than indexing."""
+    return inputs.index_select(0, rows.flatten()).view(*rows.shape, *inputs.shape[1:])
+
+
 def run(module: nn.Module, params: Params, x: Tensor) -> Tensor:
     """`module` with the i-th stacked parameters on x[i], for every i."""
     if module._forward_pre_hooks or module._forward_hooks:
         return _mapped(module, params, x)
     return FORMS.get(type(module), _mapped)(module, params, x)
+
+
+def asks_for_mode(module: nn.Module) -> bool:
+    """Is there something in it that may differ between training and evaluation?"""
+    return any(type(part) not in FORMS for part in module.modules())
 
 
 def _mapped(module: nn.Module, params: Params, x: Tensor) -> Tensor:
@@ -123,8 +134,9 @@ def _basis(
     return out.reshape(pixels, taps, -1).transpose(0, 1).reshape(taps, -1).to(device), shape
 
 
-def is_per_pixel(convolution: nn.Conv2d) -> bool:
+def is_per_pixel(convolution: nn.Module) -> bool:
     """Does it look at one pixel at a time? Then its images may have any size."""
+    assert isinstance(convolution, nn.Conv2d)
     numbers = (convolution.kernel_size, convolution.stride, convolution.padding)
     return numbers == ((1, 1), (1, 1), (0, 0)) and convolution.groups == 1
 
@@ -136,11 +148,18 @@ def in_windows(x: Tensor) -> Tensor:
     return x.permute(0, 1, 2, 4, 6, 3, 5).reshape(*lead, 4, -1)
 
 
-def _per_pixel(module: nn.Conv2d, params: Params, x: Tensor, windows: bool) -> Tensor:
-    x = in_windows(x) if windows else x
+def per_pixel(module: nn.Module, params: Params, x: Tensor) -> Tensor:
+    """A convolution that looks at one pixel at a time, as a product of matrices."""
+    assert isinstance(module, nn.Conv2d)
     n, batch, channels, *shape = x.shape
     weight = params[module.weight].view(n, 1, module.out_channels, channels)
-    y = (weight @ x.reshape(n, batch, channels, -1)).view(n, batch, -1, *shape)
+    if batch > 1 and x.stride(0) == 0:
+        # All rows read the same examples: these are not copied for each.
+        pixels = x[0].flatten(2).transpose(0, 1).reshape(1, channels, -1)
+        y = torch.bmm(weight.squeeze(1), pixels.expand(n, -1, -1))
+        y = y.view(n, -1, batch, *shape).transpose(1, 2)
+    else:
+        y = (weight @ x.reshape(n, batch, channels, -1)).view(n, batch, -1, *shape)
     return y if module.bias is None else y + params[module.bias].view(n, 1, -1, 1, 1)
 
 
@@ -151,7 +170,8 @@ def conv(module: nn.Module, params: Params, x: Tensor, *, windows: bool = False)
     n, batch, channels, height, width = x.shape
     pixels = height * width
     if pixels > MAX_PIXELS and is_per_pixel(module):
-        return _per_pixel(module, params, x, windows)
+        y = per_pixel(module, params, x)
+        return in_windows(y) if windows else y
     if pixels > MAX_PIXELS or module.padding_mode != "zeros" or isinstance(module.padding, str):
         return _mapped(module, params, x)
     numbers = (*module.kernel_size, *module.stride, *module.padding, *module.dilation)
@@ -213,17 +233,67 @@ def _channel_attention(module: nn.Module, params: Params, x: Tensor) -> Tensor:
     return x * torch.tanh(run(module.excite, params, z) / 2)[..., None, None]
 
 
-def cnn_block(block: nn.Module, params: Params, x: Tensor, add: Add | None = None) -> Tensor:
-    """A block of CNNHost; `add` changes what its convolution gives out."""
+class _MaxOfPairs(torch.autograd.Function):
+    """The largest of x's 2x2 values along the dimensions `row` and `column` (`row` < `column`),
+    each of size 2. Of equal ones the first, by row and then by column, gets the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, row: int, column: int) -> Tensor:
+        best = torch.maximum(*x.unbind(column))
+        ctx.save_for_backward(x, best)
+        ctx.dims = row, column
+        return torch.maximum(*best.unbind(row))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        (x, best), (row, column) = ctx.saved_tensors, ctx.dims
+        return _to_larger(_to_larger(grads[0], best, row), x, column), None, None
+
+
+def _to_larger(grad: Tensor, x: Tensor, dim: int) -> Tensor:
+    """`grad` where the larger of the two values of x along `dim` stands, 0 where the other does."""
+    first, second = x.unbind(dim)
+    found = torch.empty_like(x)
+    # This is `grad` where the difference is above 0, in one pass.
+    right = torch.ops.aten.threshold_backward(grad, second - first, 0)
+    found.select(dim, 1).copy_(right)
+    torch.sub(grad, right, out=found.select(dim, 0))
+    return found
+
+
+def _pool(x: Tensor, image: torch.Size, *, windows: bool) -> Tensor:
+    """2x2 max pool of images of this size, [n, B, C, ...]; `windows` as `conv` gives them."""
+    *lead, height, width = *x.shape[:3], image[0] // 2, image[1] // 2
+    if windows:
+        pairs, row, column = x.reshape(-1, 2, 2, height * width), 1, 2
+    else:
+        pairs, row, column = x.reshape(-1, height, 2, width, 2), 2, 4
+    return _MaxOfPairs.apply(pairs, row, column).view(*lead, height, width)
+
+
+def is_large(example: Tensor) -> bool:
+    """Are images [B, C, H, W] larger than those whose convolutions are matrices?"""
+    return example[0, 0].numel() > MAX_PIXELS
+
+
+def cnn_block(
+    block: nn.Module, params: Params, x: Tensor, add: Add | None = None, *, large: bool = False
+) -> Tensor:
+    """A block of CNNHost; `add` changes what its convolution gives out. In a host of `large` images
+    a convolution that looks at single pixels never becomes a matrix over all of them; it goes by
+    the host's images, not by the block's, so that hosts of small ones keep their roundings."""
     convolution, norm, *pool, relu = block.children()
-    image = x.shape[-2:]
-    x = conv(convolution, params, x, windows=bool(pool))
+    pixelwise = large and is_per_pixel(convolution)
+    image, windows = x.shape[-2:], bool(pool) and not pixelwise
+    x = (
+        per_pixel(convolution, params, x)
+        if pixelwise
+        else conv(convolution, params, x, windows=windows)
+    )
     if add is not None:
-        x = add(x, bool(pool))
+        x = add(x, windows)
     x = group_norm(norm, params, x)
-    if pool:
-        x = x.max(dim=3).values.view(*x.shape[:3], image[0] // 2, image[1] // 2)
-    return relu(x)
+    return relu(_pool(x, image, windows=windows) if pool else x)
 
 
 def mlp_block(block: nn.Module, params: Params, x: Tensor, add: Add | None = None) -> Tensor:
