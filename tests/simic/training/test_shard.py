@@ -9,7 +9,6 @@ from esper.leyline.events import RewardHackingSuspected
 from esper.simic.rewards import compute_reward
 from esper.simic.training import part as part_module
 from esper.simic.training.round_log import RoundLog
-from esper.simic.training.scenes import space_of
 from esper.simic.training.shard import Shard
 from esper.simic.training.state import new_state
 from esper.tamiyo import wait
@@ -52,7 +51,7 @@ def test_004_c1_rewards_of_a_run_are_shaped_with_the_gamma_of_its_agent(shard, m
 
     monkeypatch.setattr(part_module, "compute_reward", spy)
     shard.step(wait(1))
-    agent = new_state(shard.config, space_of(shard.task)).agent
+    agent = new_state(shard.config, shard.space).agent
     assert asked == [agent.config.gamma] == [0.9]
 
 
