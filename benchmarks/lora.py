@@ -156,7 +156,8 @@ class KeepBest(TrainerCallback):
 
 
 def growth(model: Any, controller: str | Controller, key: int) -> GrowCallback:
-    params = sum(p.numel() for p in model.parameters())
+    # Esper counts what is trained: of a frozen model, what of it is not.
+    params = sum(p.numel() for p in model.parameters() if p.requires_grad)
     budget = esper.Budget(params=params + ALLOWANCE)
     return GrowCallback(SLOTS, controller=controller, budget=budget, incubation="joint", key=key)
 

@@ -35,9 +35,11 @@ class Installed(PathFinder):
     def find_spec(
         cls, name: str, path: Any = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name.split(".")[0] in HIDDEN:
-            return None
-        return PathFinder.find_spec(name, path, target)
+        if name.split(".")[0] not in HIDDEN:
+            return PathFinder.find_spec(name, path, target)
+        # Ray brings some packages along, in a folder of its own.
+        brought = [each for each in sys.path if each.endswith("thirdparty_files")]
+        return PathFinder.find_spec(name, path or brought, target)
 
 
 def _canonical(name: str) -> str:
