@@ -14,6 +14,7 @@ from esper.api.checks import FAMILY_NAME, NETWORK_KIND, checked
 from esper.api.controllers import find_controller
 from esper.api.training import Chosen, one_thread
 from esper.growth import default_catalogue
+from esper.leyline import ConfigError
 from esper.observatory import RunDirectory
 from esper.simic.agent.network import Kind
 from esper.simic.lessons import (
@@ -138,6 +139,8 @@ def learn_offline(
     names = ", ".join(map(str, runs))
     with one_thread():
         parts = [load_episodes(run) for run in runs]
+        if not parts:
+            raise ConfigError("there are no episodes to learn from; name a run that has some")
         first = parts[0].space
         config = _config(task, family, key, first.kind, first.trials)
         state = _fresh_state(config)
