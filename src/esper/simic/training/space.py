@@ -53,7 +53,7 @@ class Space:
         kind = tree.get("kind", "flat")
         if kind not in ("flat", "set"):
             raise ConfigError(f"no observation is of kind {kind!r}")
-        if kind == "set" and tree.get("columns", SET_COLUMNS) != SET_COLUMNS:
+        if kind == "set" and tree.get("columns") != SET_COLUMNS:
             raise ConfigError("what was seen had other columns than this version of Esper shows")
         names = tuple(str(name) for name in tree["blueprints"])
         size, slots = int(tree["observation_dim"]), int(tree["num_slots"])
