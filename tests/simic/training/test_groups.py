@@ -52,8 +52,9 @@ def played(shard: Shard, act) -> list[tuple]:
 
 
 def by_chance(step, part):
-    """By the key of the episode, so that all of a group do the same."""
-    return RandomController().act(part.situation) if part.env.running.any() else wait(2)
+    """By the key of the episode; all of a group do the same."""
+    chosen = RandomController().act(part.situation) if part.env.running.any() else wait(2)
+    return np.repeat(chosen[:1], 2, axis=0)
 
 
 def test_in_a_group_only_actions_make_a_difference():
