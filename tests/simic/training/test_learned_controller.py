@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import esper
 from esper.growth import LifecycleRules, default_catalogue
-from esper.leyline import ConfigError, LifecycleOp
+from esper.leyline import BLUEPRINT, OP, ConfigError, LifecycleOp
 from esper.simic.training import LearnedController, Space, load_state, new_state
 from esper.tamiyo import HeuristicController
 from esper.tolaria.environment import GrowthEnv
@@ -158,3 +158,18 @@ def test_a_policy_over_sets_can_be_the_start_for_other_slots(set_run):
     flat = Space.of(2, default_catalogue().names)
     with pytest.raises(ConfigError, match="the policy to start from is for 2 slots"):
         new_state(tiny_config(), flat, warm)
+
+
+def test_a_policy_over_sets_plants_what_it_has_learnt_with_where_that_fits():
+    def state(*names):
+        config = tiny_config(**{"network.kind": "set", "network.op_bias": {"GERMINATE": 9.0}})
+        return new_state(config, Space.of(2, names, "set"))
+
+    planted = {}
+    for names in (("conv_light", "branch"), ("mlp", "lora")):
+        policy = LearnedController(state(*names), deterministic=False)
+        actions = actions_of(policy, range(8))
+        chosen = actions[actions[..., OP] == LifecycleOp.GERMINATE][:, BLUEPRINT]
+        planted[names] = {default_catalogue().names[each] for each in chosen.tolist()}
+    assert planted["conv_light", "branch"] == {"conv_light", "branch"}
+    assert len(planted["mlp", "lora"]) > 2, "neither fits here, so that any may be planted"

@@ -11,6 +11,7 @@ from esper.tamiyo import (
     why_no_op,
     why_no_slot,
 )
+from esper.tamiyo.policy.mask_reasons import NO_CANDIDATE
 from esper.tolaria import Budget, play
 from helpers import digits_env
 
@@ -71,7 +72,7 @@ def test_what_is_too_dear_is_told_from_what_does_not_fit() -> None:
     for slot, blueprint in np.argwhere(~s.masks.blueprint[0]):
         reason = why_no_blueprint(s, 0, int(slot), int(blueprint))
         fits = s.facts.fits[slot, blueprint]
-        assert reason == ("costs more than is left" if fits else "does not fit the slot")
+        assert reason == ("costs more than is left" if fits else NO_CANDIDATE)
         assert not fits or dear[slot, blueprint]
         told.add(reason)
     assert len(told) == 2

@@ -1,5 +1,6 @@
 """The controller that follows a policy that was learnt."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +23,8 @@ class LearnedController:
     as a function of the episode's key and the step.
 
     A flat policy decides for hosts with as many slots, and for the blueprints, that it was trained
-    with; others are refused with ConfigError. One over sets decides for any. Neither plants more
+    with; others are refused with ConfigError. One over sets decides for any: it plants blueprints
+    that it has learnt with, and others only in hosts that none of these fits. Neither plants more
     seeds at a time than it has learnt with. One that has learnt with trials asks for them, of the
     blueprints that it has learnt with.
     """
@@ -32,7 +34,8 @@ class LearnedController:
         self.observations = state.observations
         self.task: str | None = state.settings.get("task")
         self.max_seeds: int | None = state.settings.get("max_seeds")
-        self.trial_plan = TrialPlan(state.space.blueprints)
+        self.learnt_with = state.space.blueprints
+        self.trial_plan = TrialPlan(self.learnt_with)
         self.name, self.deterministic = name, deterministic
 
     @staticmethod
@@ -80,7 +83,7 @@ class LearnedController:
 
     def act(self, situation: Situation) -> np.ndarray:
         self._fit(situation.slot_config.num_slots, situation.catalogue)
-        situation = _capped(situation, self.max_seeds)
+        situation = _familiar(_capped(situation, self.max_seeds), self.learnt_with)
         seen, _ = self.space.look(situation)
         raw = torch.from_numpy(seen)
         scaled = self.observations.normalize(raw)
@@ -106,6 +109,19 @@ def _capped(situation: Situation, max_seeds: int | None) -> Situation:
     op[full, LifecycleOp.GERMINATE] = slot[full, LifecycleOp.GERMINATE] = False
     masks = replace(situation.masks, op=op, slot=slot)
     return replace(situation, masks=masks, max_seeds=max_seeds)
+
+
+def _familiar(situation: Situation, blueprints: Sequence[str]) -> Situation:
+    """The same without all other blueprints, where any of these fits the host."""
+    known, facts = np.isin(situation.catalogue.names, blueprints), situation.facts
+    if known.all() or facts is None or not (facts.fits & known).any():
+        return situation
+    masks, grows = situation.masks, LifecycleOp.GERMINATE
+    op, slot, blueprint = masks.op.copy(), masks.slot.copy(), masks.blueprint & known
+    slot[:, grows] &= blueprint.any(axis=2)
+    op[:, grows] &= slot[:, grows].any(axis=1)
+    masks = replace(masks, op=op, slot=slot, blueprint=blueprint)
+    return replace(situation, masks=masks, facts=replace(facts, fits=facts.fits & known))
 
 
 def _draws(situation: Situation) -> np.ndarray:

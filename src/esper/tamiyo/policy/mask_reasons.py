@@ -4,6 +4,9 @@ from esper.leyline import IS_LIVE, LifecycleOp, SeedStage
 from esper.leyline.constants import MIN_CULL_AGE
 from esper.tamiyo.situation import Situation
 
+# A policy may be shown fewer candidates than there are.
+NO_CANDIDATE = "does not fit the slot, or is not what the policy has learnt with"
+
 
 def why_no_op(s: Situation, env: int, op: LifecycleOp) -> str | None:
     """None if the op is legal."""
@@ -51,4 +54,4 @@ def why_no_blueprint(s: Situation, env: int, slot: int, blueprint: int) -> str |
         return None
     if s.facts is None:
         return "does not fit the slot, or costs more than is left"
-    return "costs more than is left" if s.facts.fits[slot, blueprint] else "does not fit the slot"
+    return "costs more than is left" if s.facts.fits[slot, blueprint] else NO_CANDIDATE
