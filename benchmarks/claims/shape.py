@@ -26,7 +26,7 @@ from common import (
     print_json,
     print_table,
 )
-from esper.proof.arms import Plan, affordable_steps, host_size, static_plan, train_each
+from esper.proof.arms import Plan, affordable_steps, host_size, static_plan, train
 from esper.proof.shapes import Shape, of_shape, random_shapes, shape_within
 from esper.tamiyo import HeuristicController
 from esper.tolaria import Budget, DataSplits, Task, Trained, TrialRules, data_root, find_task
@@ -61,7 +61,7 @@ class Bench:
         missing = [key for key in keys if (arm, key) not in self.trials]
         if missing:
             plans = [plan(key) for key in missing]
-            trained = train_each(plans, self.data, missing)
+            trained = self._trained(plans, missing)
             rows = [
                 {"arm": arm, **self.row(own.task, each, test), "settings": self.settings}
                 for own, each in zip(plans, trained, strict=True)
@@ -70,6 +70,15 @@ class Bench:
             self.trials |= {(arm, row["key"]): row for row in rows}
             print(arm, [round(row["val"], 1) for row in rows], flush=True)
         return [self.trials[arm, key] for key in keys]
+
+    def _trained(self, plans: Sequence[Plan], keys: Sequence[int]) -> list[Trained]:
+        """Each key by its own plan; keys with the same plan side by side."""
+        found: dict[int, Trained] = {}
+        for key, plan in zip(keys, plans, strict=True):
+            if key not in found:
+                own = [k for k, its_plan in zip(keys, plans, strict=True) if its_plan == plan]
+                found |= zip(own, train(plan, self.data, own), strict=True)
+        return [found[key] for key in keys]
 
     def row(self, task: Task, trained: Trained, test: bool) -> Row:
         outcome, data = trained.outcome, self.data
