@@ -2,21 +2,17 @@
 
     python benchmarks/learns.py [--keys 5] [--rounds 200] [--envs 16] [--out runs/learns]
                                 [--workers 2] [--config FILE.toml] [--teacher heuristic]
-                                [--evaluate 20]
 
 With `--teacher` every run starts from a clone of its own, made of 64 episodes of the teacher. A run
-that is already there is taken up where it was left, so the benchmark can be interrupted.
-`--evaluate N` then compares the policies, in their deterministic mode, with the controllers that
-need no training, on N paired keys and the test part, every arm with a learning rate of its own
-choice; the controls are made for the first policy.
-The last line is one JSON object: objective, score and size per tenth of each run, how the last
-tenth compares with the first, and the evaluation. The objective is the final score minus costs:
-the return plus the score before the first decision, which is luck.
+that is already there is taken up where it was left, so the benchmark can be interrupted. What the
+policies are worth on other keys and on test data `esper evaluate --arms ...,runs/learns/key-0,...`
+says. The last line is one JSON object: objective, score and size per tenth of each run, and how the
+last tenth compares with the first. The objective is the final score minus costs: the return plus
+the score before the first decision, which is luck.
 """
 
 import argparse
 import json
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -26,19 +22,11 @@ import matplotlib
 matplotlib.use("agg")
 import matplotlib.pyplot as plt
 import numpy as np
-import torch
-from esper.simic.training.evaluate import EvaluationSettings, evaluate
-from esper.simic.training.statistics import paired_difference
-from rich.console import Console
 
-from esper.api import find_controller, imitate
+from esper.api import imitate
 from esper.api.training import resume_ppo, train_ppo
-from esper.observatory.evaluation import arms_table, comparisons_table
-from esper.simic.training.checkpoint import is_run
-from esper.simic.training.config import load_config
-from esper.simic.training.loop import Hooks
-from esper.tolaria.data.catalogue import data_root
-from esper.tolaria.tasks import find_task
+from esper.proof.statistics import paired_difference
+from esper.simic.training import Hooks, is_run, load_config
 
 CURVE = ("objective", "val_score", "params", "germinated", "fossilized", "op_entropy")
 PANELS = {
@@ -46,7 +34,6 @@ PANELS = {
     "val_score": "validation score, %",
     "params": "parameters",
 }
-UNTRAINED = ("static", "random", "scripted:early", "heuristic")
 
 
 def rounds_of(run: Path) -> list[dict[str, Any]]:
@@ -112,27 +99,6 @@ def paint(runs: list[Path], path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
-def worth(runs: list[Path], keys: int) -> dict[str, Any]:
-    """The policies against untrained controllers; `learned` averages the policies on each seed."""
-    torch.set_num_threads(1)
-    task, names = find_task("digits"), tuple(map(str, runs))
-    settings = EvaluationSettings((*UNTRAINED, *names), keys, tune=True, control_for=names[0])
-
-    def progress(phase: str, done: int, total: int) -> None:
-        print(f"{phase} {done}/{total}", file=sys.stderr)
-
-    report = evaluate(task, task.load(data_root()), settings, find_controller, progress)
-    console = Console(width=110)
-    console.print(arms_table(report.as_dict()))
-    console.print(comparisons_table(report.as_dict()))
-    scores = {arm["arm"]: [] for arm in report.arms}
-    for trial in report.trials:
-        scores[trial.arm].append(trial.test_score)
-    learned = np.mean([scores[name] for name in names], axis=0).tolist()
-    against = {name: asdict(paired_difference(learned, scores[name])) for name in UNTRAINED}
-    return {"arms": report.arms, "learned": float(np.mean(learned)), "learned_against": against}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--keys", type=int, default=5)
@@ -143,9 +109,8 @@ def main() -> None:
     parser.add_argument("--config")
     parser.add_argument("--teacher")
     parser.add_argument("--out", default="runs/learns")
-    parser.add_argument("--evaluate", type=int, metavar="SEEDS")
     options = parser.parse_args()
-    keys = range(options.first_key, options.first_seed + options.keys)
+    keys = range(options.first_key, options.first_key + options.keys)
     runs = [train(options, key) for key in keys]
     curves = [curve(rounds_of(run), 10) for run in runs]
     for key, found in zip(keys, curves, strict=True):
@@ -162,7 +127,6 @@ def main() -> None:
                 "envs": options.envs,
                 "curves": curves,
                 "gains": gains,
-                "evaluation": worth(runs, options.evaluate) if options.evaluate else None,
             }
         )
     )

@@ -1,10 +1,11 @@
 """What a policy of claim E reads: it plays validation hosts without some of what it sees.
 
-    python benchmarks/claims/ablation.py --policy runs/policy-all --episodes runs/each-0
+    python benchmarks/claims/ablation.py --policy runs/policy-0 --episodes runs/each-0
 
 What is taken away is shown as its mean over the hosts, slots and candidates of recorded episodes,
-so that nothing can be told apart by it. Trials were not asked for, so there is nothing to take.
-`same` is the share of episodes whose first seed is where it is if all is seen.
+so that nothing can be told apart by it; trials only if the episodes have any, and with them they
+are asked for and on the bill in every arm. `same` is the share of episodes whose first seed is
+where it is if all is seen.
 """
 
 import argparse
@@ -58,7 +59,16 @@ GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
         "candidate",
         ("residual", "branch", "bypass", "mixes positions", "layers", "reach"),
     ),
+    "without the trials": (
+        "candidate",
+        ("tried", "broke", "gain", "gain over error", "gain below best"),
+    ),
 }
+
+
+def arms_of(episodes: Episodes) -> list[str]:
+    trials = ["without the trials"] if episodes.space.trials else []
+    return [ALL, *(group for group in GROUPS if group != "without the trials"), *trials]
 
 
 def kind_of(block: str) -> str:
@@ -88,12 +98,12 @@ class Blind:
 def play(
     path: Path, policy: str, episodes: Episodes, family_name: str, hosts: int, keys: int
 ) -> Trials:
-    settings: dict[str, Any] = {"policy": policy, "family": family_name}
+    settings: dict[str, Any] = {"policy": Path(policy).name, "family": family_name}
     done, family = finished(path, settings), find_family(family_name)
     data = family.task.load(data_root())
     for member in family.members("validation")[:hosts]:
         own = member.keys[:keys]
-        for arm in (ALL, *GROUPS):
+        for arm in arms_of(episodes):
             if all((arm, key) in done for key in own):
                 continue
             controller = LearnedController.load(policy)
@@ -106,7 +116,7 @@ def play(
     return finished(path, settings)
 
 
-def table_of(trials: Trials, keys: Sequence[int]) -> list[dict[str, Any]]:
+def table_of(trials: Trials, arms: Sequence[str], keys: Sequence[int]) -> list[dict[str, Any]]:
     return [
         {
             "arm": arm,
@@ -115,7 +125,7 @@ def table_of(trials: Trials, keys: Sequence[int]) -> list[dict[str, Any]]:
                 np.mean([trials[arm, key]["first"] == trials[ALL, key]["first"] for key in keys])
             ),
         }
-        for arm in (ALL, *GROUPS)
+        for arm in arms
     ]
 
 
@@ -131,18 +141,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the rows")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    trials = play(
-        given.out / "ablation.jsonl",
-        given.policy,
-        load_episodes(given.episodes),
-        given.family,
-        given.hosts,
-        given.keys,
-    )
-    keys = keys_with_all(trials, [ALL, *GROUPS])
-    table = table_of(trials, keys)
+    episodes, name = load_episodes(given.episodes), Path(given.policy).name
+    path = given.out / f"ablation-{name}.jsonl"
+    trials = play(path, given.policy, episodes, given.family, given.hosts, given.keys)
+    arms = arms_of(episodes)
+    keys = keys_with_all(trials, arms)
+    table = table_of(trials, arms, keys)
     print_table(table)
-    compared = compare(trials, [(arm, ALL) for arm in GROUPS], "val")
+    compared = compare(trials, [(arm, ALL) for arm in arms[1:]], "val")
     print_table(compared)
     print_json({"n": len(keys), "arms": table, "differences": compared})
 

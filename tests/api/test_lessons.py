@@ -39,6 +39,7 @@ def test_record_then_learn_then_decide(tmp_path: Path) -> None:
         (lambda out: record("random", out=out, task="nothing"), "no task 'nothing'"),
         (lambda out: imitate("scripted:nothing", out=out), "no script 'nothing'"),
         (lambda out: imitate("heuristic", out=out, epochs=0), "epochs"),
+        (lambda out: imitate("heuristic", out=out, entropy=2.0), "entropy"),
         (lambda out: learn_offline([out], out=out), "holds no recorded episodes"),
         (lambda out: learn_offline([], out=out), "no episodes"),
         (lambda out: record("random", out=out, task="cifar10"), "cifar10"),

@@ -21,7 +21,7 @@ from esper.growth import CNNHost, LifecycleRules, default_catalogue, take_snapsh
 from esper.leyline import ConfigError, SeedStage
 from esper.tamiyo import TrialPlan
 from esper.tolaria import FusedPopulation, GrowthEnv, LoopedPopulation, find_task
-from esper.tolaria.trials import summed_up
+from esper.tolaria.trials import PART, summed_up
 from helpers import plant
 
 CATALOGUE = default_catalogue()
@@ -202,6 +202,33 @@ def _waiting(env: GrowthEnv) -> np.ndarray:
     from esper.tamiyo import wait
 
     return wait(env.n_envs)
+
+
+def test_trials_are_as_long_as_the_budget_pays_for():
+    """As planned, shortened or not at all, by what is left after another epoch."""
+    plan = TrialPlan(("conv_light", "branch"))
+    costs, samples = [], []
+    for more in (None, None, 0, -1):
+        env = GrowthEnv(LoopedPopulation(recipe("cnn"), [1]), LifecycleRules(10))
+        situation = env.reset()
+        tried = plan.candidates(situation.masks, situation.catalogue)
+        if not costs:
+            # A trial looks at whole batches of validation, so that more is kept back for it.
+            costs = [
+                int(env.trial_macs(tried, replace(p, val_samples=p.val_samples + PART))[0])
+                for p in (plan, plan.shortened())
+            ]
+            assert costs[1] < costs[0] / 5
+        purse, look = env.purse, env.purse.evaluation()
+        needed = env.garden.train_macs + purse.training() + look + purse.reserve(look, env.best)
+        price = costs[len(samples)] if more is None else costs[1] + more
+        purse.max_macs = int(needed[0]) + price
+        spent = env.garden.train_macs.copy()
+        found = env.try_candidates(plan, np.array([True])).trials
+        samples.append(int((env.garden.train_macs - spent)[0]))
+        assert (found is None) == (more == -1)
+    assert samples[0] > 5 * samples[1] > 0
+    assert samples[1:] == [samples[1], samples[1], 0]
 
 
 def test_only_what_could_be_planted_is_tried():

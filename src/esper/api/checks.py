@@ -135,6 +135,7 @@ RULES: dict[str, Rule] = {
     "deterministic": FLAG,
     "devices": Rule("a list of names of devices", _is_list_of(str)),
     "directory": FOLDER,
+    "entropy": Rule("a number from 0 to 1", lambda v: is_number(v) and 0.0 <= v <= 1.0),
     "episodes": whole(2, MOST_COUNT),
     "env": whole(0, MOST_COUNT),
     "epochs": whole(1, MOST_COUNT),

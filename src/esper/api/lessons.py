@@ -91,6 +91,7 @@ def imitate(
     episodes: int = 64,
     steps: int | None = None,
     epochs: int = 60,
+    entropy: float = 0.0,
     network: Kind | None = None,
     trials: bool = False,
     key: int = 0,
@@ -98,8 +99,8 @@ def imitate(
     progress: Progress = _silent,
 ) -> tuple[Episodes, CloningReport]:
     """A policy that does what `teacher` did in episodes that are recorded for it, as `record` does
-    it."""
-    cloning = CloningConfig(epochs=epochs)
+    it. With `entropy` it keeps doubts, from 0 to 1: what PPO can explore from."""
+    cloning = CloningConfig(epochs=epochs, entropy=entropy)
     with one_thread():
         config = _config(task, family, key, network, trials, steps, group)
         play, state = _player(teacher, config, episodes), _fresh_state(config)

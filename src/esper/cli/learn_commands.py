@@ -55,6 +55,9 @@ class ImitateSettings(EpisodeSettings):
     )
     out: str | None = option(None, "Folder for the policy. Default: runs/cloned-TASK-KEY.")
     epochs: int = option(60, "Passes over the episodes.", min=1, max=MOST_COUNT)
+    entropy: float = option(
+        0.0, "Doubts that the policy keeps, from 0 to 1: what PPO can explore from."
+    )
 
 
 @dataclass(frozen=True)

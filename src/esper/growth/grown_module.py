@@ -171,13 +171,9 @@ class GrownModule(nn.Module):
         if slot.seed is not None:
             raise InvalidStateMachineError(f"slot {slot.site.slot_id} already holds a seed")
         seed, valve = self.new_seed(index, blueprint, blend, key)
+        self.check_shape(index, blueprint, seed)
         slot.plant(seed, valve, blueprint, blend, self.catalogue[blueprint].kind)
         slot.train(self.host.training)
-        try:
-            self._check_shape(slot)
-        except ConfigError:
-            slot.clear()
-            raise
         self._handles[index] = [
             self.host.register_forward_pre_hook(slot.follow_mode),
             self._hook_reading(slot),
@@ -230,26 +226,25 @@ class GrownModule(nn.Module):
                 layer = self.host.get_submodule(slot.site.widening.second.module)
                 self._later.append(layer.register_forward_hook(slot.on_later_output, prepend=True))
 
-    def _check_shape(self, slot: SeedSlot) -> None:
-        assert slot.seed is not None
-        like, site = self._like(), slot.site
-        reads = self.catalogue[slot.blueprint].reads(site, 2)
-        features = torch.zeros(reads, device=like.device, dtype=like.dtype)
+    def check_shape(self, index: int, blueprint: int, seed: nn.Module) -> None:
+        """Raises ConfigError if `seed`, of that blueprint, does not return what its slot takes."""
+        like, site, spec = self._like(), self.sites[index], self.catalogue[blueprint]
+        features = torch.zeros(spec.reads(site, 2), device=like.device, dtype=like.dtype)
         expected = features.shape
-        if slot.kind == "bypass":
+        if spec.kind == "bypass":
             assert site.widening is not None
             expected = torch.Size(site.widening.adds)
-        if slot.kind == "branch":
+        if spec.kind == "branch":
             assert self.output is not None
             expected = torch.Size((2, self.output.outputs))
             if self.output.per_position:
                 expected = torch.Size((2, site.shape[0], self.output.outputs))
-        with evaluating(slot.seed):
-            shape = slot.seed(features).shape
+        with evaluating(seed):
+            shape = seed(features).shape
         if shape != expected:
             raise ConfigError(
-                f"blueprint {self.catalogue[slot.blueprint].name!r} must return shape "
-                f"{tuple(expected)} in slot {site.slot_id}, it returned {tuple(shape)}"
+                f"blueprint {spec.name!r} must return shape {tuple(expected)} in slot "
+                f"{site.slot_id}, it returned {tuple(shape)}"
             )
 
     def remove(self, index: int) -> None:

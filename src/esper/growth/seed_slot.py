@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from esper.growth.blueprints import BlueprintCatalogue, OutputSpec, count_params
+from esper.growth.blueprints import BlueprintCatalogue, OutputSpec
 from esper.growth.blueprints.modules import nearly_zero_
 from esper.growth.outputs import host_place, put, slot_place, take
 from esper.leyline import IS_BLENDED, IS_FULL, ConfigError, InjectionSpec, SeedStage, Widening
@@ -63,12 +63,19 @@ class BlendValve(nn.Module):
         self.pool = pool
         self.trailing = trailing
         self.progress = 0.0
+        hidden = self.hidden(channels)
         self.net = nn.Sequential(
-            nn.Linear(channels, max(1, channels // 4)),
-            nn.GELU(),
-            nearly_zero_(nn.Linear(max(1, channels // 4), 1)),
-            nn.Sigmoid(),
+            nn.Linear(channels, hidden), nn.GELU(), nearly_zero_(nn.Linear(hidden, 1)), nn.Sigmoid()
         )
+
+    @staticmethod
+    def hidden(channels: int) -> int:
+        return max(1, channels // 4)
+
+    @staticmethod
+    def params(channels: int) -> int:
+        """How many it has."""
+        return (channels + 2) * BlendValve.hidden(channels) + 1
 
     def forward(self, h: Tensor) -> Tensor:
         """Alpha for the slot's features `h`, of a shape that broadcasts against the target."""
@@ -97,21 +104,24 @@ def make_valve(site: InjectionSpec, kind: str, output: OutputSpec | None) -> Ble
 
 def _bypass_valve(widening: Widening) -> BlendValve:
     """It reads what the bypass reads: maps on the whole, anything else position by position."""
-    reads = widening.reads
+    reads, channels = widening.reads, _read_channels(widening)
     if widening.first.kind == "Linear":
-        return BlendValve(reads[-1])
-    return BlendValve(reads[1], tuple(range(2, len(reads))), len(widening.adds) - 2)
+        return BlendValve(channels)
+    return BlendValve(channels, tuple(range(2, len(reads))), len(widening.adds) - 2)
+
+
+def _read_channels(widening: Widening) -> int:
+    return widening.reads[-1 if widening.first.kind == "Linear" else 1]
 
 
 def valve_params(catalogue: BlueprintCatalogue, sites: list[InjectionSpec]) -> np.ndarray:
     """int[S, B]: parameters of the valve that a gated blend adds while it lasts."""
     bypass = np.array([spec.kind == "bypass" for spec in catalogue.specs])
-    with torch.device("meta"):
-        usual = [count_params(BlendValve(site.channels)) for site in sites]
-        wide = [
-            0 if site.widening is None else count_params(_bypass_valve(site.widening))
-            for site in sites
-        ]
+    usual = [BlendValve.params(site.channels) for site in sites]
+    wide = [
+        0 if site.widening is None else BlendValve.params(_read_channels(site.widening))
+        for site in sites
+    ]
     return np.where(bypass, np.array(wide)[:, None], np.array(usual)[:, None])
 
 

@@ -69,6 +69,8 @@ LEAST_EXTRA_TO_GROW = 0.2
 TRIAL_STEPS = 36
 TRIAL_BATCH = 64
 TRIAL_VAL_SAMPLES = 512
+# Where the budget does not pay for that: steps, batch, validation samples.
+SHORT_TRIAL = (12, 16, 128)
 TRIAL_COST_POWER = 0.0
 TRIAL_MIN_GAIN_IN_ERRORS = 2.0
 EPOCHS_BETWEEN_TRIALS = 5

@@ -6,7 +6,7 @@ import numpy as np
 
 from esper.growth import BlueprintCatalogue
 from esper.leyline import ActionMasks, ConfigError, LifecycleOp
-from esper.leyline.constants import TRIAL_BATCH, TRIAL_STEPS, TRIAL_VAL_SAMPLES
+from esper.leyline.constants import SHORT_TRIAL, TRIAL_BATCH, TRIAL_STEPS, TRIAL_VAL_SAMPLES
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,12 @@ class TrialPlan:
                 raise ConfigError(f"{name} of a trial must be 1 or more, got {getattr(self, name)}")
         if not self.blueprints:
             raise ConfigError("a trial needs at least one blueprint to try")
+
+    def shortened(self) -> "TrialPlan":
+        """What a small budget pays for."""
+        now = (self.steps, self.batch, self.val_samples)
+        steps, batch, val_samples = map(min, now, SHORT_TRIAL)
+        return TrialPlan(self.blueprints, steps, batch, val_samples)
 
     def candidates(self, masks: ActionMasks, catalogue: BlueprintCatalogue) -> np.ndarray:
         """bool[E, S, B]: what could be planted now and is on the list."""

@@ -59,11 +59,14 @@ class GrowthEnv(GrowthCycle):
 
     def try_candidates(self, plan: TrialPlan, envs: np.ndarray) -> Situation:
         """Find out what candidates would bring to some running hosts (bool[E]) before the next
-        step; the situation then has it. What the budget does not pay for is not tried."""
+        step; the situation then has it. Trials are shortened where the budget does not pay for
+        them as planned; what it does not pay for then is not tried."""
         assert self.situation is not None, "reset comes before the first trial"
         garden, situation = self.garden, self.situation
         tried = plan.candidates(situation.masks, situation.catalogue)
         tried &= (envs & self.running)[:, None, None]
+        if not self._trials_paid(tried, plan)[tried.any(axis=(1, 2))].all():
+            plan = plan.shortened()
         tried &= self._trials_paid(tried, plan)[:, None, None]
         if not tried.any():
             return situation

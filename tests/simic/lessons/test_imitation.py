@@ -1,5 +1,6 @@
 """Behaviour cloning: it learns what it is shown, and says truly how well."""
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -69,22 +70,42 @@ def test_the_loss_is_the_cross_entropy_of_relevant_heads() -> None:
     for head in HEAD_NAMES:
         torch.nn.init.zeros_(network.head(head)[2].weight)
     episodes = play_analytic(random_player(1), 6, key=0)
-    total = 0.0
+    choices = []
     for n, t in np.argwhere(episodes.valid).tolist():
         slot, _, _, op = episodes.actions[n, t].tolist()
-        total += np.log(episodes.op_masks[n, t].sum())
+        choices.append(episodes.op_masks[n, t].sum())
         if op != LifecycleOp.WAIT:
-            total += np.log(episodes.slot_masks[n, t, op].sum())
+            choices.append(episodes.slot_masks[n, t, op].sum())
         if op == LifecycleOp.GERMINATE:
-            total += np.log(episodes.blueprint_masks[n, t, slot].sum())
-            total += np.log(episodes.blend_masks[n, t].sum())
-    expected = total / episodes.valid.sum()
-    assert weighted_nll(network, Lesson.of(episodes, scale)).item() == pytest.approx(expected)
+            choices.append(episodes.blueprint_masks[n, t, slot].sum())
+            choices.append(episodes.blend_masks[n, t].sum())
+    steps, lesson = episodes.valid.sum(), Lesson.of(episodes, scale)
+    expected = np.log(choices).sum() / steps
+    assert weighted_nll(network, lesson).item() == pytest.approx(expected)
+    # Who knows nothing is as undecided as can be wherever there is a choice.
+    undecided = sum(count > 1 for count in choices) / steps
+    assert weighted_nll(network, lesson, entropy=0.3).item() == pytest.approx(
+        expected - 0.3 * undecided
+    )
+
+
+def test_a_clone_that_is_to_keep_doubts_agrees_and_can_still_explore() -> None:
+    episodes = play_analytic(best_player(), 160, key=0)
+    sure, scale, _ = taught()
+    doubting = small_network()
+    report = clone(doubting, new_scale(), episodes, replace(QUICK, entropy=0.4))
+    assert report.held_out.overall > 0.97
+    lesson = Lesson.of(episodes, scale)
+    hidden = doubting.get_initial_hidden(len(episodes))
+    entropies = [
+        network.evaluate_actions(lesson.observations, lesson.actions, lesson.masks, hidden)[1]
+        for network in (sure, doubting)
+    ]
+    assert entropies[0].mean() < 0.02
+    assert entropies[1].mean() > 5 * entropies[0].mean()
 
 
 def _shortened(episodes: Episodes, length: int) -> Episodes:
-    from dataclasses import replace
-
     return replace(episodes, lengths=np.full(len(episodes), length))
 
 
@@ -133,7 +154,15 @@ def test_held_out_episodes_are_never_learnt_from() -> None:
 
 
 @pytest.mark.parametrize(
-    "settings", [{"epochs": 0}, {"learning_rate": 0.0}, {"held_out": 1.0}, {"minibatch": 0}]
+    "settings",
+    [
+        {"epochs": 0},
+        {"learning_rate": 0.0},
+        {"held_out": 1.0},
+        {"minibatch": 0},
+        {"entropy": -0.1},
+        {"entropy": 1.5},
+    ],
 )
 def test_bad_settings_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):

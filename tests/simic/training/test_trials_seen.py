@@ -5,12 +5,12 @@ from functools import cache
 import numpy as np
 import pytest
 
-from esper.leyline import ConfigError, EpisodeOutcome, History, NullRecorder
+from esper.leyline import ConfigError, EpisodeOutcome, EsperWarning, History, NullRecorder
 from esper.leyline.events import CandidatesTried
 from esper.simic.lessons import Episodes, record_episodes
 from esper.simic.training import LearnedController, load_config, new_state
 from esper.tamiyo import make_controller
-from esper.tolaria import TrialRules, make_env, play
+from esper.tolaria import GrowthEnv, TrialRules, make_env, play
 from helpers import small_digits
 
 SETTINGS = {"steps": 2, "network.kind": "set", "envs": 2}
@@ -61,6 +61,17 @@ def test_a_policy_that_has_learnt_with_trials_asks_for_them_once() -> None:
         play(make_env(task.recipe(data), [3], TrialRules(2), told), controller)
         asked[trials] = [e.step for e in told.events if isinstance(e, CandidatesTried)]
     assert asked == {True: [0], False: []}
+
+
+def test_trials_that_no_budget_pays_for_are_not_passed_over_in_silence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    task, data = small_digits(96)
+    config = load_config(None, {**SETTINGS, "trials": True})
+    monkeypatch.setattr(GrowthEnv, "_trials_paid", lambda env, *_: np.zeros(env.n_envs, dtype=bool))
+    with pytest.warns(EsperWarning, match="does not pay for trials"):
+        found = record_episodes(config, task, data, make_controller("static"), episodes=2)
+    assert not column(found, "trials known").any()
 
 
 def test_a_flat_network_sees_no_trials() -> None:

@@ -25,6 +25,9 @@ class CloningConfig:
     minibatch: int = 8
     # Share of the episodes that is never learnt from, to measure agreement on.
     held_out: float = 0.25
+    # What a step is paid for the entropies of its heads: PPO explores only as far as a clone has
+    # doubts, and one without any is never in two minds again.
+    entropy: float = 0.0
 
     def __post_init__(self) -> None:
         if self.epochs < 1 or self.minibatch < 1:
@@ -35,6 +38,8 @@ class CloningConfig:
             raise ConfigError(f"learning_rate must be positive, got {self.learning_rate}")
         if not 0 < self.held_out < 1:
             raise ConfigError(f"held_out must lie between 0 and 1, got {self.held_out}")
+        if not 0 <= self.entropy <= 1:
+            raise ConfigError(f"entropy must lie between 0 and 1, got {self.entropy}")
 
 
 @dataclass(frozen=True)
@@ -53,7 +58,8 @@ class Agreement:
 
 @dataclass(frozen=True)
 class CloningReport:
-    """The losses are mean negative log-likelihoods per step, of held-out episodes."""
+    """The losses are mean negative log-likelihoods per step, of held-out episodes, less what their
+    entropies are paid."""
 
     epochs: int
     best_epoch: int
@@ -97,13 +103,18 @@ class Lesson:
         )
 
 
-def weighted_nll(network: FactoredRecurrentActorCritic, lesson: Lesson) -> Tensor:
-    """Mean negative log-likelihood of the actions: masked cross entropy, relevant heads summed."""
+def weighted_nll(
+    network: FactoredRecurrentActorCritic, lesson: Lesson, entropy: float = 0.0
+) -> Tensor:
+    """Mean negative log-likelihood of the actions: masked cross entropy, relevant heads summed.
+
+    `entropy` times their normalised entropies is subtracted (Pereyra et al., 2017)."""
     hidden = network.get_initial_hidden(len(lesson.actions))
-    log_probs, _, _ = network.evaluate_actions(
+    log_probs, entropies, _ = network.evaluate_actions(
         lesson.observations, lesson.actions, lesson.masks, hidden
     )
-    return -(log_probs.sum(dim=-1) * lesson.weights).sum() / lesson.weights.sum().clamp(min=1e-8)
+    gains = (log_probs + entropy * entropies).sum(dim=-1)
+    return -(gains * lesson.weights).sum() / lesson.weights.sum().clamp(min=1e-8)
 
 
 def fit(
@@ -121,7 +132,7 @@ def fit(
         order = generator(key, "cloning", epoch).permutation(len(lesson.actions))
         for rows in torch.from_numpy(order).split(config.minibatch):
             optimizer.zero_grad(set_to_none=True)
-            weighted_nll(network, lesson.rows(rows)).backward()
+            weighted_nll(network, lesson.rows(rows), config.entropy).backward()
             torch.nn.utils.clip_grad_norm_(network.parameters(), constants.MAX_GRAD_NORM)
             optimizer.step()
         after_epoch(epoch)
@@ -144,12 +155,12 @@ def clone(
     learn, held_out = split(episodes, config.held_out, key)
     scale.update(decided_on(learn))
     lesson, exam = Lesson.of(learn, scale), Lesson.of(held_out, scale)
-    first = best = float(_loss(network, exam))
+    first = best = _loss(network, exam, config.entropy)
     kept, best_epoch = copy.deepcopy(network.state_dict()), 0
 
     def after_epoch(epoch: int) -> None:
         nonlocal best, kept, best_epoch
-        loss = _loss(network, exam)
+        loss = _loss(network, exam, config.entropy)
         if loss < best:
             best, kept, best_epoch = loss, copy.deepcopy(network.state_dict()), epoch
         progress(epoch, config.epochs)
@@ -169,8 +180,8 @@ def split(episodes: Episodes, share: float, key: int) -> tuple[Episodes, Episode
 
 
 @torch.no_grad()
-def _loss(network: FactoredRecurrentActorCritic, lesson: Lesson) -> float:
-    return weighted_nll(network, lesson).item()
+def _loss(network: FactoredRecurrentActorCritic, lesson: Lesson, entropy: float) -> float:
+    return weighted_nll(network, lesson, entropy).item()
 
 
 @torch.no_grad()

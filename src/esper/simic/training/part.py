@@ -1,11 +1,12 @@
 """One `GrowthEnv` of a shard: it is stepped, rewarded and settled as one."""
 
+import warnings
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from esper.leyline import History
+from esper.leyline import EsperWarning, History
 from esper.leyline.constants import TWIN_DIM
 from esper.simic.rewards import RewardComponents, compute_reward
 from esper.simic.training.config import TrainingConfig
@@ -49,6 +50,9 @@ class Part:
         if self.config.trials:
             plan = TrialPlan(tuple(situation.catalogue.names))
             situation = self.env.try_candidates(plan, situation.running)
+            if situation.trials is None and situation.running.any():
+                message = "a host's budget does not pay for trials; it goes without"
+                warnings.warn(message, EsperWarning, stacklevel=2)
         # A host that breaks while it warms up: its episode ends with the first step.
         self.stillborn = ~situation.running
         self._settle(self.stillborn)

@@ -1,10 +1,12 @@
 """Which recipes can be fused, and why others cannot."""
 
+from functools import lru_cache
+
 import torch
 from torch import nn
 from torch.optim import AdamW
 
-from esper.growth import CNNHost, GrownModule, MLPHost, keyed
+from esper.growth import BlueprintSpec, CNNHost, GrownModule, MLPHost, OutputSpec, keyed
 from esper.leyline import ConfigError, InjectionSpec
 from esper.tolaria.batches import TensorSource
 from esper.tolaria.fused.rows import Kind
@@ -121,17 +123,24 @@ def _objectives(recipe: HostRecipe, template: GrownModule) -> str | None:
 
 
 def _blueprints(template: GrownModule) -> str | None:
-    for spec in template.catalogue.specs:
-        for site in template.sites:
-            try:
-                with keyed(0):
-                    seed = spec.build(site, template.output)
-            except ConfigError:
-                continue
-            reason = _modules(seed) or _cannot_run(seed, spec.reads(site, 2))
-            if reason is not None:
-                return f"blueprint {spec.name!r} has {reason}"
-    return None
+    reasons = (
+        _blueprint(spec, site, template.output)
+        for spec in template.catalogue.specs
+        for site in template.sites
+    )
+    return next((reason for reason in reasons if reason is not None), None)
+
+
+# A training makes populations of the same hosts in every round; this is a tenth of a small one's.
+@lru_cache(maxsize=1024)
+def _blueprint(spec: BlueprintSpec, site: InjectionSpec, output: OutputSpec | None) -> str | None:
+    try:
+        with keyed(0):
+            seed = spec.build(site, output)
+    except ConfigError:
+        return None
+    reason = _modules(seed) or _cannot_run(seed, spec.reads(site, 2))
+    return None if reason is None else f"blueprint {spec.name!r} has {reason}"
 
 
 def _cannot_run(seed: nn.Module, reads: tuple[int, ...]) -> str | None:

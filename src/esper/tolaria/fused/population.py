@@ -104,9 +104,7 @@ class FusedPopulation:
 
     def _kind(self, slot: int, blueprint: int, seed: nn.Module) -> Kind:
         if (slot, blueprint) not in self.kinds:
-            # The template plants one of each kind, and so finds those that do not work.
-            self.template.germinate(slot, blueprint, 0, key=0)
-            self.template.remove(slot)
+            self.template.check_shape(slot, blueprint, seed)
             self.kinds[slot, blueprint] = kind = Kind(seed)
             if asks_for_mode(seed):
                 self.with_modes.append(kind)
