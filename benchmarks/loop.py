@@ -3,7 +3,8 @@
     python benchmarks/loop.py [--steps 14] [--envs 2] [--cases cifar10 digits ...]
 
 Whole environment steps (an epoch of training, validation with counterfactuals, snapshots) with
-random seeds, the two taking turns step by step. `cifar10` is the host of that task on synthetic
+random seeds, the two taking turns step by step, each in a process of its own: that of the library
+keeps its memory, as its workers do. `cifar10` is the host of that task on synthetic
 images; the plain way to augment them happens to lay them out channels last, so `cifar10_as_is`
 leaves that out. `tiny` is a host of 63 parameters with one batch per epoch. The last line is one
 JSON object: CPU time of the plain loop over that of the library, medians over steps, and whether
@@ -12,9 +13,11 @@ both came to the same losses, bit for bit.
 
 import argparse
 import json
+import multiprocessing
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
 
@@ -22,10 +25,17 @@ import torch
 
 from esper.growth import CNNHost, LifecycleRules, keyed
 from esper.tamiyo.controllers.random import RandomController
-from esper.tolaria import DataSplits, GrowthEnv, LoopedPopulation, Task, find_task
+from esper.tolaria import DataSplits, GrowthEnv, LoopedPopulation, Task, find_task, keep_memory
 from plain_loop import PlainCNNHost, PlainPopulation, augment
 
 GOALS = {"cifar10": 1.5, "cifar10_as_is": 1.5, "digits": 1.0, "pydocs": 0.97, "tiny": 1.0}
+
+
+@dataclass(frozen=True)
+class Step:
+    seconds: float
+    val_loss: bytes
+    seeds: float
 
 
 def images(train: int, val: int, size: int, channels: int) -> DataSplits:
@@ -60,31 +70,47 @@ def case(name: str) -> tuple[Task, Task, DataSplits]:
     )
 
 
-def compare(name: str, envs: int, steps: int) -> dict[str, float | bool]:
+def serve(plain: bool, name: str, envs: int, steps: int, pipe: Connection) -> None:
+    """An arm in a process of its own, as hosts are trained; a step of it whenever it is asked."""
+    torch.set_num_threads(1)
     task, plain_task, data = case(name)
-    keys, rules = range(envs), LifecycleRules(steps)
-    arms = [
-        GrowthEnv(PlainPopulation(plain_task.recipe(data), keys), rules),
-        GrowthEnv(LoopedPopulation(task.recipe(data), keys), rules),
-    ]
-    controller = RandomController()
-    situations = [env.reset() for env in arms]
-    ratios, same, seeds = [], True, []
-    while all(situation.running.any() for situation in situations):
-        seconds = []
-        for i, env in enumerate(arms):
-            actions = controller.act(situations[i])
-            began = time.process_time()
-            situations[i] = env.step(actions).after
-            seconds.append(time.process_time() - began)
-        ratios.append(seconds[0] / seconds[1])
-        scores = [situation.signals.val_loss.tobytes() for situation in situations]
-        same &= scores[0] == scores[1]
-        seeds.append(float(arms[1].table.holds_seed.sum(axis=1).mean()))
+    if plain:
+        population: LoopedPopulation = PlainPopulation(plain_task.recipe(data), range(envs))
+    else:
+        keep_memory()
+        population = LoopedPopulation(task.recipe(data), range(envs))
+    env, controller = GrowthEnv(population, LifecycleRules(steps)), RandomController()
+    situation = env.reset()
+    while pipe.recv():
+        actions = controller.act(situation)
+        began = time.process_time()
+        situation = env.step(actions).after
+        seconds = time.process_time() - began
+        seeds = float(env.table.holds_seed.sum(axis=1).mean())
+        pipe.send(Step(seconds, situation.signals.val_loss.tobytes(), seeds))
+
+
+def compare(name: str, envs: int, steps: int) -> dict[str, float | bool]:
+    context = multiprocessing.get_context("spawn")
+    arms = []
+    for plain in (True, False):
+        ours, theirs = context.Pipe()
+        arguments = (plain, name, envs, steps, theirs)
+        context.Process(target=serve, args=arguments, daemon=True).start()
+        arms.append(ours)
+    found = []
+    for _ in range(steps):
+        pair = []
+        for arm in arms:
+            arm.send(True)
+            pair.append(arm.recv())
+        found.append(pair)
+    for arm in arms:
+        arm.send(False)
     return {
-        "ratio": round(median(ratios), 3),
-        "same_bits": same,
-        "seeds_per_env": round(sum(seeds) / len(seeds), 2),
+        "ratio": round(median(plain.seconds / ours.seconds for plain, ours in found), 3),
+        "same_bits": all(plain.val_loss == ours.val_loss for plain, ours in found),
+        "seeds_per_env": round(sum(ours.seeds for _, ours in found) / steps, 2),
     }
 
 

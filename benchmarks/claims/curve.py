@@ -125,6 +125,8 @@ def main() -> None:
     )
     parser.add_argument("--config", help="settings of the training; needs --out")
     parser.add_argument("--out", type=Path, help="the run")
+    parser.add_argument("--key", type=int, default=0, help="of the training")
+    parser.add_argument("--rounds", type=int, help="in all, if not as the settings say")
     parser.add_argument("--every", type=int, default=8, help="rounds")
     parser.add_argument("--hosts", type=int, default=24)
     parser.add_argument("--keys", type=int, default=2, help="of each host")
@@ -139,8 +141,8 @@ def main() -> None:
     if not given.draw:
         whole = load_config(given.config)
         family = whole.family or family
-        for rounds in range(given.every, whole.rounds + 1, given.every):
-            part = load_config(given.config, {"rounds": given.every})
+        for rounds in range(given.every, (given.rounds or whole.rounds) + 1, given.every):
+            part = load_config(given.config, {"rounds": given.every, "key": given.key})
             policy = policy_at(rounds, part, given.out)
             arm = f"{given.out.name}@{rounds * whole.envs}"
             play(policy, arm, path, family, given.hosts, given.keys)

@@ -9,6 +9,7 @@ from typing import Any, Literal, cast
 import torch
 
 from esper.api.checks import TASK, checked
+from esper.api.unseen import Unseen
 from esper.leyline import ConfigError, EpisodeOutcome
 from esper.observatory import CONFIG, PROFILE, RunDirectory
 from esper.simic.agent import VectorEnv
@@ -80,6 +81,10 @@ class Chosen:
             raise ConfigError(
                 "only the hosts of a family have a twin; give a family, or leave out "
                 "network.critic_sees_twin"
+            )
+        if family is None and config.validate_every is not None:
+            raise ConfigError(
+                "only a family has hosts to validate on; give one, or leave out validate_every"
             )
         return Chosen(family.task if family else task or find_task(config.task), family)
 
@@ -329,6 +334,7 @@ def _run(
             most_steps(config, task, data, family),
             log,
             save=save,
+            validation=None if family is None else Unseen(config, family, data, record.path),
             traced=profiler.traced,
             hooks=replace(hooks, on_step=on_step),
         )

@@ -2,7 +2,7 @@
 
 import shlex
 import signal
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,7 +18,7 @@ Workers = int | Literal["auto"] | None
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from esper.simic.training import TrainingConfig
+    from esper.simic.training import Best, TrainingConfig
 
 
 def setting(name: str, help: str, **more: Any) -> Any:
@@ -73,6 +73,13 @@ class PPOSettings:
     )
     ab_reward: str | None = setting(
         "ab_reward_mode", "Reward mode of the second half of the environments."
+    )
+    validate_every: int | None = setting(
+        "validate_every",
+        "Rounds after which the policy plays the family's validation hosts; the best one is kept "
+        "in the folder best of the run. Default: never.",
+        min=1,
+        max=MOST_COUNT,
     )
     learning_rate: float | None = setting("ppo.learning_rate", "Of the policy.")
     entropy_coef: float | None = setting("ppo.entropy_coef", "How much trying things out is worth.")
@@ -141,6 +148,7 @@ def ppo(settings: PPOSettings) -> None:
         return
     steps, tracker = episode_steps(config), None
     newest: dict[str, Any] = {}
+    best: Best | None = None
     if settings.track is not None:
         tracker = open_tracker(settings.track, out, "policy", config.flat())
     with (
@@ -170,16 +178,18 @@ def ppo(settings: PPOSettings) -> None:
                 state = train_ppo(config, out, overwrite=settings.overwrite, **how)
             else:
                 state = resume_ppo(out, rounds=settings.rounds, **how)
-            done = state.round
+            done, best = state.round, state.best
         except LeaveRoundError:
             done = None
         finally:
             if tracker is not None:
                 tracker.close()
-    _conclude(result, out, done, config.rounds)
+    _conclude(result, out, done, config.rounds, best)
     if settings.json:
         scores = {name: newest.get(name) for name in ("return", "val_score", "params")}
-        print_json({"out": str(out), "rounds": done, "rounds_wanted": config.rounds, **scores})
+        found = None if best is None else {**asdict(best), "policy": str(out / "best")}
+        told = {"out": str(out), "rounds": done, "rounds_wanted": config.rounds, "best": found}
+        print_json({**told, **scores})
 
 
 def _estimate(
@@ -251,12 +261,18 @@ def _refuse_changes(settings: PPOSettings) -> None:
         )
 
 
-def _conclude(console: "Console", out: Path, done: int | None, rounds: int) -> None:
+def _conclude(
+    console: "Console", out: Path, done: int | None, rounds: int, best: "Best | None"
+) -> None:
     from esper.observatory import say
 
     folder = shlex.quote(str(out))
+    if best is not None:
+        after = "round" if best.round == 1 else "rounds"
+        say(console, f"best on unseen hosts: {best.score:.2f}, after {best.round} {after}")
     reached = "left within a round" if done is None else f"{done} rounds"
     if done is None or done < rounds:
         say(console, f"{reached}; go on with esper train ppo --resume {folder}", whole=True)
     else:
-        say(console, f"{reached}; use the policy with esper grow --controller {folder}", whole=True)
+        policy = folder if best is None else shlex.quote(str(out / "best"))
+        say(console, f"{reached}; use the policy with esper grow --controller {policy}", whole=True)

@@ -19,6 +19,11 @@ POLICY = {
     "val_score": Quantity(
         "score", "mean validation score of the networks that were kept", "below doing nothing"
     ),
+    "unseen_score": Quantity(
+        "unseen",
+        "mean validation score on hosts that it does not learn from, by its likeliest actions",
+        "falling while the score rises",
+    ),
     "entropy": Quantity(
         "entropy", "how undecided the policy is: 0 sure, 1 any action", "below 0.1 early on"
     ),

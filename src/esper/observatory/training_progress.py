@@ -60,6 +60,8 @@ def round_line(
         f"{timing['steps_per_second']:.0f} steps/s (hosts {hosts:.0%})",
         f"left {clock(left)}",
     ]
+    if row.get("unseen_score") is not None:
+        words.insert(3, f"unseen {row['unseen_score']:.2f}")
     if row.get("anomalies"):
         words.append(f"[yellow]{row['anomalies']}[/]")
     return "  ".join(words)

@@ -5,7 +5,7 @@ Arms on paired keys, controls that make the comparison fair, and the statistics 
 
 from esper.proof.arms import Plan, host_plan, host_size, train, training_macs
 from esper.proof.evaluation import SIDE_BY_SIDE, TUNING_KEYS, evaluate
-from esper.proof.families import FamilyTrial, family_trials
+from esper.proof.families import FamilyTrial, family_trials, unseen_score
 from esper.proof.record import Record
 from esper.proof.report import Comparison, EvaluationReport, Trial
 from esper.proof.rescue import Ways
@@ -44,4 +44,5 @@ __all__ = [
     "paired_difference",
     "train",
     "training_macs",
+    "unseen_score",
 ]

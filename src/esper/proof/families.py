@@ -4,12 +4,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import torch
 
-from esper.leyline import History
+from esper.leyline import EsperError, History, NullRecorder, Recorder
 from esper.leyline.events import SeedGerminated
 from esper.tamiyo import Controller, StaticController
-from esper.tolaria import DataSplits, Member, PopulationKind, hosts_of, new_network, train
+from esper.tolaria import (
+    DataSplits,
+    Family,
+    HostRecipe,
+    Member,
+    PopulationKind,
+    Trained,
+    hosts_of,
+    new_network,
+    train,
+)
 
 
 @dataclass(frozen=True)
@@ -48,22 +59,15 @@ def family_trials(
 
     Ctrl-C raises KeyboardInterrupt: half an episode is no result.
     """
-    hosts = hosts_of(member, data, root)
     keys = member.keys if keys is None else keys
     task, told = member.task, History()
-    recipe = replace(member.recipe(data), weights=hosts.weights)
-    rules = member.rules(data, hosts.cost, population)
-    if isinstance(controller, StaticController):
-        rules = replace(rules, counterfactuals=False)
-    found = train(recipe, keys, rules, controller, task=task.name, recorder=told, attribute=False)
-    if any(each.outcome.ended == "interrupted" for each in found):
-        raise KeyboardInterrupt
+    recipe, found = _play(member, controller, data, root, keys, population, told)
     first: dict[int, str] = {}
     for event in told.events:
         if isinstance(event, SeedGerminated):
             first.setdefault(event.env, event.module)
     came: dict[int, float] = {}
-    for key in set(keys) if hosts.weights is not None else ():
+    for key in set(keys) if recipe.weights is not None else ():
         host = new_network(recipe, key, torch.device("cpu")).host
         came[key] = task.score_on(host, data.test_x, data.test_y)
     return [
@@ -79,3 +83,45 @@ def family_trials(
         )
         for env, each in enumerate(found)
     ]
+
+
+def unseen_score(
+    family: Family,
+    controller: Controller,
+    data: DataSplits,
+    root: Path,
+    *,
+    population: PopulationKind = "fused",
+) -> float:
+    """Mean validation score of what a controller makes of all validation hosts of a family; test
+    data are not looked at. A host that was never measured does not count."""
+    scores: list[float] = []
+    for member in family.members("validation"):
+        told = NullRecorder()
+        _, found = _play(member, controller, data, root, member.keys, population, told)
+        known = (each.outcome.val_score for each in found)
+        scores += [score for score in known if score is not None]
+    if not scores:
+        raise EsperError(f"no validation host of {family.name} could be trained")
+    return float(np.mean(scores))
+
+
+def _play(
+    member: Member,
+    controller: Controller,
+    data: DataSplits,
+    root: Path,
+    keys: Sequence[int],
+    population: PopulationKind,
+    told: Recorder,
+) -> tuple[HostRecipe, list[Trained]]:
+    hosts = hosts_of(member, data, root)
+    recipe = replace(member.recipe(data), weights=hosts.weights)
+    rules = member.rules(data, hosts.cost, population)
+    if isinstance(controller, StaticController):
+        rules = replace(rules, counterfactuals=False)
+    name = member.task.name
+    found = train(recipe, keys, rules, controller, task=name, recorder=told, attribute=False)
+    if any(each.outcome.ended == "interrupted" for each in found):
+        raise KeyboardInterrupt
+    return recipe, found

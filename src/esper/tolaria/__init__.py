@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from esper.tolaria.garden import TRAINING_COST, Budget, Garden, Validation
     from esper.tolaria.governor import Governor
     from esper.tolaria.gradients import GradientMeter
+    from esper.tolaria.memory import keep_memory
     from esper.tolaria.objectives import (
         LOSSES,
         SCORES,
@@ -134,6 +135,7 @@ _HOMES = {
     "find_task": "tasks",
     "host_rules": "trial",
     "hosts_of": "families",
+    "keep_memory": "memory",
     "load_cycle_state": "resuming",
     "make_env": "trial",
     "new_network": "recipe",

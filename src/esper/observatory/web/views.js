@@ -375,7 +375,7 @@ const EsperViews = (() => {
   }
 
   const PLOTS = [
-    ["Return", ["return"]], ["Score", ["val_score"]],
+    ["Return", ["return"]], ["Score", ["val_score", "unseen_score"]],
     ["Entropy of each head", ["op_entropy", "slot_entropy", "blueprint_entropy", "blend_entropy"]],
     ["KL", ["approx_kl"]], ["Clip fraction", ["clip_fraction"]], ["Explained variance", ["explained_variance"]],
     ["Gradient norms", ["grad_norm", "op_grad_norm", "slot_grad_norm", "blueprint_grad_norm", "value_grad_norm"]],
@@ -384,7 +384,7 @@ const EsperViews = (() => {
 
   function Policy({ data }) {
     const { rounds, quantities, policy } = data;
-    const plots = useMemo(() => PLOTS.map(([title, names]) => [title, names.map((name) => ({ label: quantities[name][0], y: rounds[name] }))]), [data]);
+    const plots = useMemo(() => PLOTS.map(([title, names]) => [title, names.filter((name, i) => !i || rounds[name].some((value) => value != null)).map((name) => ({ label: quantities[name][0], y: rounds[name] }))]), [data]);
     const alarms = rounds.round.map((n, i) => [n, rounds.anomalies[i]]).filter(([, what]) => what);
     return html`<section><h2>The policy</h2>
       ${alarms.length > 0 && html`<div class="fault"><p>Anomalies in ${alarms.length} of the rounds shown; the latest: ${alarms[alarms.length - 1][1]} (round ${alarms[alarms.length - 1][0]}).</p></div>`}

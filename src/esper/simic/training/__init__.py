@@ -5,7 +5,7 @@ from esper.simic.training.checkpoint import is_run, load_checkpoint, load_state,
 from esper.simic.training.config import TrainingConfig, load_config
 from esper.simic.training.loop import Hooks, run_training
 from esper.simic.training.policy_controller import LearnedController
-from esper.simic.training.policy_folder import card_of, write_policy
+from esper.simic.training.policy_folder import card_of, policy_files, write_policy
 from esper.simic.training.replay import episode_env
 from esper.simic.training.round_log import RoundLog
 from esper.simic.training.scenes import (
@@ -17,7 +17,7 @@ from esper.simic.training.scenes import (
 )
 from esper.simic.training.shard import Shard
 from esper.simic.training.space import Space
-from esper.simic.training.state import TrainState, lasting_settings, new_state
+from esper.simic.training.state import Best, TrainState, lasting_settings, new_state
 from esper.simic.training.workers import (
     Cluster,
     Connect,
@@ -30,6 +30,7 @@ from esper.simic.training.workers import (
 )
 
 __all__ = [
+    "Best",
     "Cluster",
     "Connect",
     "Hooks",
@@ -54,6 +55,7 @@ __all__ = [
     "load_state",
     "most_steps",
     "new_state",
+    "policy_files",
     "recipe_of",
     "run_training",
     "save_checkpoint",

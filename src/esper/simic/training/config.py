@@ -61,6 +61,7 @@ RANGES = (
     ("group", 1, constants.MOST_ENVS),
     ("steps", 1, constants.MOST_COUNT),
     ("max_seeds", 1, constants.MOST_COUNT),
+    ("validate_every", 1, constants.MOST_COUNT),
     ("key", 0, constants.MOST_KEY),
 )
 
@@ -103,6 +104,9 @@ class TrainingConfig:
     # Rewards are divided by the deviation of what is left to earn at a step, and are not clipped;
     # False: by their own deviation, clipped at 10.
     scale_returns: bool = False
+    # Every so many rounds the policy plays the validation hosts of the family, by its most probable
+    # actions, and the best one so far is kept in the folder `best`. None: never.
+    validate_every: int | None = None
     # Keep all that was seen and done, to learn from it offline: some megabytes per round.
     keep_episodes: bool = False
     # Run whose policy and observation statistics training starts from; None: from scratch.

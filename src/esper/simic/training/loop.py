@@ -1,7 +1,7 @@
 """The training loop. One round reads top to bottom:
 
     play an episode in every environment -> update the policy -> look for anomalies
-    -> one row of metrics -> checkpoint
+    -> now and then, what it is worth on other hosts -> one row of metrics -> checkpoint
 
 Everything random in it is a function of (key, purpose, round, environment, step), so the state
 before a round and the config decide all that follows.
@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -34,7 +34,7 @@ from esper.simic.telemetry import (
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.round_log import RoundLog
 from esper.simic.training.scaling import ScaledEnv, scale_returns
-from esper.simic.training.state import TrainState
+from esper.simic.training.state import Best, TrainState
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,15 @@ class Hooks:
     stop: Callable[[], bool] = lambda: False
 
 
+class Validation(Protocol):
+    """What the policy of a state is worth on hosts that it does not learn from; `keep` is told of
+    the state whenever that is more than before."""
+
+    def score(self, state: TrainState) -> float: ...
+
+    def keep(self, state: TrainState) -> None: ...
+
+
 def run_training(
     config: TrainingConfig,
     state: TrainState,
@@ -59,14 +68,16 @@ def run_training(
     log: RoundLog,
     *,
     save: Callable[[TrainState], None] = lambda state: None,
+    validation: Validation | None = None,
     traced: Callable[[int, str], AbstractContextManager[None]] = lambda *part: nullcontext(),
     hooks: Hooks | None = None,
 ) -> TrainState:
     """Play and learn until `config.rounds` are done or a hook ends the run.
 
     `env` is any vectorised environment with episodes of at most `max_steps`; if it is one of
-    growth, it tells `log` what happens. `save` gets the state after each round. The parts of a
-    round, "play" and "update", happen within `traced` of its number and their names.
+    growth, it tells `log` what happens. `save` gets the state after each round, `validation` is
+    asked every `config.validate_every` rounds. The parts of a round, "play" and "update", happen
+    within `traced` of its number and their names.
     """
     hooks = hooks or Hooks()
     if config.ppo.group_baseline:
@@ -89,10 +100,13 @@ def run_training(
         with clock.phase("telemetry"):
             row = round_row(config, state, buffer, scaled.returns, log.outcomes, metrics)
             row |= diagnose(config, state, metrics, compute_lstm_health(buffer.last_hidden), log)
+        state.round += 1
+        with clock.phase("validation"):
+            row |= validated(config, state, validation)
+        with clock.phase("telemetry"):
             for detail in details(state, metrics):
                 log.metrics(_finite(detail))
             log.metrics(row)
-        state.round += 1
         with clock.phase("checkpoint"):
             save(state)
         hooks.on_round(number, row, log.end(len(buffer)))
@@ -160,6 +174,20 @@ def diagnose(
         "telemetry_level": "DEBUG" if state.escalation.closely else "NORMAL",
         **({} if layers is None else asdict(layers)),
     }
+
+
+def validated(
+    config: TrainingConfig, state: TrainState, validation: Validation | None
+) -> dict[str, float | None]:
+    """Column of the round's row: the score on other hosts, None if they were not played."""
+    every = config.validate_every
+    if validation is None or every is None or state.round % every:
+        return {"unseen_score": None}
+    score = validation.score(state)
+    if state.best is None or score > state.best.score:
+        state.best = Best(state.round, score)
+        validation.keep(state)
+    return {"unseen_score": score}
 
 
 def details(state: TrainState, metrics: PPOUpdateMetrics) -> Iterator[dict[str, Any]]:

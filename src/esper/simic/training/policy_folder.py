@@ -33,16 +33,22 @@ def card_of(state: TrainState, name: str, episodes: int | None = None) -> Policy
 
 def write_policy(folder: Path, state: TrainState, card: PolicyCard) -> None:
     """Weights and card, without optimiser. Raises ConfigError if there is something already."""
-    check_policy_name(card.name)
     if folder.exists():
         raise ConfigError(f"{folder} is there already; remove it, or choose another name or folder")
+    files = policy_files(state, card)
+    folder.mkdir(parents=True)
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+
+
+def policy_files(state: TrainState, card: PolicyCard) -> dict[str, bytes]:
+    """What the folder of a policy has in it, by name."""
+    check_policy_name(card.name)
     tensors, meta = pack(state)
     weights = {name: each for name, each in tensors.items() if not name.startswith("optimizer.")}
     meta |= {"format": FORMAT, "settings": _told(state.settings)}
     header = {HEADER: json.dumps(meta)}
-    folder.mkdir(parents=True)
-    (folder / WEIGHTS).write_bytes(save(weights, header))
-    (folder / CARD).write_text(card.as_toml(), encoding="utf-8")
+    return {WEIGHTS: save(weights, header), CARD: card.as_toml().encode()}
 
 
 def _told(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from esper.leyline.events import Event, GovernorSnapshot
 from esper.simic.telemetry import resident_mb
 
 # What a round spends its time on; `hosts` is training and evaluating them.
-PHASES = ("hosts", "reward", "policy", "update", "telemetry", "checkpoint")
+PHASES = ("hosts", "reward", "policy", "update", "validation", "telemetry", "checkpoint")
 
 
 class Clock:

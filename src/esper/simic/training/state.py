@@ -1,7 +1,7 @@
 """The state of a training run: one object with everything that the next round depends on."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
@@ -22,6 +22,15 @@ from esper.simic.training.config import TrainingConfig
 from esper.simic.training.space import Space
 
 
+@dataclass(frozen=True)
+class Best:
+    """The best policy so far on hosts that it does not learn from: after how many rounds, and its
+    mean validation score there."""
+
+    round: int
+    score: float
+
+
 @dataclass
 class TrainState:
     """`round` is the next one to play. Hosts are new in every round, so they are no part of it.
@@ -38,6 +47,7 @@ class TrainState:
     detector: AnomalyDetector = field(default_factory=AnomalyDetector)
     escalation: Escalation = field(default_factory=Escalation)
     gradients: GradientEMATracker = field(default_factory=GradientEMATracker)
+    best: Best | None = None
 
 
 def new_state(config: TrainingConfig, space: Space, warm: TrainState | None = None) -> TrainState:
@@ -112,6 +122,7 @@ def pack(state: TrainState) -> tuple[dict[str, Tensor], dict[str, Any]]:
         "detector": state.detector.state_dict(),
         "escalation": state.escalation.state_dict(),
         "gradients": state.gradients.state_dict(),
+        "best": None if state.best is None else asdict(state.best),
     }
 
 
@@ -138,6 +149,8 @@ def unpack(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> TrainState
         state.detector.load_state_dict(meta["detector"])
         state.escalation.load_state_dict(meta["escalation"])
         state.gradients.load_state_dict(meta["gradients"])
+        if meta.get("best") is not None:
+            state.best = Best(int(meta["best"]["round"]), float(meta["best"]["score"]))
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
         raise ConfigError(f"what was saved is not the state of a training run: {error}") from error
     return state
