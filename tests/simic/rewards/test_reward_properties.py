@@ -97,7 +97,7 @@ def settings_of(config_type):
     )
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150, deadline=None)
 @given(
     st.one_of(
         settings_of(ObjectiveRewardConfig),

@@ -102,7 +102,7 @@ def test_icdf_of_uniform_numbers_has_the_right_frequencies():
     np.testing.assert_allclose(counts, ours.probs[0].numpy(), atol=1e-4)
 
 
-@settings(deadline=None, max_examples=200, derandomize=True)
+@settings(deadline=None, max_examples=200)
 @given(
     st.lists(st.tuples(st.floats(-50, 50), st.booleans()), min_size=1, max_size=9),
     st.sampled_from([0.0, 0.5, math.nextafter(1.0, 0.0)]),

@@ -129,7 +129,7 @@ _WORDS = {
 
 def _parse_line(words: list[str], number: int, name: str) -> tuple[int, ScriptLine]:
     where = f"line {number} of {name}"
-    if not words[0].isdigit() or int(words[0]) < 1:
+    if not words[0].isdecimal() or int(words[0]) < 1:
         raise ConfigError(f"{where}: a line starts with a step from 1, got {words[0]!r}")
     if len(words) < 2 or words[1] not in LifecycleOp.__members__:
         known = ", ".join(LifecycleOp.__members__)
