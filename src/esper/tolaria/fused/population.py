@@ -20,6 +20,7 @@ from esper.tamiyo import TrialPlan
 from esper.tolaria.batches import TensorSource
 from esper.tolaria.fused.fits import refuse_unless_fusable
 from esper.tolaria.fused.network import CoalitionNet, Group, Seed, TrainNet, Trunk
+from esper.tolaria.fused.newborns import newborns
 from esper.tolaria.fused.readings import Meter
 from esper.tolaria.fused.rows import AdamW, Arena, Kind, Row
 from esper.tolaria.fused.stacked import aligned, asks_for_mode, examples, objectives
@@ -70,10 +71,8 @@ class FusedPopulation:
         self.with_modes: list[Kind] = []
         self.valve_kinds: dict[tuple[int, bool], Kind] = {}
         # Rows never change: hosts with one key begin with one row.
-        born = {
-            key: self.host_kind.newborn(new_host(recipe, key, self.device))
-            for key in dict.fromkeys(self.keys.tolist())
-        }
+        hosts = newborns(recipe, list(dict.fromkeys(self.keys.tolist())), self.template.host)
+        born = {key: self.host_kind.newborn(host) for key, host in hosts}
         self.hosts = [born[key] for key in self.keys.tolist()]
         self.shown: tuple[list[Row | Seed | None], GrownModule] | None = None
         n_slots = len(self.template.sites)
