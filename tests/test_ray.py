@@ -6,8 +6,6 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -25,8 +23,8 @@ from esper.proof import EvaluationReport, EvaluationSettings, evaluate
 from esper.proof import evaluation as module
 from esper.ray import ActorLine, Cluster
 from esper.simic.training.loop import Hooks
-from esper.tamiyo import Controller, ScriptedController, make_controller
-from helpers import small_digits
+from esper.tamiyo import make_controller
+from evaluation_support import Killed, make_arm, narrow_digits, numbers
 from training_support import remember_workers, same_run, tiny_run, tiny_task
 
 pytestmark = pytest.mark.heavy
@@ -38,7 +36,6 @@ QUICK = {
     "health_check_failure_threshold": 4,
     "worker_niceness": 0,
 }
-SCRIPT = "1 GERMINATE r0c1 branch linear\n"
 
 
 @pytest.fixture(scope="module")
@@ -144,16 +141,6 @@ SCRATCH = EvaluationSettings(("static", "random", "grow"), keys=2, steps=3)
 TRAINED = EvaluationSettings(("grow",), keys=1, steps=6, scenario="trained", extra=(0.9,))
 
 
-def make_arm(name: str) -> Controller:
-    return ScriptedController(SCRIPT, "grow") if name == "grow" else make_controller(name)
-
-
-@cache
-def narrow_digits() -> tuple[Any, Any]:
-    task, data = small_digits(96, 99)
-    return replace(task, widths=(2, 3)), data
-
-
 def kept(folder: Path) -> dict[str, Any]:
     """All that an evaluation leaves, but the time it took."""
     found: dict[str, Any] = {}
@@ -165,17 +152,6 @@ def kept(folder: Path) -> dict[str, Any]:
                 row.pop("cpu_seconds", None)
         found[str(path.relative_to(folder))] = content
     return found
-
-
-def numbers(report: EvaluationReport) -> dict[str, Any]:
-    rows = report.as_dict()
-    for row in (*rows["arms"], *rows["trials"]):
-        del row["cpu_seconds"]
-    return rows
-
-
-class Killed(Exception):
-    pass
 
 
 @pytest.mark.parametrize("settings", [SCRATCH, TRAINED], ids=["scratch", "trained"])

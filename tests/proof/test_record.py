@@ -3,9 +3,7 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -24,12 +22,11 @@ from esper.proof import (
 )
 from esper.proof import evaluation as module
 from esper.proof import record as record_module
-from esper.tamiyo import Controller, ScriptedController, make_controller
+from esper.tamiyo import ScriptedController
 from esper.tolaria import PopulationKind, TrialRules
-from helpers import small_digits
+from evaluation_support import Killed, make_arm, narrow_digits, numbers
 
 SETTINGS = EvaluationSettings(("static", "grow"), keys=2, steps=4, tune=True)
-SCRIPT = "1 GERMINATE r0c1 branch linear\n"
 
 
 @pytest.fixture(autouse=True)
@@ -38,32 +35,10 @@ def few_tuning_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "RATE_FACTORS", (1.0, 3.0))
 
 
-def make_arm(name: str) -> Controller:
-    return ScriptedController(SCRIPT, "grow") if name == "grow" else make_controller(name)
-
-
-@cache
-def narrow_digits() -> tuple[Any, Any]:
-    task, data = small_digits(96, 99)
-    return replace(task, widths=(2, 3)), data
-
-
 def run(
     folder: Path | None, tell: Callable[[str, Run], None] = lambda label, run: None
 ) -> EvaluationReport:
     return evaluate(*narrow_digits(), SETTINGS, make_arm, folder=folder, tell=tell)
-
-
-def numbers(report: EvaluationReport) -> dict[str, Any]:
-    """All but the time it took."""
-    rows = report.as_dict()
-    for row in (*rows["arms"], *rows["trials"]):
-        del row["cpu_seconds"]
-    return rows
-
-
-class Killed(Exception):
-    pass
 
 
 def killed_at(number: int) -> Callable[[str, Run], None]:
