@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 import esper
 from architectures import MLP
+from esper.api import find_controller, warn_of_other_ground
 from esper.api.watch import HOPELESS
 from esper.growth import keyed
 from esper.leyline import ConfigError, EsperWarning
@@ -275,6 +276,17 @@ def test_a_policy_for_another_task_is_told_of() -> None:
         EsperWarning, match="runs/first was trained on the task 'digits', not on MLP"
     ):
         grow(controller=policy, slots=["layer1", "layer2", "head"], steps=2)
+
+
+def test_a_policy_that_knows_trained_networks_only_says_so_of_a_fresh_one() -> None:
+    policy = find_controller("pretrained")
+    with pytest.warns(EsperWarning, match="networks that arrive trained, and this one is fresh"):
+        warn_of_other_ground(policy, "digits", "fresh")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_of_other_ground(policy, "digits", "trained")
+        warn_of_other_ground(policy, "digits")
+        warn_of_other_ground(find_controller("heuristic"), "digits", "fresh")
 
 
 def other_model() -> torch.optim.Optimizer:

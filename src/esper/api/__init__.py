@@ -22,7 +22,7 @@ from esper.api.training import (
     rounds_done,
     train_ppo,
 )
-from esper.api.watch import Watch, warn_of_another_task
+from esper.api.watch import Watch, warn_of_other_ground
 
 export, list_slots = checked()(growth.export), checked()(growth.list_slots)
 
@@ -56,5 +56,5 @@ __all__ = [
     "save_network",
     "shape",
     "train_ppo",
-    "warn_of_another_task",
+    "warn_of_other_ground",
 ]

@@ -24,7 +24,7 @@ from esper.api.controllers import check_script, find_controller
 from esper.api.epochs import decisions
 from esper.api.following import Follower
 from esper.api.loop_state import load_loop_state, loop_state
-from esper.api.watch import Watch, warn_of_another_task, warn_of_slow_seeds
+from esper.api.watch import Watch, warn_of_other_ground, warn_of_slow_seeds
 from esper.growth import (
     GROWING,
     BlueprintCatalogue,
@@ -351,5 +351,5 @@ def attach(
     )
     watch = Watch(history, env, chosen)
     history.listeners = [watch]
-    warn_of_another_task(chosen, type(model).__name__)
+    warn_of_other_ground(chosen, type(model).__name__)
     return Body(host, env, chosen, history, watch)

@@ -20,7 +20,7 @@ from esper.api.grown import Grown, save_network
 from esper.api.growth_run import GrowthRun, StopRule, open_record
 from esper.api.insurance import insure
 from esper.api.objective_checks import check_objectives
-from esper.api.watch import Watch, warn_of_another_task, warn_of_slow_seeds
+from esper.api.watch import Watch, warn_of_other_ground, warn_of_slow_seeds
 from esper.growth import (
     BlueprintCatalogue,
     GrownModule,
@@ -247,7 +247,7 @@ def _run(
     (optimizer,) = population.optimizers
     chosen = find_controller(controller, len(network.sites), plan.recipe.catalogue)
     check_script(chosen, network)
-    warn_of_another_task(chosen, type(plan.model).__name__)
+    warn_of_other_ground(chosen, type(plan.model).__name__)
     run = GrowthRun(
         env=env,
         controller=chosen,

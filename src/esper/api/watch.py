@@ -9,7 +9,7 @@ import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -186,12 +186,23 @@ def warn_of_slow_seeds(optimizer: Optimizer) -> None:
         )
 
 
-def warn_of_another_task(controller: Controller, task: str) -> None:
-    """A learned policy knows the task it was trained on, and promises nothing for others."""
-    if isinstance(controller, LearnedController) and controller.task != task:
-        warnings.warn(
-            f"the policy {controller.name} was trained on the task {controller.task!r}, not on "
-            f"{task}; what it has learnt may not hold here: compare it with 'heuristic'",
-            EsperWarning,
-            stacklevel=2,
-        )
+def warn_of_other_ground(
+    controller: Controller, task: str, start: Literal["fresh", "trained"] | None = None
+) -> None:
+    """A learned policy knows the task that it was trained on, and of a family whether its networks
+    arrived trained; it promises nothing for others. `start` is None where nobody knows."""
+    if not isinstance(controller, LearnedController):
+        return
+    if controller.task != task:
+        other = f"was trained on the task {controller.task!r}, not on {task}"
+    elif controller.starts and start is not None and start not in controller.starts:
+        known = " or ".join(controller.starts)
+        other = f"has learnt with networks that arrive {known}, and this one is {start}"
+    else:
+        return
+    warnings.warn(
+        f"the policy {controller.name} {other}; what it has learnt may not hold here: compare it "
+        "with 'heuristic'",
+        EsperWarning,
+        stacklevel=2,
+    )

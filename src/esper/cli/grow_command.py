@@ -100,7 +100,7 @@ def grow(settings: GrowSettings) -> None:
     """
     began = time.time()
     # Everything that can be wrong is found before the first epoch.
-    from esper.api import check_script, find_controller, warn_of_another_task
+    from esper.api import check_script, find_controller, warn_of_other_ground
     from esper.cli.dry_run import grow_estimate
     from esper.growth import default_catalogue
     from esper.observatory import check_free, say, write_report
@@ -122,7 +122,8 @@ def grow(settings: GrowSettings) -> None:
     data = task.load(data_root())
     recipe, (console, _) = task.recipe(data), consoles(settings.quiet, settings.json)
     check_script(controller, make_env(recipe, [settings.key], rules).population.template)
-    warn_of_another_task(controller, task.name)
+    start: Literal["fresh", "trained"] = "trained" if settings.start == "trained" else "fresh"
+    warn_of_other_ground(controller, task.name, start)
     if settings.dry_run:
         check_free(out, overwrite=settings.overwrite)
         with measuring(settings.quiet, settings.json):

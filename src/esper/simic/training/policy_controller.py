@@ -16,6 +16,7 @@ from esper.simic.training.reasons import Look, reasons_of
 from esper.simic.training.space import Space
 from esper.simic.training.state import TrainState
 from esper.tamiyo import Situation, TrialPlan
+from esper.tolaria.families import BUILT_IN
 
 
 class LearnedController:
@@ -33,6 +34,9 @@ class LearnedController:
         self.agent, self.space = state.agent, state.space
         self.observations = state.observations
         self.task: str | None = state.settings.get("task")
+        family = BUILT_IN.get(state.settings.get("family"))
+        # How the networks arrived that it has learnt with; empty if that is not known.
+        self.starts: tuple[str, ...] = () if family is None else family.starts
         self.max_seeds: int | None = state.settings.get("max_seeds")
         self.learnt_with = state.space.blueprints
         self.trial_plan = TrialPlan(self.learnt_with)
