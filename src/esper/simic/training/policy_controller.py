@@ -34,7 +34,7 @@ class LearnedController:
         self.agent, self.space = state.agent, state.space
         self.observations = state.observations
         self.task: str | None = state.settings.get("task")
-        family = BUILT_IN.get(state.settings.get("family"))
+        family = BUILT_IN.get(state.settings.get("family") or "")
         # How the networks arrived that it has learnt with; empty if that is not known.
         self.starts: tuple[str, ...] = () if family is None else family.starts
         self.max_seeds: int | None = state.settings.get("max_seeds")

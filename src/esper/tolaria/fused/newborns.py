@@ -40,5 +40,6 @@ def newborns(
 def _draw(host: nn.Module, key: int) -> None:
     with keyed(draw_key(key, "host")):
         for module in host.modules():
-            if hasattr(module, "reset_parameters"):
-                module.reset_parameters()
+            draw = getattr(module, "reset_parameters", None)
+            if draw is not None:
+                draw()
