@@ -231,6 +231,37 @@ def test_trials_are_as_long_as_the_budget_pays_for():
     assert samples[1:] == [samples[1], samples[1], 0]
 
 
+@pytest.mark.parametrize("kind", [LoopedPopulation, FusedPopulation])
+def test_a_poor_host_does_not_shorten_the_trials_of_its_neighbour(kind):
+    plan, everyone = TrialPlan(("conv_light", "branch")), np.array([True, True])
+
+    def tried(debts):
+        env = GrowthEnv(kind(recipe("cnn"), [1, 2]), LifecycleRules(10))
+        env.reset()
+        env.purse.max_macs = 2 * int(env.garden.train_macs.max()) + 10**9
+        env.garden.train_macs += debts
+        before = env.garden.train_macs.copy()
+        return env.try_candidates(plan, everyone).trials.gain, env.garden.train_macs - before
+
+    def debt():
+        """What leaves enough for short trials, and not for those that are planned."""
+        env = GrowthEnv(kind(recipe("cnn"), [1, 2]), LifecycleRules(10))
+        situation, purse = env.reset(), env.purse
+        candidates = plan.candidates(situation.masks, situation.catalogue)
+        look = purse.evaluation()
+        kept = purse.training() + look + purse.reserve(look, env.best)
+        short = replace(plan.shortened(), val_samples=plan.shortened().val_samples + PART)
+        left = kept[1] + env.trial_macs(candidates, short)[1]
+        return 10**9 + 2 * int(env.garden.train_macs.max()) - int(env.garden.train_macs[1]) - left
+
+    rich, rich_cost = tried(np.array([0, 0]))
+    mixed, mixed_cost = tried(np.array([0, debt()]))
+    np.testing.assert_array_equal(mixed[0], rich[0])
+    assert mixed_cost[0] == rich_cost[0]
+    assert 0 < 5 * mixed_cost[1] < rich_cost[1]
+    assert np.isfinite(mixed[1][np.isfinite(rich[1])]).all()
+
+
 def test_only_what_could_be_planted_is_tried():
     env = GrowthEnv(LoopedPopulation(recipe("cnn"), [1]), LifecycleRules(10), max_seeds=2)
     env.reset([(1, env.garden.narrator.catalogue.index("norm"))])

@@ -59,24 +59,29 @@ class GrowthEnv(GrowthCycle):
 
     def try_candidates(self, plan: TrialPlan, envs: np.ndarray) -> Situation:
         """Find out what candidates would bring to some running hosts (bool[E]) before the next
-        step; the situation then has it. Trials are shortened where the budget does not pay for
-        them as planned; what it does not pay for then is not tried."""
+        step; the situation then has it. A host whose budget does not pay for trials as planned has
+        shorter ones; whose budget does not pay for these either has none."""
         assert self.situation is not None, "reset comes before the first trial"
         garden, situation = self.garden, self.situation
         tried = plan.candidates(situation.masks, situation.catalogue)
         tried &= (envs & self.running)[:, None, None]
-        if not self._trials_paid(tried, plan)[tried.any(axis=(1, 2))].all():
-            plan = plan.shortened()
-        tried &= self._trials_paid(tried, plan)[:, None, None]
+        short = plan.shortened()
+        paid, short_paid = (self._trials_paid(tried, each) for each in (plan, short))
+        tried &= (paid | short_paid)[:, None, None]
         if not tried.any():
             return situation
-        found = self.population.try_candidates(tried, plan, self.step_count)
-        spent = garden.trial_macs(tried, found)
+        gain, error = np.full((2, *tried.shape), np.nan)
+        spent = np.zeros(self.n_envs, dtype=np.int64)
+        for each, whose in ((plan, paid), (short, ~paid)):
+            own = tried & whose[:, None, None]
+            if own.any():
+                found = self.population.try_candidates(own, each, self.step_count)
+                gain[own], error[own] = found.gain[own], found.error[own]
+                spent += garden.trial_macs(own, found)
         garden.train_macs += spent
         self.macs_between += spent
-        scores = TrialScores(
-            found.gain, found.error, garden.limits.params, garden.limits.macs, self.step_count
-        )
+        limits = garden.limits
+        scores = TrialScores(gain, error, limits.params, limits.macs, self.step_count)
         for env in np.flatnonzero(tried.any(axis=(1, 2))).tolist():
             self.recorder.event(garden.narrator.trials(scores, env, int(spent[env])))
         self.situation = replace(self._look(situation.signals), trials=scores)
