@@ -11,9 +11,9 @@ MOST_KEPT = 512 * 2**20
 
 def keep_memory() -> bool:
     """Have this process keep up to 512 MiB that it has freed, instead of giving them back to the
-    system and asking for them again with every batch, page by page: with maps of 32x32 that takes
-    a third of a training's time. For good, and for everything in the process, so it is for
-    processes of our own; says whether the C library can do so (glibc)."""
+    system and asking for them again, page by page, with every batch. For good, and for everything
+    in the process, so it is for processes of our own; says whether the C library can do so (glibc).
+    """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False
