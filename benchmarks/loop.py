@@ -3,12 +3,11 @@
     python benchmarks/loop.py [--steps 14] [--envs 2] [--cases cifar10 digits ...]
 
 Whole environment steps (an epoch of training, validation with counterfactuals, snapshots) with
-random seeds, the two taking turns step by step, each in a process of its own: that of the library
-keeps its memory, as its workers do. `cifar10` is the host of that task on synthetic
-images; the plain way to augment them happens to lay them out channels last, so `cifar10_as_is`
-leaves that out. `tiny` is a host of 63 parameters with one batch per epoch. The last line is one
-JSON object: CPU time of the plain loop over that of the library, medians over steps, and whether
-both came to the same losses, bit for bit.
+random seeds, the two taking turns step by step, each in a process of its own. `cifar10` is the
+host of that task on synthetic images; the plain way to augment them happens to lay them out
+channels last, so `cifar10_as_is` leaves that out. `tiny` is a host of 63 parameters with one batch
+per epoch. The last line is one JSON object: CPU time of the plain loop over that of the library,
+medians over steps, and whether both came to the same losses, bit for bit.
 """
 
 import argparse
@@ -25,7 +24,7 @@ import torch
 
 from esper.growth import CNNHost, LifecycleRules, keyed
 from esper.tamiyo.controllers.random import RandomController
-from esper.tolaria import DataSplits, GrowthEnv, LoopedPopulation, Task, find_task, keep_memory
+from esper.tolaria import DataSplits, GrowthEnv, LoopedPopulation, Task, find_task
 from plain_loop import PlainCNNHost, PlainPopulation, augment
 
 GOALS = {"cifar10": 1.5, "cifar10_as_is": 1.5, "digits": 1.0, "pydocs": 0.97, "tiny": 1.0}
@@ -77,7 +76,6 @@ def serve(plain: bool, name: str, envs: int, steps: int, pipe: Connection) -> No
     if plain:
         population: LoopedPopulation = PlainPopulation(plain_task.recipe(data), range(envs))
     else:
-        keep_memory()
         population = LoopedPopulation(task.recipe(data), range(envs))
     env, controller = GrowthEnv(population, LifecycleRules(steps)), RandomController()
     situation = env.reset()

@@ -36,7 +36,6 @@ from esper.tolaria import (
     Task,
     choose_population,
     find_task,
-    keep_memory,
     share,
 )
 from plain_loop import PlainCNNHost, PlainPopulation
@@ -158,7 +157,6 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    keep_memory()  # as workers do
     result = {}
     for name, work in WORKS.items():
         result[name] = measure(work, arguments.rounds, arguments.repeats)

@@ -24,7 +24,7 @@ from esper import __version__
 from esper.leyline import ConfigError, EsperError, PackageMissingError
 from esper.proof import Made, Piece, make
 from esper.simic.training import Connect, LostError, Reply, ShardServer, ShardSpec
-from esper.tolaria import DataSplits, keep_memory
+from esper.tolaria import DataSplits
 
 # Read when Ray is imported: it is to tell nobody, and to give up on a cluster that is not there.
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -176,7 +176,6 @@ class _Shard:
     """What lives in an actor."""
 
     def __init__(self, versions: Mapping[str, str], spec: dict[str, Any], data: Any) -> None:
-        keep_memory()
         self.problem = _other_than(versions)
         self.server = ShardServer(ShardSpec(**spec, data=_splits(data)))
 
@@ -191,7 +190,6 @@ def _make(versions: Mapping[str, str], piece: dict[str, Any], data: Any) -> Made
     if problem is not None:
         raise EsperError(problem)
     torch.set_num_threads(1)
-    keep_memory()
     return make(Piece(**piece, data=_splits(data)))
 
 

@@ -93,7 +93,7 @@ def test_every_flag_of_a_training_setting_reaches_that_setting() -> None:
     other |= {"population": "looped", "precision": "bf16", "family": "digits:mixed"}
     other |= {"group": 8, "network.kind": "set"}
     flags = [f for f in fields(PPOSettings) if "setting" in f.metadata]
-    assert len(flags) == 16
+    assert len(flags) == 17
     for flag in flags:
         name = flag.metadata["setting"]
         assert name in TrainingConfig().flat()

@@ -21,7 +21,6 @@ from esper.cli.train_command import ppo
 from esper.cli.tune_command import tune
 from esper.cli.view_commands import report, runs, serve, show, watch
 from esper.leyline.errors import EsperError, EsperWarning, shortened
-from esper.tolaria import keep_memory
 
 app = typer.Typer(
     name="esper",
@@ -87,7 +86,6 @@ def main() -> None:
     """Entry point: bad input is one sentence on stderr and exit code 2; so is a file that the
     system does not give or take."""
     warnings.showwarning = _show_warning
-    keep_memory()
     try:
         app()
     except EsperError as error:

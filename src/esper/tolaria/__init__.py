@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from esper.tolaria.garden import TRAINING_COST, Budget, Garden, Validation
     from esper.tolaria.governor import Governor
     from esper.tolaria.gradients import GradientMeter
-    from esper.tolaria.memory import keep_memory
     from esper.tolaria.objectives import (
         LOSSES,
         SCORES,
@@ -135,7 +134,6 @@ _HOMES = {
     "find_task": "tasks",
     "host_rules": "trial",
     "hosts_of": "families",
-    "keep_memory": "memory",
     "load_cycle_state": "resuming",
     "make_env": "trial",
     "new_network": "recipe",

@@ -24,7 +24,7 @@ from esper.simic.training.config import TrainingConfig
 from esper.simic.training.round_log import Clock, RoundLog
 from esper.simic.training.scenes import ShardSpec, groups_of
 from esper.simic.training.shard import Shard, joined_masks
-from esper.tolaria import DataSplits, Family, Task, keep_memory
+from esper.tolaria import DataSplits, Family, Task
 
 logger = logging.getLogger(__name__)
 
@@ -181,7 +181,6 @@ def _serve(spec: ShardSpec, pipe: Connection) -> None:
     """The life of a process: answer until the pipe closes."""
     # Ctrl-C reaches the whole group; the parent decides when to stop.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    keep_memory()
     server = ShardServer(spec)
     with contextlib.suppress(EOFError):
         while True:
