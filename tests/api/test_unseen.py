@@ -1,5 +1,6 @@
 """What a policy in training is worth on other hosts: asked now and then; the best one is kept."""
 
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -98,6 +99,13 @@ def test_a_run_that_is_resumed_keeps_the_same(tmp_path, whole):
     same_run(whole, parts)
     files = [sorted((run / "best").iterdir()) for run in (whole, parts)]
     assert [path.read_bytes() for path in files[0]] == [path.read_bytes() for path in files[1]]
+
+
+def test_the_best_one_goes_with_the_run_that_it_is_of(tmp_path, whole):
+    run = tmp_path / "run"
+    shutil.copytree(whole, run)
+    train_ppo(tiny_config(rounds=1), run, task=tiny_task(), overwrite=True)
+    assert not (run / "best").exists()
 
 
 def test_test_data_are_not_looked_at():

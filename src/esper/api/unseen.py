@@ -6,6 +6,7 @@ from typing import cast
 
 from esper.leyline import ConfigError
 from esper.leyline.sealed import write_sealed
+from esper.observatory import BEST_POLICY
 from esper.proof import unseen_score
 from esper.simic.training import (
     LearnedController,
@@ -16,8 +17,6 @@ from esper.simic.training import (
 )
 from esper.simic.training.policy_folder import FORMAT
 from esper.tolaria import DataSplits, Family, PopulationKind, data_root
-
-BEST = "best"
 
 
 @dataclass(frozen=True)
@@ -39,13 +38,13 @@ class Unseen:
         """Its policy is the folder `best` of the run from now on. Raises ConfigError if the disk
         does not take it; then the one before is still there."""
         assert state.best is not None, "only what was validated can be the best"
-        card = card_of(state, BEST, state.round * self.config.envs)
+        card = card_of(state, BEST_POLICY, state.round * self.config.envs)
         told = f"validation hosts of {self.family.name}: {state.best.score:.2f}"
-        files = policy_files(state, replace(card, evaluated=told))
+        folder, files = self.run / BEST_POLICY, policy_files(state, replace(card, evaluated=told))
         try:
-            write_sealed(self.run / BEST, files, FORMAT)
+            write_sealed(folder, files, FORMAT)
         except OSError as error:
             raise ConfigError(
-                f"{self.run / BEST} could not be written: {error.strerror or error}; make room and "
-                f"go on with --resume {self.run}"
+                f"{folder} could not be written: {error.strerror or error}; make room and go on "
+                f"with --resume {self.run}"
             ) from error

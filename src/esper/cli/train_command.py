@@ -123,7 +123,7 @@ def ppo(settings: PPOSettings) -> None:
 
     from esper.api import config_of, episode_steps, resume_ppo, train_ppo
     from esper.leyline import ConfigError
-    from esper.observatory import RoundProgress, scalars_of
+    from esper.observatory import BEST_POLICY, RoundProgress, scalars_of
     from esper.simic.training import Hooks, load_config
 
     logging.basicConfig(format="esper: %(message)s")
@@ -187,7 +187,7 @@ def ppo(settings: PPOSettings) -> None:
     _conclude(result, out, done, config.rounds, best)
     if settings.json:
         scores = {name: newest.get(name) for name in ("return", "val_score", "params")}
-        found = None if best is None else {**asdict(best), "policy": str(out / "best")}
+        found = None if best is None else {**asdict(best), "policy": str(out / BEST_POLICY)}
         told = {"out": str(out), "rounds": done, "rounds_wanted": config.rounds, "best": found}
         print_json({**told, **scores})
 
@@ -264,7 +264,7 @@ def _refuse_changes(settings: PPOSettings) -> None:
 def _conclude(
     console: "Console", out: Path, done: int | None, rounds: int, best: "Best | None"
 ) -> None:
-    from esper.observatory import say
+    from esper.observatory import BEST_POLICY, say
 
     folder = shlex.quote(str(out))
     if best is not None:
@@ -274,5 +274,5 @@ def _conclude(
     if done is None or done < rounds:
         say(console, f"{reached}; go on with esper train ppo --resume {folder}", whole=True)
     else:
-        policy = folder if best is None else shlex.quote(str(out / "best"))
+        policy = folder if best is None else shlex.quote(str(out / BEST_POLICY))
         say(console, f"{reached}; use the policy with esper grow --controller {policy}", whole=True)

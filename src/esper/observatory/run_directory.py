@@ -26,6 +26,7 @@ PAGE = "report.html"  # the run on one page
 MODEL = "model.pt2"  # the grown network, as a torch.export program
 ARMS = "arms"  # a folder: run directories of what the grown network is compared with
 CHECKPOINTS = "checkpoints"  # a folder: written by the training itself
+BEST_POLICY = "best"  # a folder: the policy that was best on hosts that it does not learn from
 GROWN = "grown"  # a folder: the grown network, as `esper.load` reads it
 PROFILE = "profile"  # a folder: traces of a round that was looked at closely
 EPISODES = "episodes.safetensors"  # what was recorded, to learn from
@@ -38,8 +39,9 @@ LOCK = ".lock"  # locked, not merely there, while a process writes to the run
 # What makes a folder a run, and goes when another run takes its place.
 OWN = (
     *(CONFIG, EVENTS, METRICS, OUTCOMES, ACTIONS, TIMINGS, SUMMARY, PICTURE, PAGE, MODEL),
-    *(EPISODES, ARMS, CHECKPOINTS, GROWN, PROFILE, BASE, BEST, TRYING, TRACKED),
+    *(EPISODES, ARMS, CHECKPOINTS, BEST_POLICY, GROWN, PROFILE, BASE, BEST, TRYING, TRACKED),
 )
+FOLDERS = (ARMS, CHECKPOINTS, BEST_POLICY, GROWN, PROFILE, TRYING, TRACKED)
 # Cut back to a checkpoint when a run goes on from it.
 HISTORY = (EVENTS, METRICS, OUTCOMES)
 
@@ -250,7 +252,7 @@ def _lock_soon(file: IO[bytes]) -> None:
 
 
 def _remove(path: Path) -> None:
-    if path.name in (ARMS, CHECKPOINTS, GROWN, PROFILE, TRYING, TRACKED) and path.is_dir():
+    if path.name in FOLDERS and path.is_dir():
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
