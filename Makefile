@@ -32,14 +32,14 @@ check: setup
 	$(BIN)/lint-imports
 
 test: check browser
-	$(BIN)/pytest --numprocesses 2 -m 'not soak'
+	$(BIN)/pytest --numprocesses 2 --dist loadfile -m 'not soak'
 
 # For everyday work: without a browser and without other people's frameworks.
 quick: check
-	$(BIN)/pytest --numprocesses 2 -m 'not soak and not heavy'
+	$(BIN)/pytest --numprocesses 2 --dist loadfile -m 'not soak and not heavy'
 
 soak: setup browser
-	$(BIN)/pytest --numprocesses 2 -m soak
+	$(BIN)/pytest --numprocesses 2 --dist loadfile -m soak
 
 clean:
 	rm -rf .venv site

@@ -40,7 +40,6 @@ USES = {
     "tensorboard": "import esper\nesper.trackers.TensorBoard('logs')",
     "wandb": "import esper\nesper.trackers.WandB('logs')",
     "mlflow": "import esper\nesper.trackers.MLflow('logs')",
-    "tune": "import esper\nesper.tuning.Plan(trials=3)",
     "ray": "import esper.ray",
     "docs": "import mkdocs, mkdocstrings, mkdocstrings_handlers.python, pymdownx",
 }

@@ -34,7 +34,7 @@ from esper.tolaria.data import catalogue, cifar10
 NOT_OURS = ("make", "pip", "python ", "pytest")
 # Long, or in need of a network or of earlier runs: what they do is tested with small settings in
 # tests/cli and tests/simic/training; here their options must exist.
-LONG = ("train", "evaluate", "tune", "compare", "query", "data get", "serve", "watch")
+LONG = ("train", "evaluate", "compare", "query", "data get", "serve", "watch")
 SHORTER = ("--steps", "2", "--no-compare")
 
 
@@ -114,7 +114,6 @@ PAGES = [
     "sklearn.md",
     "trackers.md",
     "transformers.md",
-    "tuning.md",
 ]
 
 

@@ -14,7 +14,7 @@ SHORTER: dict[str, list[str]] = {
     "gym_sb3.py": ["--steps", "512"],
     "gym_torchrl.py": ["--steps", "512"],
     "sklearn_table.py": ["--folds", "2", "--steps", "3"],
-    "tune_heuristic.py": ["--trials", "2", "--keys", "1", "--steps", "1"],
+    "tune_with_optuna.py": ["--trials", "2", "--keys", "1", "--steps", "1"],
 }
 
 

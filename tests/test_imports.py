@@ -8,13 +8,12 @@ import pytest
 # What integrations, views and statistics are made with; torch takes longest of all.
 LIBRARIES = {
     *("gymnasium", "sklearn", "lightning", "transformers", "tensorboard", "wandb", "mlflow"),
-    *("ray", "optuna", "matplotlib", "scipy", "textual", "starlette", "uvicorn", "duckdb"),
+    *("ray", "matplotlib", "scipy", "textual", "starlette", "uvicorn", "duckdb"),
     *("pyarrow", "PIL", "onnx", "torch"),
 }
 USED = {
     "import esper": "import esper; dir(esper); esper.__version__",
     "esper --help": "sys.argv = ['esper', '--help']; main()",
-    "esper tune --help": "sys.argv = ['esper', 'tune', '--help']; main()",
 }
 
 

@@ -211,7 +211,6 @@ def test_a_network_that_cannot_be_trained_says_why_in_one_sentence(connected: An
         (["evaluate", "--ray", "127.0.0.1:1"], "leave out the address to start one here"),
         (["evaluate", "--ray", "everywhere"], "'everywhere' is no address of a Ray cluster"),
         (["train", "ppo", "--ray", "--devices", "cpu"], "leave out --devices"),
-        (["train", "ppo", "--ray", "127.0.0.1:1", "--dry-run"], "no Ray cluster answers"),
     ],
 )
 def test_bad_addresses_are_one_sentence(

@@ -28,7 +28,6 @@ DOORS = (
     "tensorboard",
     "wandb",
     "mlflow",
-    "tune",
     "ray",
 )
 

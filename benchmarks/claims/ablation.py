@@ -3,9 +3,8 @@
     python benchmarks/claims/ablation.py --policy runs/policy-0 --episodes runs/each-0
 
 What is taken away is shown as its mean over the hosts, slots and candidates of recorded episodes,
-so that nothing can be told apart by it; trials only if the episodes have any, and with them they
-are asked for and on the bill in every arm. `same` is the share of episodes whose first seed is
-where it is if all is seen.
+so that nothing can be told apart by it. `same` is the share of episodes whose first seed is where
+it is if all is seen.
 """
 
 import argparse
@@ -59,16 +58,8 @@ GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
         "candidate",
         ("residual", "branch", "bypass", "mixes positions", "layers", "reach"),
     ),
-    "without the trials": (
-        "candidate",
-        ("tried", "broke", "gain", "gain over error", "gain below best"),
-    ),
 }
-
-
-def arms_of(episodes: Episodes) -> list[str]:
-    trials = ["without the trials"] if episodes.space.trials else []
-    return [ALL, *(group for group in GROUPS if group != "without the trials"), *trials]
+ARMS = (ALL, *GROUPS)
 
 
 def kind_of(block: str) -> str:
@@ -103,7 +94,7 @@ def play(
     data = family.task.load(data_root())
     for member in family.members("validation")[:hosts]:
         own = member.keys[:keys]
-        for arm in arms_of(episodes):
+        for arm in ARMS:
             if all((arm, key) in done for key in own):
                 continue
             controller = LearnedController.load(policy)
@@ -144,11 +135,10 @@ def main() -> None:
     episodes, name = load_episodes(given.episodes), Path(given.policy).name
     path = given.out / f"ablation-{name}.jsonl"
     trials = play(path, given.policy, episodes, given.family, given.hosts, given.keys)
-    arms = arms_of(episodes)
-    keys = keys_with_all(trials, arms)
-    table = table_of(trials, arms, keys)
+    keys = keys_with_all(trials, ARMS)
+    table = table_of(trials, ARMS, keys)
     print_table(table)
-    compared = compare(trials, [(arm, ALL) for arm in arms[1:]], "val")
+    compared = compare(trials, [(arm, ALL) for arm in GROUPS], "val")
     print_table(compared)
     print_json({"n": len(keys), "arms": table, "differences": compared})
 

@@ -1,8 +1,7 @@
 """What PPO learns on a family, episode by episode: its policy along the way, on unseen hosts.
 
     python benchmarks/claims/curve.py --config benchmarks/claims/ppo.toml --out runs/ppo-scratch
-    python benchmarks/claims/curve.py --config benchmarks/claims/ppo-clone.toml --out runs/ppo-clone
-    python benchmarks/claims/curve.py --draw runs/ppo-scratch runs/ppo-clone --picture curve.png
+    python benchmarks/claims/curve.py --draw runs/ppo-scratch --picture curve.png
 
 A run is trained `--every` rounds further at a time; the policy of that moment is kept in the folder
 `policies` of the run, and plays the validation hosts of the family with its most probable actions.
@@ -29,7 +28,7 @@ from esper.proof import family_trials
 from esper.simic.training import TrainingConfig, is_run, load_config
 from esper.tolaria import data_root, find_family
 
-RULES = ("static", "heuristic", "heuristic:trial")
+RULES = ("static", "heuristic")
 FIXED, BEST = "best fixed", "best in hindsight"
 
 

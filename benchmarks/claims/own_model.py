@@ -25,7 +25,7 @@ from esper.tolaria import data_root, find_task
 
 TRAINED, MORE = 40, 12  # epochs
 SLOTS = ["stem", "body", "narrow", "last"]
-STATIC, RULES = "static", ("heuristic", "heuristic:trial")
+STATIC, RULES = "static", ("heuristic",)
 
 
 def block(inputs: int, outputs: int) -> nn.Sequential:

@@ -8,13 +8,10 @@ if TYPE_CHECKING:
         Body,
         Callback,
         Grown,
-        Shape,
-        advise,
         attach,
         grow,
         load,
         load_policy,
-        shape,
     )
     from esper.growth import (
         BlueprintCatalogue,
@@ -25,14 +22,13 @@ if TYPE_CHECKING:
     )
     from esper.growth.export import export
     from esper.leyline import EsperError, EsperWarning
-    from esper.tolaria import Advice, Budget
+    from esper.tolaria import Budget
 
     __version__: str
     """The version that is installed."""
 
 # Loaded on first use, so that the command answers without waiting for torch.
 _HOMES = {
-    "Advice": "esper.tolaria",
     "BlueprintCatalogue": "esper.growth",
     "BlueprintSpec": "esper.growth",
     "Body": "esper.api",
@@ -42,8 +38,6 @@ _HOMES = {
     "EsperWarning": "esper.leyline",
     "Grown": "esper.api",
     "GrownModule": "esper.growth",
-    "Shape": "esper.api",
-    "advise": "esper.api",
     "attach": "esper.api",
     "default_catalogue": "esper.growth",
     "export": "esper.api",
@@ -51,11 +45,9 @@ _HOMES = {
     "list_slots": "esper.api",
     "load": "esper.api",
     "load_policy": "esper.api",
-    "shape": "esper.api",
 }
 
 __all__ = [
-    "Advice",
     "BlueprintCatalogue",
     "BlueprintSpec",
     "Body",
@@ -65,9 +57,7 @@ __all__ = [
     "EsperWarning",
     "Grown",
     "GrownModule",
-    "Shape",
     "__version__",
-    "advise",
     "attach",
     "default_catalogue",
     "export",
@@ -75,11 +65,10 @@ __all__ = [
     "list_slots",
     "load",
     "load_policy",
-    "shape",
 ]
 
 # For people who have a stack already; each needs the library that it is for.
-_MODULES = ("gym", "lightning", "sklearn", "trackers", "transformers", "tuning")
+_MODULES = ("gym", "lightning", "sklearn", "trackers", "transformers")
 
 
 def __getattr__(name: str) -> Any:

@@ -1,19 +1,10 @@
 """benchmarks/claims/ablation.py: what is taken away cannot be told apart, all else stays."""
 
-from dataclasses import replace
-
 import numpy as np
 import torch
 
 import ablation
 from recorded_hosts import SPACE, recorded
-
-
-def test_trials_are_taken_away_only_where_there_are_any():
-    episodes = recorded()
-    assert "without the trials" not in ablation.arms_of(episodes)
-    tried = replace(episodes, space=replace(SPACE, trials=True))
-    assert ablation.arms_of(tried) == [ablation.ALL, *ablation.GROUPS]
 
 
 def test_every_entry_that_is_taken_away_exists():

@@ -54,7 +54,7 @@ def test_writes_json_csv_and_a_picture(
         (["--arms", "static,static"], "more than once"),
         (["--control-for", "oracle"], "not among the arms"),
         (["--task", "cifar10", "--arms", "static"], "cifar10"),
-        (["--scenario", "dreams"], "scenario must be scratch, trained or shift, got 'dreams'"),
+        (["--scenario", "dreams"], "scenario must be scratch or trained, got 'dreams'"),
         (["--extra", "0.3"], "extra budgets are for hosts that were trained before"),
         (["--scenario", "trained", "--extra", "0.1,much"], "must be numbers with commas"),
         (["--scenario", "trained", "--extra", ""], "must be numbers with commas"),
@@ -64,7 +64,6 @@ def test_writes_json_csv_and_a_picture(
         (["--scenario", "trained", "--extra", "inf"], "above 0"),
         (["--scenario", "trained", "--extra", "0.3,0.1"], "extra must ascend, got 0.3, 0.1"),
         (["--scenario", "trained", "--arms", "static"], "is the arm `continue`"),
-        (["--scenario", "shift"], "'digits' does not shift; that of digits_shift_classes"),
     ],
 )
 def test_bad_input_is_one_sentence_before_anything_is_run(
@@ -152,15 +151,3 @@ def test_a_scenario_prints_a_table_for_each_extra_budget(
     again = shlex.split(describe(tmp_path / "out")["reproduce"])
     for flag, value in (("--scenario", "trained"), ("--extra", "0.5,1"), ("--arms", "random")):
         assert again[again.index(flag) + 1] == value
-
-
-def test_a_shift_begins_with_hosts_of_the_data_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["evaluate", "--task", "digits_shift_classes", "--scenario", "shift", "--extra", "1"]
-    words += ["--arms", "random", "--keys", "1", "--steps", "6", "--no-controls", "--out", "out"]
-    assert esper_here(monkeypatch, *words, cwd=tmp_path) == 0
-    rows = {row["arm"]: row for row in csv.DictReader((tmp_path / "out" / "trials.csv").open())}
-    # Half of the classes are new to the host: of those it can know none.
-    assert float(rows["host"]["test_score"]) < 55
-    assert float(rows["continue +1"]["test_score"]) > float(rows["host"]["test_score"])

@@ -145,7 +145,7 @@ def test_results_of_learning_as_json(
     learnt = result("ppo", "--envs", "2", "--steps", "1", "--rounds", "1", "--out", "p")
     assert (learnt["out"], learnt["rounds"], learnt["rounds_wanted"]) == ("p", 1, 1)
     config = tomllib.loads((tmp_path / "c" / "config.toml").read_text())
-    assert not {"quiet", "json", "dry_run"} & set(config)
+    assert not {"quiet", "json"} & set(config)
     rows = [json.loads(line) for line in (tmp_path / "p" / "metrics.jsonl").open()]
     (row,) = [row for row in rows if row["kind"] == "round"]
     assert learnt["return"] == row["return"]

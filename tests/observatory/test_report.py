@@ -10,7 +10,6 @@ from browser_support import browser_page, needs_browser
 from command_support import esper_here
 from esper.leyline import ConfigError
 from esper.observatory import write_report
-from esper.observatory.described import describe
 from view_support import write_evaluation_folder, write_growth, write_training
 
 EVIL = "</script><script>document.title='owned'</script><img src=x onerror=alert(1)>\u202e\x1b[2J"
@@ -55,26 +54,6 @@ def test_names_are_text_in_markdown(tmp_path: Path):
     assert "<script>" not in "".join(obeyed).replace("\\<", "")
     assert "\u202e" not in text
     assert "\x1b" not in text
-
-
-def test_what_candidates_would_have_brought_is_in_a_table(tmp_path: Path):
-    run = write_growth(tmp_path / "run")
-    tried = {"event": "CandidatesTried", "env": 0, "step": 2, "macs": 7}
-    tried |= {"modules": ["blocks.0", "blocks.1"], "blueprints": ["branch", "norm"]}
-    with (run / "events.jsonl").open("a") as file:
-        file.write(json.dumps(tried | {"gains": [0.1234, None], "params": [480, 3]}) + "\n")
-        file.write(json.dumps(tried | {"gains": 3, "step": 4}) + "\n")
-        file.write(json.dumps(tried | {"env": 1, "step": 9}) + "\n")
-    text = write_report(run, markdown=True).read_text()
-    assert "What candidates would have brought at epoch 2" in text
-    assert "| branch in blocks.0 | -0.1234 | 480 |" in text
-    assert "| norm in blocks.1 | broken | 3 |" in text
-    assert "epoch 9" not in text
-    words = [event["words"] for event in describe(run)["episode"]["events"]]
-    assert words[-2:] == [
-        "2 candidates tried, best branch in blocks.0: loss -0.123",
-        "candidates tried",
-    ]
 
 
 def test_a_report_needs_a_run_and_a_format(tmp_path, monkeypatch, capsys):

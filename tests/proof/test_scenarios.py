@@ -199,31 +199,6 @@ def test_only_what_is_asked_for_is_cooled_and_all_have_one_schedule(
     }
 
 
-def test_after_a_shift_hosts_know_the_data_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: dict[str, Any] = {}
-    real = module.Record.read
-
-    def noted(record: Record, job: Job, plans: Any) -> list[Run] | None:
-        seen[job.label] = job.data
-        return real(record, job, plans)
-
-    monkeypatch.setattr(module.Record, "read", noted)
-    task, data = narrow_digits()
-    old = data.train_y < 5
-    before = replace(data, train_x=data.train_x[old], train_y=data.train_y[old])
-    asked = settings(scenario="shift", extra=(0.8,))
-    found = evaluate(task, data, asked, make_arm, before=before)
-    hosts = {label for label in seen if "host" in label}
-    assert hosts == {"tuning host", "tuning wide-host", "host", "wide-host"}
-    assert all((seen[label] is before) == (label in hosts) for label in seen)
-    rows = {row["name"]: row for row in found.arms}
-    assert rows["wide-from-start-cooled"]["params"] > rows["host"]["params"]
-    assert rows["wide-host"]["train_macs"] <= rows["host"]["train_macs"]
-    assert rows["wide-from-start-cooled"]["train_macs"] <= 0.8 * rows["host"]["train_macs"]
-    with pytest.raises(ConfigError, match="needs data from before it"):
-        evaluate(task, data, asked, make_arm)
-
-
 # --- controls and comparisons --------------------------------------------------------------------
 
 

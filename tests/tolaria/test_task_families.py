@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -51,23 +50,3 @@ def test_a_family_needs_its_widths() -> None:
         replace(all_tasks()["digits"], widths=())
     with pytest.raises(ConfigError, match="both host_of_widths and shape"):
         replace(all_tasks()["digits"], shape=())
-
-
-@pytest.mark.parametrize("name", ["digits_shift_classes", "digits_shift_turned"])
-def test_before_a_shift_the_same_examples_looked_otherwise(name: str) -> None:
-    task, digits = all_tasks()[name], all_tasks()["digits"].load(Path("unused"))
-    assert task.load_before is not None
-    before, after = task.load_before(Path("unused")), task.load(Path("unused"))
-    for part in ("train", "val", "test"):
-        x, y = getattr(before, f"{part}_x"), getattr(before, f"{part}_y")
-        later_x, later_y = getattr(after, f"{part}_x"), getattr(after, f"{part}_y")
-        assert torch.equal(later_y, getattr(digits, f"{part}_y"))
-        if name == "digits_shift_classes":
-            known = torch.isin(later_y, torch.arange(5))
-            assert set(y.tolist()) == set(range(5))
-            assert torch.equal(x, later_x[known])
-        else:
-            assert torch.equal(y, later_y)
-            # Row r, column c of what stood upright is now row 7 - c, column r.
-            assert torch.equal(x[:, 0, 2, 6], later_x[:, 0, 1, 2])
-            assert not torch.equal(x, later_x)

@@ -2,7 +2,6 @@
 policy, record and learn from episodes."""
 
 from esper import growth
-from esper.api.advising import advise
 from esper.api.body import Body, attach
 from esper.api.callbacks import Callback, Caller
 from esper.api.checks import checked
@@ -12,14 +11,11 @@ from esper.api.growing import grow
 from esper.api.grown import Grown, load, save_network
 from esper.api.lessons import imitate, learn_offline, record
 from esper.api.policies import export_policy
-from esper.api.shaping import Shape, shape
 from esper.api.training import (
     config_of,
     episode_steps,
     one_thread,
-    rehearse_ppo,
     resume_ppo,
-    rounds_done,
     train_ppo,
 )
 from esper.api.watch import Watch, warn_of_other_ground
@@ -31,9 +27,7 @@ __all__ = [
     "Callback",
     "Caller",
     "Grown",
-    "Shape",
     "Watch",
-    "advise",
     "attach",
     "check_script",
     "config_of",
@@ -50,11 +44,8 @@ __all__ = [
     "load_policy",
     "one_thread",
     "record",
-    "rehearse_ppo",
     "resume_ppo",
-    "rounds_done",
     "save_network",
-    "shape",
     "train_ppo",
     "warn_of_other_ground",
 ]

@@ -74,7 +74,7 @@ def _why_nothing(controller: str) -> list[str]:
     if controller.partition(":")[0] in controller_names():
         return [
             f"The controller {controller} is a rule: it has no probabilities and no value.",
-            "What it went by are the signals, trials and events that are told here.",
+            "What it went by are the signals and events that are told here.",
         ]
     return [f"The record has no thoughts of {controller}, only what was seen and done."]
 
@@ -84,7 +84,6 @@ class Retold:
 
     def __init__(self, record: EpisodeRecord, policy: LearnedController) -> None:
         self.record, self.policy, self.name = record, policy, policy.name
-        self.trial_plan, self.asks = policy.trial_plan, policy.asks
 
     def reset(self, n_envs: int) -> None:
         self.policy.reset(n_envs)

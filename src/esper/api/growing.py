@@ -1,7 +1,7 @@
 """`grow`: train a model of the user's own and grow it where that helps."""
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +23,6 @@ from esper.api.objective_checks import check_objectives
 from esper.api.watch import Watch, warn_of_other_ground, warn_of_slow_seeds
 from esper.growth import (
     BlueprintCatalogue,
-    GrownModule,
     Layouts,
     SlotChoice,
     default_catalogue,
@@ -41,7 +40,6 @@ from esper.tolaria import (
     LoopedPopulation,
     Objective,
     Precision,
-    Topology,
     TrialRules,
     WholeSetScore,
     find_objective,
@@ -86,7 +84,6 @@ def grow(
     blueprints: BlueprintCatalogue | None = None,
     incubation: Literal["isolated", "joint"] | None = None,
     max_seeds: int | None = None,
-    topology: Mapping[str, str] | None = None,
     max_grad_norm: float | None = None,
     precision: Precision = "fp32",
 ) -> Grown:
@@ -111,8 +108,6 @@ def grow(
     `start="trained"` is for a model that arrives trained: the first decision comes before the first
     epoch, seeds act from birth, a network that has memorised its data is cooled so that seeds can
     learn, and the learning rate, unless there is a `scheduler`, rises and falls over the run.
-    `topology` is for one that is to have seeds from birth, a blueprint by module: with `controller=
-    "static"`, the `topology` of an earlier run trains what it found anew.
 
     The run ends after `steps` epochs, `patience` epochs without a better score or `max_time`
     seconds, whichever is first. `out` is a folder for its record, with a picture and the network;
@@ -157,7 +152,6 @@ def grow(
         batches_per_epoch=batches_per_epoch,
         resume=resume,
         progress=progress,
-        topology=topology or {},
     )
     caller, folder = Caller(callbacks), None if out is None else Path(out)
     beside = None if folder is None else folder / ARMS / "host-alone"
@@ -194,7 +188,6 @@ class Plan:
     batches_per_epoch: int | None
     resume: bool
     progress: bool
-    topology: Mapping[str, str]
 
     @property
     def epochs(self) -> int:
@@ -228,7 +221,6 @@ class Plan:
             "patience": self.patience,
             "batches_per_epoch": self.batches_per_epoch,
             "scheduled": self.scheduler is not None,
-            "topology": str(dict(self.topology)) if self.topology else None,
         }
 
 
@@ -257,7 +249,6 @@ def _run(
         loaders=plan.loaders,
         stop=StopRule(plan.patience, plan.max_time),
         settings=plan.settings(chosen, network.slot_config.names),
-        topology=_places(plan.topology, network),
     )
     with ExitStack() as stack:
         told: list[Recorder] = []
@@ -284,22 +275,6 @@ def _rules(start: Literal["fresh", "trained"], steps: int, *, scheduled: bool) -
     if start == "fresh":
         return TrialRules(decisions(steps))
     return replace(RESCUE, steps=steps, schedule=None if scheduled else RESCUE.schedule)
-
-
-def _places(topology: Mapping[str, str], network: GrownModule) -> Topology:
-    """Slots and blueprints by index; raises ConfigError for those that there are not."""
-    names = network.slot_config.names
-    strange = [module for module in topology if module not in names]
-    if strange:
-        raise ConfigError(
-            f"topology names {strange[0]!r}, which is no slot; the slots are {', '.join(names)}"
-        )
-    catalogue = network.catalogue
-    places = [(names.index(slot), catalogue.index(name)) for slot, name in topology.items()]
-    with torch.device("meta"):
-        for slot, blueprint in places:
-            catalogue[blueprint].build(network.sites[slot], network.output)
-    return tuple(sorted(places))
 
 
 def _make_scheduler(make: Callable[[Optimizer], Any], optimizer: Optimizer) -> Any:

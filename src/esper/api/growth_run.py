@@ -21,7 +21,7 @@ from esper.leyline.events import event_from_row
 from esper.leyline.sealed import clear_unfinished, discard, sealed_series
 from esper.observatory import CHECKPOINTS, EVENTS, METRICS, RunDirectory, read_rows
 from esper.tamiyo import Controller
-from esper.tolaria import GrowthEnv, Topology, play
+from esper.tolaria import GrowthEnv, play
 
 log = logging.getLogger("esper")
 
@@ -64,8 +64,7 @@ class StopRule:
 
 @dataclass
 class GrowthRun:
-    """The parts of a run with one host; `settings` are those that must not change in it, `topology`
-    the seeds that the host has from birth."""
+    """The parts of a run with one host; `settings` are those that must not change in it."""
 
     env: GrowthEnv
     controller: Controller
@@ -75,7 +74,6 @@ class GrowthRun:
     loaders: tuple[Any, ...]
     stop: StopRule
     settings: dict[str, Any]
-    topology: Topology = ()
 
     def play(self, record: RunDirectory | None) -> str:
         """Train to the end, with a checkpoint after every epoch if there is a record; gives the
@@ -91,7 +89,7 @@ class GrowthRun:
                 save_run(record, self)
             return self.stop.reason is None
 
-        if not play(self.env, self.controller, topology=self.topology, after_epoch=after_epoch):
+        if not play(self.env, self.controller, after_epoch=after_epoch):
             return "interrupted"
         return self.stop.reason or "finished"
 

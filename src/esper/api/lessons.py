@@ -62,17 +62,15 @@ def record(
     episodes: int = 64,
     steps: int | None = None,
     network: Kind | None = None,
-    trials: bool = False,
     key: int = 0,
     overwrite: bool = False,
     progress: Progress = _silent,
 ) -> Episodes:
     """Episodes of a controller on hosts of a task, or of a family, which then says what the task
     is; rewarded as PPO is by default. `group` episodes of a family begin with the same host.
-    `network` is the kind of policy that is to learn from them; None: flat, of a family set. With
-    `trials` every candidate is tried before the first decision, and the policy sees the scores."""
+    `network` is the kind of policy that is to learn from them; None: flat, of a family set."""
     with one_thread():
-        config = _config(task, family, key, network, trials, steps, group)
+        config = _config(task, family, key, network, steps, group)
         play = _player(controller, config, episodes)
         with _folder(
             out, overwrite, config, "record", controller=controller, episodes=episodes
@@ -93,7 +91,6 @@ def imitate(
     epochs: int = 60,
     entropy: float = 0.0,
     network: Kind | None = None,
-    trials: bool = False,
     key: int = 0,
     overwrite: bool = False,
     progress: Progress = _silent,
@@ -102,7 +99,7 @@ def imitate(
     it. With `entropy` it keeps doubts, from 0 to 1: what PPO can explore from."""
     cloning = CloningConfig(epochs=epochs, entropy=entropy)
     with one_thread():
-        config = _config(task, family, key, network, trials, steps, group)
+        config = _config(task, family, key, network, steps, group)
         play, state = _player(teacher, config, episodes), _fresh_state(config)
         with _folder(
             out, overwrite, config, "imitate", controller=teacher, episodes=episodes
@@ -142,8 +139,7 @@ def learn_offline(
         parts = [load_episodes(run) for run in runs]
         if not parts:
             raise ConfigError("there are no episodes to learn from; name a run that has some")
-        first = parts[0].space
-        config = _config(task, family, key, first.kind, first.trials)
+        config = _config(task, family, key, parts[0].space.kind)
         state = _fresh_state(config)
         lessons = join([shown_in(part, state.space) for part in parts])
         settings = {"episodes": names, "advantage": advantage, "expectile": expectile, "beta": beta}
@@ -160,13 +156,11 @@ def _config(
     family: str | None,
     key: int,
     network: Kind | None,
-    trials: bool,
     steps: int | None = None,
     group: int | None = None,
 ) -> TrainingConfig:
     """As PPO has it by default, so that it can go on from here."""
     given: dict[str, Any] = {"key": key, "network.kind": network, "steps": steps, "group": group}
-    given["trials"] = trials
     if family is None:
         given |= {"task": task, "envs": SIDE_BY_SIDE}
     else:

@@ -1,16 +1,16 @@
 """Train a policy from Python: the loop, its environments and the record of the run, wired up."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Literal
 
 import torch
 
 from esper.api.checks import TASK, checked
 from esper.api.unseen import Unseen
-from esper.leyline import ConfigError, EpisodeOutcome
+from esper.leyline import ConfigError
 from esper.observatory import CONFIG, PROFILE, RunDirectory
 from esper.simic.agent import VectorEnv
 from esper.simic.lessons import Tape
@@ -40,7 +40,6 @@ from esper.simic.training import (
 from esper.tolaria import (
     DataSplits,
     Family,
-    PopulationKind,
     Task,
     choose_population,
     data_root,
@@ -89,7 +88,7 @@ class Chosen:
         return Chosen(family.task if family else task or find_task(config.task), family)
 
     def space(self, config: TrainingConfig) -> Space:
-        return space_of(self.task, self.family, kind=config.network.kind, trials=config.trials)
+        return space_of(self.task, self.family, kind=config.network.kind)
 
 
 @dataclass(frozen=True)
@@ -160,55 +159,11 @@ def train_ppo(
         return _run(config, chosen, data, state, record, places, profile, hooks)
 
 
-@dataclass(frozen=True)
-class Rehearsal:
-    """One round that nothing was kept of: its row of timings, what came of its episodes, how its
-    hosts were trained, and where."""
-
-    timings: Mapping[str, Any]
-    outcomes: Sequence[EpisodeOutcome]
-    population: PopulationKind
-    devices: tuple[str, ...]
-
-
-@one_thread()
-def rehearse_ppo(
-    config: TrainingConfig,
-    data: DataSplits,
-    *,
-    workers: Workers = None,
-    devices: Sequence[str] | None = None,
-    cluster: Cluster | None = None,
-) -> Rehearsal:
-    """Play and learn one round on `data`, without a record and without checkpoints."""
-    places = Places.of(workers, devices, cluster)
-    chosen = Chosen.of(config, None, None)
-    config = replace(_settled(config, chosen, data, places.devices), rounds=1)
-    state, log, rows = _first_state(config, chosen), RoundLog(), []
-    with places.environments(config, chosen, places.share(data), log) as env:
-        run_training(
-            config,
-            state,
-            env,
-            most_steps(config, chosen.task, data, chosen.family),
-            log,
-            hooks=Hooks(on_round=lambda number, row, timings: rows.append(timings)),
-        )
-    kind = cast(PopulationKind, config.population)
-    return Rehearsal(rows[0], tuple(log.outcomes), kind, places.devices)
-
-
 def config_of(run: Path, rounds: int | None = None) -> TrainingConfig:
     """The settings of a training run, up to `rounds` if given; raises ConfigError if the folder is
     not of one."""
     _require_run(run)
     return load_config(run / CONFIG, {"rounds": rounds}, presets=False)
-
-
-def rounds_done(run: Path) -> int:
-    """By the newest intact checkpoint of a training run."""
-    _require_run(run)
-    return load_checkpoint(run).state.round if is_run(run) else 0
 
 
 def episode_steps(config: TrainingConfig) -> int:

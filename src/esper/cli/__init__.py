@@ -7,7 +7,6 @@ from typing import Annotated, TextIO
 import typer
 
 from esper import __version__
-from esper.cli.advise_command import advise
 from esper.cli.doctor_command import doctor
 from esper.cli.evaluate_command import evaluate
 from esper.cli.explain_command import explain
@@ -18,7 +17,6 @@ from esper.cli.policies_command import export, policies, show_policy
 from esper.cli.show_commands import blueprints, compare, data_get, data_list, query, tasks
 from esper.cli.tracking import export_run
 from esper.cli.train_command import ppo
-from esper.cli.tune_command import tune
 from esper.cli.view_commands import report, runs, serve, show, watch
 from esper.leyline.errors import EsperError, EsperWarning, shortened
 
@@ -37,9 +35,7 @@ policies_app = typer.Typer(help="See the policies that come with Esper, and expo
 train_app = typer.Typer(no_args_is_help=True, help="Learn when and what to grow.")
 
 add_command(app, grow)
-add_command(app, advise)
 add_command(app, evaluate)
-add_command(app, tune)
 app.command()(runs)
 app.command()(show)
 add_command(app, explain)

@@ -122,8 +122,8 @@ class Arms:
             del self.trained[label]
             self.others.pop(label, None)
 
-    def best_of(self, label: str, plans: "Sequence[Plan]") -> "tuple[Plan, int]":
-        """The plan that is best on validation, and what all of them cost."""
+    def best_of(self, label: str, plans: "Sequence[Plan]") -> "Plan":
+        """The plan that is best on validation."""
         from esper.proof import train
 
         tried: list[Trained] = []
@@ -132,5 +132,4 @@ class Arms:
                 tried += train(plan, self.data, [self.settings.key])
         # A network that was never measured is worth nothing.
         scores = [-math.inf if t.outcome.val_score is None else t.outcome.val_score for t in tried]
-        best = max(range(len(plans)), key=scores.__getitem__)
-        return plans[best], sum(t.outcome.train_macs for t in tried)
+        return plans[max(range(len(plans)), key=scores.__getitem__)]

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, cast
 from esper.cli.clusters import RAY, cluster_at
 from esper.cli.options import option
 from esper.cli.printing import AS_JSON, QUIET, consoles, print_json
-from esper.cli.rehearsal import DRY_RUN, measuring, show_estimate
 from esper.cli.tracking import TRACK, check_track, open_tracker
 from esper.leyline import ConfigError
 from esper.leyline.constants import MOST_COUNT, MOST_KEY
@@ -27,17 +26,16 @@ class EvaluateSettings:
     task: str = option("digits", "What to learn; see `esper tasks`.")
     scenario: str = option(
         "scratch",
-        "Hosts begin from scratch, trained, or trained on the data before a shift: scratch, "
-        "trained or shift.",
+        "How hosts begin: scratch or trained.",
     )
     extra: str | None = option(
         None,
-        "Extra budgets of the scenarios trained and shift, with commas, as shares of what the "
+        "Extra budgets of the scenario trained, with commas, as shares of what the "
         "host's training cost. Default: 0.1,0.3,1.0.",
     )
     arms: str | None = option(
         None,
-        "Who is compared, with commas: static, random, heuristic, heuristic:trial, scripted:NAME, "
+        "Who is compared, with commas: static, random, heuristic, scripted:NAME, "
         "pretrained, or the folder of a learned policy. Default: static,random,scripted:early,"
         "heuristic; of trained hosts heuristic.",
     )
@@ -61,11 +59,10 @@ class EvaluateSettings:
     control_for: str | None = option(
         None, "The arm that the controls are made for. Default: the last that grows."
     )
-    population: str = option("auto", "How hosts are trained: looped, fused, auto or measure.")
+    population: str = option("auto", "How hosts are trained: looped, fused or auto.")
     precision: str = option("fp32", "In what hosts compute while they train: fp32 or bf16.")
     ray: str | None = option(None, RAY, bare="local", metavar="[ADDRESS]")
     track: str | None = option(None, TRACK)
-    dry_run: bool = option(False, DRY_RUN)
     quiet: bool = option(False, QUIET)
     json: bool = option(False, AS_JSON)
 
@@ -87,10 +84,8 @@ def evaluate(settings: EvaluateSettings) -> None:
     """
     # Everything that can be wrong is found before the first trial.
     from esper.api import find_controller, one_thread
-    from esper.cli.dry_run import evaluate_estimate
     from esper.observatory import (
         PhaseProgress,
-        check_evaluation_folder,
         evaluation_folder,
         require_matplotlib,
         retell,
@@ -100,7 +95,7 @@ def evaluate(settings: EvaluateSettings) -> None:
     )
     from esper.proof import EvaluationSettings
     from esper.proof import evaluate as run_evaluation
-    from esper.tolaria import all_tasks, data_root, find_task
+    from esper.tolaria import data_root, find_task
 
     task = find_task(settings.task)
     plan = EvaluationSettings(
@@ -117,28 +112,12 @@ def evaluate(settings: EvaluateSettings) -> None:
         scenario=settings.scenario,
         extra=_extra(settings),
     )
-    load_before = task.load_before if settings.scenario == "shift" else None
-    if settings.scenario == "shift" and load_before is None:
-        known = [name for name, each in all_tasks().items() if each.load_before]
-        raise ConfigError(
-            f"the data of task {settings.task!r} does not shift; that of {', '.join(known)} does"
-        )
     require_matplotlib()
     check_track(settings.track)
     for arm in plan.arms:
         find_controller(arm)
     data = task.load(data_root())
-    before = None if load_before is None else load_before(data_root())
     out = Path(settings.out or f"runs/evaluate-{settings.task}")
-    if settings.dry_run:
-        if settings.resume:
-            raise ConfigError("--dry-run is of a whole evaluation; leave out --resume")
-        check_evaluation_folder(out, overwrite=settings.overwrite, resume=False)
-        with measuring(settings.quiet, settings.json), cluster_at(settings.ray) as cluster:
-            cpus = 1 if cluster is None else cluster.cpus
-            estimate = evaluate_estimate(task, data, before, plan, out, cpus)
-        show_estimate(estimate, quiet=settings.quiet, as_json=settings.json)
-        return
     console, result = consoles(settings.quiet, settings.json)
 
     def tell(label: str, run: "Run") -> None:
@@ -156,7 +135,6 @@ def evaluate(settings: EvaluateSettings) -> None:
                 plan,
                 find_controller,
                 bar.show,
-                before=before,
                 folder=out,
                 tell=tell,
                 crew=crew,

@@ -1,7 +1,6 @@
 """`esper grow`: run the arms, compare them on test data, draw the growth."""
 
 import time
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
@@ -9,9 +8,7 @@ from typing import TYPE_CHECKING, Literal, cast
 from esper.cli.arms import Arms
 from esper.cli.options import option
 from esper.cli.printing import AS_JSON, QUIET, consoles, print_json
-from esper.cli.rehearsal import DRY_RUN, measuring, show_estimate
 from esper.cli.rescue import CONTINUE, COOLED, HOST, SCRATCH, rescue
-from esper.cli.retraining import ANEW, RANDOM, UNIFORM, retrain
 from esper.cli.tracking import TRACK, check_track
 from esper.leyline import ConfigError
 from esper.leyline.constants import MOST_COUNT, MOST_KEY
@@ -28,8 +25,8 @@ class GrowSettings:
     task: str = option("digits", "What to learn; see `esper tasks`.")
     controller: str = option(
         "heuristic",
-        "Who decides: heuristic, heuristic:trial (chooses by trial), random, static (never grow), "
-        "heuristic:FILE.toml (see `esper tune`), "
+        "Who decides: heuristic, random, static (never grow), "
+        "heuristic:FILE.toml (with the settings of that file), "
         "scripted:FILE, where FILE may be the actions.txt of an earlier run, "
         "pretrained (see `esper policies`), or the folder of a training run or policy.",
     )
@@ -63,14 +60,8 @@ class GrowSettings:
     extra: float = option(
         0.3, "With --start trained: what more may be spent, as a share of the host's training."
     )
-    then: str | None = option(
-        None,
-        "retrain: train what was found under the caps anew from the start, beside uniform widths "
-        "and random shapes with as much compute.",
-    )
     compare: bool = option(True, "Also train the host alone, and the grown topology from scratch.")
     track: str | None = option(None, TRACK)
-    dry_run: bool = option(False, DRY_RUN)
     quiet: bool = option(False, QUIET)
     json: bool = option(False, AS_JSON)
 
@@ -95,15 +86,12 @@ def grow(settings: GrowSettings) -> None:
       esper grow --controller scripted:runs/first/actions.txt
 
       esper grow --task digits --start trained --extra 0.3
-
-      esper grow --task digits --max-params 1200 --then retrain
     """
     began = time.time()
     # Everything that can be wrong is found before the first epoch.
     from esper.api import check_script, find_controller, warn_of_other_ground
-    from esper.cli.dry_run import grow_estimate
     from esper.growth import default_catalogue
-    from esper.observatory import check_free, say, write_report
+    from esper.observatory import say, write_report
     from esper.tolaria import RESCUE, Budget, TrialRules, data_root, find_task, make_env
 
     task = replace(find_task(settings.task), precision=cast("Precision", settings.precision))
@@ -124,12 +112,6 @@ def grow(settings: GrowSettings) -> None:
     check_script(controller, make_env(recipe, [settings.key], rules).population.template)
     start: Literal["fresh", "trained"] = "trained" if settings.start == "trained" else "fresh"
     warn_of_other_ground(controller, task.name, start)
-    if settings.dry_run:
-        check_free(out, overwrite=settings.overwrite)
-        with measuring(settings.quiet, settings.json):
-            estimate = grow_estimate(settings, task, data, controller, rules)
-        show_estimate(estimate, quiet=settings.quiet, as_json=settings.json)
-        return
     with Arms(console, settings, data, steps, began) as arms:
         if settings.start == "trained":
             rescue(arms, task, controller, rules)
@@ -149,16 +131,13 @@ def _grow_fresh(arms: Arms, task: "Task", controller: "Controller", rules: "Tria
     # The folder is locked to the end, so that nobody takes it from under the comparison.
     with one_thread(), arms.open("grown", settings.folder) as record:
         grown = arms.play("grown", Plan(task, controller, rules), record)
-        bills: dict[str, int] = {}
         static = StaticController()
         if settings.compare and grown.outcome.ended == "finished":
             arms.beside("host alone", Plan(task, static, rules))
-            if grown.topology and settings.then is None:
+            if grown.topology:
                 found = replace(rules, topology=grown.topology)
                 arms.beside("from scratch", Plan(task, static, found))
-        if settings.then == "retrain" and grown.outcome.ended == "finished":
-            bills = retrain(arms, task)
-        _conclude(arms, task, bills)
+        _conclude(arms, task)
 
 
 def _check_start(settings: GrowSettings) -> None:
@@ -169,13 +148,9 @@ def _check_start(settings: GrowSettings) -> None:
             "extra must be a share of the host's training above 0, such as 0.3; got "
             f"{settings.extra}"
         )
-    if settings.then not in (None, "retrain"):
-        raise ConfigError(f"then must be retrain, or left out; got {settings.then!r}")
-    if settings.then is not None and settings.start == "trained":
-        raise ConfigError("--then retrain trains from the start; leave it out with --start trained")
 
 
-def _conclude(arms: "Arms", task: "Task", bills: "Mapping[str, int] | None" = None) -> None:
+def _conclude(arms: "Arms", task: "Task") -> None:
     from esper.observatory import (
         MODEL,
         draw_growth,
@@ -190,15 +165,13 @@ def _conclude(arms: "Arms", task: "Task", bills: "Mapping[str, int] | None" = No
     trained, others = arms.trained, arms.others
     out, score = settings.folder, task.score.__name__
     order = (HOST, CONTINUE, COOLED, "host alone", "grown", "from scratch", SCRATCH)
-    labels = [label for label in (*order, ANEW, UNIFORM, RANDOM) if label in trained]
+    labels = [label for label in order if label in trained]
     rows = [
         trained[label].outcome.summary(
             label, task.score_on(trained[label].model, data.test_x, data.test_y)
         )
         for label in labels
     ]
-    for row in rows if bills else []:
-        row["bill_macs"] = (bills or {}).get(row["arm"], row["train_macs"])
     write_summary(out, rows)
     arms.conclude(rows)
     outcome, seeds = trained["grown"].outcome, rows[labels.index("grown")]["seeds"]
@@ -217,9 +190,6 @@ def _conclude(arms: "Arms", task: "Task", bills: "Mapping[str, int] | None" = No
         say(console, f"picture  {draw_growth(out, title, others)}", whole=True)
     saved = _save_model(trained["grown"].model, data.val_x[:2], out / MODEL)
     say(console, f"model    {saved}", whole=True)
-    if ANEW in trained:
-        saved = _save_model(trained[ANEW].model, data.val_x[:2], others[ANEW] / MODEL)
-        say(console, f"{ANEW}: {saved}", whole=True)
     say(console, f"record   {out}", whole=True)
 
 

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Any
 
 from esper.cli.options import option
 from esper.cli.printing import AS_JSON, QUIET, consoles, print_json, without_printing
-from esper.cli.rehearsal import DRY_RUN, measuring, show_estimate
 from esper.leyline.constants import MOST_COUNT, MOST_ENVS, MOST_KEY
 
 if TYPE_CHECKING:
@@ -28,9 +27,6 @@ class EpisodeSettings:
     network: str | None = option(
         None, "Which policy is to learn from them: flat, or set, which fits any slots."
     )
-    trials: bool = option(
-        False, "Try every candidate before the first decision; the policy sees what it would bring."
-    )
     key: int = option(0, "Same key, same result.", min=0, max=MOST_KEY)
     overwrite: bool = option(False, "Replace a run that is already there.")
     quiet: bool = option(False, QUIET)
@@ -43,7 +39,6 @@ class RecordSettings(EpisodeSettings):
         "random", "Who decides: a controller, or the folder of a training run."
     )
     out: str | None = option(None, "Folder. Default: runs/recorded-TASK-KEY.")
-    dry_run: bool = option(False, DRY_RUN)
 
 
 @dataclass(frozen=True)
@@ -85,16 +80,10 @@ def record(settings: RecordSettings) -> None:
     Example: esper train record --controller random --episodes 64 --out runs/recorded
     """
     from esper.api import record
-    from esper.cli.dry_run import record_estimate
     from esper.observatory import PhaseProgress, say
     from esper.simic.lessons import FILE
 
     out = settings.out or _default("recorded", settings)
-    if settings.dry_run:
-        with measuring(settings.quiet, settings.json):
-            estimate = record_estimate(settings, out)
-        show_estimate(estimate, quiet=settings.quiet, as_json=settings.json)
-        return
     console, result = consoles(settings.quiet, settings.json)
     given = without_printing(replace(settings, out=out))
     with PhaseProgress(console) as bar:

@@ -20,7 +20,7 @@ AS_JSON = "Print the result as JSON, and progress on stderr."
 Quiet = Annotated[bool, typer.Option("--quiet", help=QUIET)]
 AsJson = Annotated[bool, typer.Option("--json", help=AS_JSON)]
 # Flags that change nothing but what is printed: the record of a run is the same without them.
-ONLY_PRINTING = ("quiet", "json", "dry_run")
+ONLY_PRINTING = ("quiet", "json")
 
 
 def consoles(quiet: bool, as_json: bool) -> "tuple[Console, Console]":

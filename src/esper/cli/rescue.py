@@ -31,7 +31,7 @@ def rescue(arms: "Arms", task: "Task", controller: "Controller", rules: "TrialRu
                 _whole(arms.beside(COOLED, ways.going_on(host)))
                 plans: list[Plan] = list(ways.from_scratch().values())
                 if plans:
-                    _whole(arms.beside(SCRATCH, arms.best_of(SCRATCH, plans)[0]))
+                    _whole(arms.beside(SCRATCH, arms.best_of(SCRATCH, plans)))
         except KeyboardInterrupt:
             arms.forget_unfinished()
             if "grown" not in arms.trained:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from esper.cli.clusters import RAY, cluster_at
 from esper.cli.options import option
 from esper.cli.printing import AS_JSON, QUIET, consoles, print_json
-from esper.cli.rehearsal import DRY_RUN, measuring, show_estimate
 from esper.cli.tracking import TRACK, check_track, open_tracker
 from esper.leyline.constants import MOST_COUNT, MOST_KEY
 
@@ -18,7 +17,7 @@ Workers = int | Literal["auto"] | None
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from esper.simic.training import Best, TrainingConfig
+    from esper.simic.training import Best
 
 
 def setting(name: str, help: str, **more: Any) -> Any:
@@ -54,7 +53,7 @@ class PPOSettings:
         "network.kind", "flat, for its task's slots; or set, for any slots and blueprints."
     )
     population: str | None = setting(
-        "population", "How hosts are trained: looped, fused, auto or measure; default auto."
+        "population", "How hosts are trained: looped, fused or auto; default auto."
     )
     precision: str | None = setting(
         "precision", "In what hosts compute: fp32 or bf16; default fp32."
@@ -93,7 +92,6 @@ class PPOSettings:
     )
 
     track: str | None = option(None, TRACK)
-    dry_run: bool = option(False, DRY_RUN)
     quiet: bool = option(False, QUIET)
     json: bool = option(False, AS_JSON)
 
@@ -143,9 +141,6 @@ def ppo(settings: PPOSettings) -> None:
     if settings.ray is not None and settings.devices is not None:
         raise ConfigError("--ray places workers on CPUs of the cluster; leave out --devices")
     check_track(settings.track)
-    if settings.dry_run:
-        _estimate(settings, config, out, places)
-        return
     steps, tracker = episode_steps(config), None
     newest: dict[str, Any] = {}
     best: Best | None = None
@@ -190,21 +185,6 @@ def ppo(settings: PPOSettings) -> None:
         found = None if best is None else {**asdict(best), "policy": str(out / BEST_POLICY)}
         told = {"out": str(out), "rounds": done, "rounds_wanted": config.rounds, "best": found}
         print_json({**told, **scores})
-
-
-def _estimate(
-    settings: PPOSettings, config: "TrainingConfig", out: Path, places: dict[str, Any]
-) -> None:
-    from esper.api import rounds_done
-    from esper.cli.dry_run import ppo_estimate
-    from esper.observatory import check_free
-
-    if settings.resume is None:
-        check_free(out, overwrite=settings.overwrite)
-    with measuring(settings.quiet, settings.json), cluster_at(settings.ray) as cluster:
-        done = 0 if settings.resume is None else rounds_done(out)
-        estimate = ppo_estimate(config, out, done, cluster=cluster, **places)
-    show_estimate(estimate, quiet=settings.quiet, as_json=settings.json)
 
 
 def _workers(given: str | None) -> Workers:

@@ -15,15 +15,8 @@ from esper.growth.blueprints import (
     seed_costs,
     seed_traits,
 )
-from esper.growth.blueprints.bypass import WIDENINGS, Mean, newcomers
+from esper.growth.blueprints.bypass import Mean
 from esper.growth.blueprints.modules import ChannelAttention, Renormalize
-from esper.growth.candidates import (
-    CandidatePass,
-    frozen,
-    macs_behind,
-    new_candidate,
-    takes_copies,
-)
 from esper.growth.export import export, largest_difference
 from esper.growth.grown_module import GrownModule, check_not_growing, keyed
 from esper.growth.hooks import GROWING, SAVED_BESIDE
@@ -50,7 +43,6 @@ from esper.growth.optimizer import (
     add_slot_groups,
     forget,
     group_settings,
-    lent,
     scaled_rates,
     slot_group,
     sync_slot_group,
@@ -89,12 +81,10 @@ __all__ = [
     "NOOP",
     "SAVED_BESIDE",
     "SLOT_KEY",
-    "WIDENINGS",
     "BlueprintCatalogue",
     "BlueprintSpec",
     "CNNHost",
     "CallInput",
-    "CandidatePass",
     "ChannelAttention",
     "GrownModule",
     "HostSnapshot",
@@ -126,7 +116,6 @@ __all__ = [
     "export",
     "forget",
     "fossilize",
-    "frozen",
     "gate_checks",
     "gate_passes",
     "gate_result",
@@ -134,13 +123,9 @@ __all__ = [
     "group_settings",
     "keyed",
     "largest_difference",
-    "lent",
     "list_slots",
-    "macs_behind",
     "map_tensors",
     "move",
-    "new_candidate",
-    "newcomers",
     "one_slot",
     "read_tree",
     "restore_snapshot",
@@ -154,7 +139,6 @@ __all__ = [
     "snapshot_tree",
     "sync_slot_group",
     "take_snapshot",
-    "takes_copies",
     "tensors_in",
     "tick",
     "valve_params",

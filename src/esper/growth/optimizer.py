@@ -121,24 +121,6 @@ def scaled_rates(optimizer: Optimizer) -> Iterator[Callable[[float], None]]:
             group["lr"] = rate
 
 
-@contextmanager
-def lent(optimizer: Optimizer, params: list[nn.Parameter]) -> Iterator[None]:
-    """Inside, the optimiser trains `params` and nothing else, with the settings that seeds get;
-    afterwards it is as before. Call `add_slot_groups` first."""
-    parts = with_inner(optimizer)
-    groups = [part.param_groups for part in parts]
-    for part in parts:
-        settings = next(g for g in group_settings(part) if SLOT_KEY in g)
-        part.param_groups = [{**settings, "params": params}]
-    try:
-        yield
-    finally:
-        for part, own in zip(parts, groups, strict=True):
-            part.param_groups = own
-            for param in params:
-                part.state.pop(param, None)
-
-
 def with_inner(optimizer: Optimizer) -> list[Optimizer]:
     """The optimiser and those that it steps for its own ends, such as the one inside SAM."""
     found = [optimizer]

@@ -60,7 +60,7 @@ class GrowthProblem:
                  from birth
     max_params, max_macs   caps on the grown network, as multiples of the host or, above 100, as
                  numbers; `max_seeds` caps its seeds at a time; None: no cap
-    population   how several hosts are trained: 'looped', 'fused', 'measure' or 'auto', by a rule
+    population   how several hosts are trained: 'looped', 'fused' or 'auto', by a rule
     reward       settings of the objective: score_weight, param_cost, compute_cost, rollback_penalty
 
     Raises ConfigError for settings that cannot work, DataMissingError without the data set.

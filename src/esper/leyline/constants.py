@@ -65,16 +65,6 @@ BLUEPRINT_PENALTY_THRESHOLD = 3.0
 RANSOM_CONTRIBUTION = 0.05
 LEAST_EXTRA_TO_GROW = 0.2
 
-# Trials of candidates.
-TRIAL_STEPS = 36
-TRIAL_BATCH = 64
-TRIAL_VAL_SAMPLES = 512
-# Where the budget does not pay for that: steps, batch, validation samples.
-SHORT_TRIAL = (12, 16, 128)
-TRIAL_COST_POWER = 0.0
-TRIAL_MIN_GAIN_IN_ERRORS = 2.0
-EPOCHS_BETWEEN_TRIALS = 5
-
 # Cooling. A host is starved below the first, and cooled to the second; what is looked at for it.
 COOLING_STARVED = 0.25
 COOLING_TARGET = 0.5

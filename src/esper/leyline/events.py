@@ -54,18 +54,6 @@ class SeedEvent(Event):
 
 
 @dataclass(frozen=True)
-class CandidatesTried(Event):
-    """What each candidate would bring, the best first: `gains` are falls of the validation loss,
-    None for one that broke the network. `macs` is what the trials have cost."""
-
-    modules: tuple[str, ...]
-    blueprints: tuple[str, ...]
-    gains: tuple[float | None, ...]
-    params: tuple[int, ...]
-    macs: int
-
-
-@dataclass(frozen=True)
 class Decided(Event):
     """What a learned policy saw and thought before it decided; the epoch `step` showed what came
     of it. Rows of equal length, by the names of things:

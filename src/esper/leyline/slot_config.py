@@ -71,11 +71,6 @@ class InjectionSpec:
         """The permutation back from the seed's layout to the host's."""
         return tuple(self.reading.index(i) for i in range(len(self.reading)))
 
-    @property
-    def batch_dim(self) -> int:
-        """Which dimension of the host's features is the batch."""
-        return self.layout.index("B") if self.layout else 0
-
     def __post_init__(self) -> None:
         parse_slot_id(self.slot_id)
         if self.channels <= 0:

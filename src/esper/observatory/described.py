@@ -39,7 +39,6 @@ from esper.observatory.terminal import modules_of
 MOST_POINTS = 1200  # of a curve: about as many as there are pixels
 MOST_ROUNDS = 400
 MOST_EVENTS = 300
-MOST_TRIALS = 20
 MOST_DECISIONS = 200
 MOST_ROWS = 20_000  # of one round that are read one by one
 FRAME = ("val_score", "train_score", "params", "macs", "train_macs")
@@ -249,7 +248,6 @@ def episode(folder: Path, round_: int | None, env: int) -> dict[str, Any]:
         "modules": modules,
         "frames": frames,
         "events": _events(folder, round_, env),
-        "trials": _trials(folder, round_, env),
         "decisions": _decisions(folder, round_, env),
     }
 
@@ -289,16 +287,6 @@ def _events(folder: Path, round_: int | None, env: int) -> list[dict[str, Any]]:
             "words": story.in_words(event),
         }
         for event in told[-MOST_EVENTS:]
-    ]
-
-
-def _trials(folder: Path, round_: int | None, env: int) -> list[dict[str, Any]]:
-    """For every time that candidates were tried: the step, and (blueprint, module, gain,
-    parameters) of each, the best first."""
-    told = _events_of("CandidatesTried", folder, round_, env)
-    return [
-        {"step": whole(event, "step"), "candidates": story.candidates(event)}
-        for event in told[-MOST_TRIALS:]
     ]
 
 

@@ -33,7 +33,7 @@ SURE = 0.05
 Report = Mapping[str, Any]
 
 
-def check_evaluation_folder(folder: Path, *, overwrite: bool, resume: bool) -> None:
+def _check_folder(folder: Path, *, overwrite: bool, resume: bool) -> None:
     """Raises ConfigError if an evaluation may not begin, or go on, in the folder; changes
     nothing."""
     if resume and overwrite:
@@ -55,7 +55,7 @@ def evaluation_folder(folder: Path, *, overwrite: bool, resume: bool) -> Iterato
     Raises ConfigError if it cannot be written or is in use; if it holds an evaluation and is
     neither to be overwritten nor to be gone on with; or if there is none to go on with.
     """
-    check_evaluation_folder(folder, overwrite=overwrite, resume=resume)
+    _check_folder(folder, overwrite=overwrite, resume=resume)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -147,10 +147,6 @@ def explanation(
         )
     before, after = record.steps.get(step - 1, {}), record.steps[step]
     did = {head: after.get(head) for head in HEADS}
-    tried = next(
-        (e for e in record.events if _is(e, "CandidatesTried") and whole(e, "step") == step - 1),
-        None,
-    )
     return {
         "run": str(record.folder),
         "task": record.config.get("task"),
@@ -163,7 +159,6 @@ def explanation(
         "situation": _situation(before),
         "saw": _saw(decision),
         "thought": _thought(decision),
-        "trials": [] if tried is None else [list(each) for each in story.candidates(tried)],
         "did": did,
         "came": _came(record, step, before, after),
     }
@@ -266,12 +261,6 @@ def explanation_in_words(told: Mapping[str, Any]) -> str:
             "What stood out of what it saw (in brackets as the network got it):",
         ]
         lines += _saw_lines(told["saw"])
-    if told["trials"]:
-        lines += ["", "What trials of candidates said (change of the validation loss):"]
-        lines += [
-            f"  {blueprint} in {module}: {'broken' if gain is None else f'{-gain:+.4f}'}"
-            for blueprint, module, gain, _ in told["trials"][:8]
-        ]
     if told["thought"] is not None:
         lines += ["", *_thought_lines(told["thought"], told["did"])]
     return "\n".join([*lines, "", *_came_lines(told)])

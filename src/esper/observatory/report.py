@@ -125,9 +125,6 @@ def _run_parts(told: Mapping[str, Any]) -> list[str]:
         parts += [_table(("seed", "parameters", "lost without it", "Shapley value"), rows)]
     if episode["frames"]:
         parts += ["## The life of every slot", _lanes(told)]
-    for trial in episode["trials"]:
-        parts += [f"## What candidates would have brought at epoch {trial['step']}"]
-        parts += [_table(("seed, tried alone", "loss", "parameters"), _tried(trial["candidates"]))]
     if episode["decisions"]:
         rows = [
             (
@@ -148,17 +145,6 @@ def _run_parts(told: Mapping[str, Any]) -> list[str]:
     if told["settings"]:
         parts += ["## Settings", _table(("setting", "value"), told["settings"])]
     return parts
-
-
-def _tried(candidates: Sequence[Sequence[Any]]) -> list[tuple[str, str, str]]:
-    return [
-        (
-            f"{blueprint} in {module}",
-            "broken" if gain is None else f"{-gain:+.4f}",
-            shown(params, ",.0f"),
-        )
-        for blueprint, module, gain, params in candidates
-    ]
 
 
 def _lanes(told: Mapping[str, Any]) -> str:

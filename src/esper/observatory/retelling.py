@@ -64,8 +64,6 @@ def retell(folder: Path) -> list[Story]:
     seen = glance(folder)
     if line.kind == "training":
         return [Story("policy", seen.config, _rounds(folder), [])]
-    if line.kind == "tuning":
-        raise ConfigError(f"{folder} holds a search of settings, which has no curves")
     if line.kind == "lessons":
         raise ConfigError(f"{folder} holds recorded episodes or lessons, which have no curves")
     beside = sorted(each for each in (folder / ARMS).glob("*") if is_run(each))

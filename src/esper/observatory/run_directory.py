@@ -30,18 +30,15 @@ BEST_POLICY = "best"  # a folder: the policy that was best on hosts that it does
 GROWN = "grown"  # a folder: the grown network, as `esper.load` reads it
 PROFILE = "profile"  # a folder: traces of a round that was looked at closely
 EPISODES = "episodes.safetensors"  # what was recorded, to learn from
-BASE = "base.toml"  # the settings that a tuning starts from
-BEST = "best.toml"  # the best settings that it has found
-TRYING = "trying"  # a folder: the run that a tuning is trying, as long as it does
 TRACKED = "tracked"  # a folder: what trackers were told, one folder for each kind
 LOCK = ".lock"  # locked, not merely there, while a process writes to the run
 
 # What makes a folder a run, and goes when another run takes its place.
 OWN = (
     *(CONFIG, EVENTS, METRICS, OUTCOMES, ACTIONS, TIMINGS, SUMMARY, PICTURE, PAGE, MODEL),
-    *(EPISODES, ARMS, CHECKPOINTS, BEST_POLICY, GROWN, PROFILE, BASE, BEST, TRYING, TRACKED),
+    *(EPISODES, ARMS, CHECKPOINTS, BEST_POLICY, GROWN, PROFILE, TRACKED),
 )
-FOLDERS = (ARMS, CHECKPOINTS, BEST_POLICY, GROWN, PROFILE, TRYING, TRACKED)
+FOLDERS = (ARMS, CHECKPOINTS, BEST_POLICY, GROWN, PROFILE, TRACKED)
 # Cut back to a checkpoint when a run goes on from it.
 HISTORY = (EVENTS, METRICS, OUTCOMES)
 
@@ -194,7 +191,7 @@ def check_free(path: Path, *, overwrite: bool) -> None:
     if taken and not (path / LOCK).exists():
         raise ConfigError(f"{path} holds a {taken[0]} that is of no run; choose another folder")
     if taken and not overwrite:
-        resume = f", or go on with it (--resume {path})" if {CHECKPOINTS, BASE} & {*taken} else ""
+        resume = f", or go on with it (--resume {path})" if CHECKPOINTS in taken else ""
         raise ConfigError(
             f"{path} already holds a run; choose another folder, or overwrite it "
             f"(--overwrite){resume}"
@@ -272,15 +269,6 @@ def _unwritten(run: Path, name: str, error: OSError) -> ConfigError:
         else "the record ends there; make room and start again with --overwrite"
     )
     return ConfigError(f"{run / name} could not be written: {error.strerror}; {cure}")
-
-
-def write_settings(run: Path, name: str, settings: Mapping[str, Any]) -> Path:
-    """A TOML file of the run with these settings, in the place of the one that was there."""
-    try:
-        _replace_text(run / name, to_toml(settings))
-    except OSError as error:
-        raise _unwritten(run, name, error) from error
-    return run / name
 
 
 def write_summary(run: Path, rows: list[dict[str, Any]]) -> None:

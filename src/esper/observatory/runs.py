@@ -36,7 +36,6 @@ from esper.observatory.run_directory import (
     SUMMARY,
     TIMINGS,
 )
-from esper.observatory.trials import best_trial, read_trials
 
 DEEPEST, MOST_FOLDERS = 4, 20_000
 WATCHED = (CONFIG, EVENTS, METRICS, OUTCOMES, TIMINGS, SUMMARY, REPORT)
@@ -183,8 +182,6 @@ def _run_line(name: str, folder: Path, seen: Glance) -> RunLine:
     task, controller = config.get("task"), _controller(config)
     # Of the network that was kept, of the mean of a round, or of what is being trained.
     shown = {"growth": seen.outcome or last, "training": seen.round}.get(kind, last)
-    if kind == "tuning":
-        shown = _best_trial(folder)
     return RunLine(
         id=name,
         folder=folder,
@@ -208,7 +205,7 @@ def _run_line(name: str, folder: Path, seen: Glance) -> RunLine:
 
 def kind_of(config: Mapping[str, Any]) -> str:
     if "command" in config:
-        return "tuning" if config["command"] == "tune" else "lessons"
+        return "lessons"
     return "training" if "rounds" in config else "growth"
 
 
@@ -224,24 +221,14 @@ def _progress(kind: str, seen: Glance) -> tuple[str, int | None, int | None]:
     if kind == "training":
         ended = whole(seen.round, "round")
         return "rounds", 0 if ended is None else ended + 1, whole(seen.config, "rounds")
-    if kind == "tuning":
-        last = whole(seen.metrics, "round")
-        return "trials", 0 if last is None else last + 1, whole(seen.config, "trials")
     return "epochs", whole(seen.metrics, "step"), whole(seen.config, "steps")
-
-
-def _best_trial(folder: Path) -> Row:
-    try:
-        return dict(best_trial(read_trials(folder)) or {})
-    except (FileNotFoundError, UnreadableError, KeyError, TypeError):
-        return {}  # what is wrong with its rows is among the faults
 
 
 def _pace(
     folder: Path, kind: str, started: float | None, updated: float | None, done: int
 ) -> float | None:
     """Seconds for one more. A training run, which may have been resumed, keeps its own times."""
-    if kind not in ("training", "tuning"):
+    if kind != "training":
         return (updated - started) / done if started and updated else None
     try:
         with Lines(folder / TIMINGS) as lines:
@@ -262,15 +249,13 @@ def _state(
         return "finished", ""
     if seen.outcome.get("ended") == "interrupted":
         return "stopped", "it was interrupted"
-    if kind == "tuning":
-        return "stopped", f"its process has ended; esper tune --resume {folder} goes on"
     if kind == "training" and (folder / CHECKPOINTS).is_dir():
         return "stopped", f"its process has ended; esper train ppo --resume {folder} goes on"
     return "stopped", "its process has ended before the run did"
 
 
 def _has_ended(folder: Path, kind: str, seen: Glance, done: int | None, total: int | None) -> bool:
-    if kind in ("training", "tuning"):
+    if kind == "training":
         return total is not None and done is not None and done >= total
     if kind == "lessons":
         record = seen.config.get("command") == "record"

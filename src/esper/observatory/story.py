@@ -8,7 +8,6 @@ from esper.observatory.reading import number
 # What the feed of events can be narrowed down to.
 TOPICS = ("seeds", "gates", "governor", "policy", "other")
 _TOPIC = {
-    "CandidatesTried": "seeds",
     "SeedGerminated": "seeds",
     "SeedStageChanged": "seeds",
     "SeedFossilized": "seeds",
@@ -42,8 +41,6 @@ def in_words(event: Mapping[str, Any]) -> str:
     named = f"{event['blueprint']} in " if event.get("blueprint") else ""
     seed = f"{named}{event.get('module')}"
     match kind:
-        case "CandidatesTried":
-            return _tried(event)
         case "SeedGerminated":
             return f"{seed} germinated{_size(event)}"
         case "SeedStageChanged":
@@ -86,25 +83,6 @@ def _by(event: Mapping[str, Any]) -> str:
 
 def _low(event: Mapping[str, Any], name: str) -> str:
     return str(event.get(name)).lower()
-
-
-def candidates(event: Mapping[str, Any]) -> list[tuple[str, str, float | None, float | None]]:
-    """(blueprint, module, gain, parameters) of the candidates that were tried, the best first."""
-    columns = [event.get(name) for name in ("blueprints", "modules", "gains", "params")]
-    rows = zip(*(each if isinstance(each, list) else [] for each in columns), strict=False)
-    return [
-        (str(blueprint), str(module), number({"": gain}, ""), number({"": params}, ""))
-        for blueprint, module, gain, params in rows
-    ]
-
-
-def _tried(event: Mapping[str, Any]) -> str:
-    found = candidates(event)
-    if not found:
-        return "candidates tried"
-    blueprint, module, gain, _ = found[0]
-    brings = "breaks the network" if gain is None else f"loss {-gain:+.3f}"
-    return f"{len(found)} candidates tried, best {blueprint} in {module}: {brings}"
 
 
 def _size(event: Mapping[str, Any]) -> str:

@@ -25,7 +25,6 @@ from esper.observatory.terminal import (
     shown,
     summary_table,
 )
-from esper.observatory.trials import read_trials, show_trials
 
 STATE_STYLES = {"running": "bold green", "finished": "", "stopped": "yellow", "broken": "red"}
 
@@ -79,8 +78,6 @@ def show_run(console: Console, folder: Path) -> None:
         _show_evaluation(console, folder)
     elif line.kind == "training":
         _show_training(console, folder)
-    elif line.kind == "tuning":
-        show_trials(console, read_trials(folder))
     else:
         _show_growth(console, folder)
 
@@ -93,8 +90,6 @@ def run_as_json(folder: Path) -> dict[str, Any]:
     seen = glance(folder)
     if line.kind == "training":
         return {**shown_line(line), "round": seen.round}
-    if line.kind == "tuning":
-        return {**shown_line(line), "trials": read_trials(folder)}
     return {**shown_line(line), "arms": seen.summary, "outcome": seen.outcome}
 
 

@@ -153,19 +153,14 @@ def clock(seconds: float) -> str:
 
 
 def summary_table(rows: Sequence[Mapping[str, Any]], score: str) -> Table:
-    """One line per arm: score on test data, and what the network costs; where it was looked for,
-    also the whole bill of that."""
-    bill = any("bill_macs" in row for row in rows)
-    headings = ("", f"test {score}", "parameters", "multiply-adds")
-    table = plain_table(*headings, *(["spent in all, millions"] if bill else []))
+    """One line per arm: score on test data, and what the network costs."""
+    table = plain_table("", f"test {score}", "parameters", "multiply-adds")
     for row in rows:
-        spent = row.get("bill_macs")
         table.add_row(
             escape(row["arm"]),
             shown(row["test_score"], ".1f"),
             shown(row["params"], ",d"),
             shown(row["macs"], ",d"),
-            *([shown(None if spent is None else spent / 1e6, ",.0f")] if bill else []),
         )
     return table
 

@@ -7,7 +7,7 @@ from functools import partial
 
 from torch import Tensor
 
-from esper.growth import count_params, seed_costs
+from esper.growth import count_params
 from esper.leyline import ConfigError, Recorder
 from esper.tamiyo import Controller, Situation, StaticController
 from esper.tolaria import (
@@ -99,18 +99,10 @@ def host_plan(task: Task, steps: int, population: PopulationKind = "looped") -> 
     return Plan(task, DO_NOTHING, host_rules(steps, task.schedule, population))
 
 
-def host_size(task: Task, data: DataSplits, topology: Topology = ()) -> tuple[int, int]:
-    """(parameters, multiply-adds per example) of the task's host, with these seeds from birth."""
+def host_size(task: Task, data: DataSplits) -> tuple[int, int]:
+    """(parameters, multiply-adds per example) of the task's host."""
     template = LoopedPopulation(task.recipe(data), [0]).template
-    size = count_params(template.host), template.host_macs
-    if not topology:
-        return size
-    _, *costs = seed_costs(template.catalogue, template.sites, template.output)
-    params, macs = (
-        own + sum(int(cost[seed]) for seed in topology)
-        for own, cost in zip(size, costs, strict=True)
-    )
-    return params, macs
+    return count_params(template.host), template.host_macs
 
 
 def _pass_cost(task: Task, data: DataSplits) -> tuple[int, int]:

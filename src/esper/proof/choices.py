@@ -40,7 +40,6 @@ class Arm:
     extra       the extra budget that it has, of a scenario with some
     control_of  label of the arm that it is a control of
     versus      label of the arm that it is compared with
-    data        what it is trained on, if not what all are
     """
 
     name: str
@@ -51,7 +50,6 @@ class Arm:
     shape: tuple[int, ...] | None = None
     extra: float | None = None
     versus: str | None = None
-    data: DataSplits | None = field(default=None, compare=False)
 
     @property
     def label(self) -> str:
@@ -88,18 +86,12 @@ class Bench:
         rules = TrialRules(self.steps, population=self.population, schedule=self.task.schedule)
         return Plan(with_rate(self.task, rate), controller, rules)
 
-    def runs(
-        self,
-        trials: Mapping[str, Sequence[Plan]],
-        data: DataSplits | None = None,
-        keep: bool = False,
-    ) -> list[list[Run]]:
+    def runs(self, trials: Mapping[str, Sequence[Plan]], keep: bool = False) -> list[list[Run]]:
         """Under each label one plan for each tuning key, trained. No two ways of training have the
         same label."""
         self.tuned_anything = True
-        where = self.data if data is None else data
         jobs = [
-            Job(label, partial(_given, plans), where, self.tuning_keys, keep=keep)
+            Job(label, partial(_given, plans), self.data, self.tuning_keys, keep=keep)
             for label, plans in trials.items()
         ]
         labels, each = list(trials), len(self.tuning_keys)

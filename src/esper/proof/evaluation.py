@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from esper.leyline import ConfigError
 from esper.proof.arms import first_situation
 from esper.proof.choices import Arm, Bench, choose_arms
 from esper.proof.crossover import crossover
@@ -44,7 +43,6 @@ def evaluate(
     make_arm: Callable[[str], Controller],
     progress: Progress = lambda phase, done, total: None,
     *,
-    before: DataSplits | None = None,
     folder: Path | None = None,
     tell: Tell = lambda label, run: None,
     crew: Crew | None = None,
@@ -52,8 +50,7 @@ def evaluate(
     """Run the arms and compare them. `make_arm` turns the name of an arm into its controller.
 
     Bad input raises EsperError before anything is trained beyond one epoch. After Ctrl-C the keys
-    that are complete are reported; KeyboardInterrupt is raised if there is none. `before` is the
-    data before the shift, for that scenario.
+    that are complete are reported; KeyboardInterrupt is raised if there is none.
 
     Whatever was trained is kept in `folder` at once. If one was begun there, with the same
     settings, it goes on and ends with the numbers that it would have had. `tell` is told of every
@@ -61,8 +58,6 @@ def evaluate(
     elsewhere, with the same numbers.
     """
     require_scipy()
-    if settings.scenario == "shift" and before is None:
-        raise ConfigError(f"the scenario shift needs data from before it, task {task.name!r}")
     controllers = {name: make_arm(name) for name in settings.arms}
     task = replace(task, precision=settings.precision)
     _rehearse(task, data, controllers)
@@ -86,7 +81,7 @@ def evaluate(
     if settings.scenario == "scratch":
         arms = choose_arms(bench, controllers, settings.reference)
     else:
-        arms = choose_scenario(bench, controllers, settings.reference, settings.extra, before)
+        arms = choose_scenario(bench, controllers, settings.reference, settings.extra)
     trained = _train_all(bench, arms, settings.evaluation_keys)
     trials = [trial_of(task, data, arm, run) for runs in trained for arm, run in runs.items()]
     summaries = [summary(arm, trials) for arm in arms]
@@ -155,11 +150,10 @@ def _job(bench: Bench, arm: Arm, block: Sequence[int], known: Sequence[dict[str,
         for of_key, run in zip(known, trained, strict=True):
             of_key[arm.label] = run
 
-    data = bench.data if arm.data is None else arm.data
     return Job(
         arm.label,
         lambda: [arm.plan(before) for before in known],
-        data,
+        bench.data,
         block,
         attribute=True,
         keep=True,

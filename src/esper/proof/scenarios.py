@@ -5,7 +5,6 @@ share of what the host's training cost: the host goes on as it is, cooled, or gr
 network is trained from scratch. All arms have one schedule of the learning rate.
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -19,7 +18,6 @@ from esper.leyline.constants import COOLING_SAMPLES
 from esper.proof.arms import (
     DO_NOTHING,
     Plan,
-    affordable_steps,
     extra_budget,
     first_epoch_macs,
     host_plan,
@@ -33,10 +31,10 @@ from esper.proof.work import Run
 from esper.tamiyo import Controller
 from esper.tolaria import RESCUE, DataSplits, PopulationKind, Task, Topology, TrialRules
 
-HOST, WIDE_HOST = "host", "wide-host"
+HOST = "host"
 CONTINUE, CONTINUE_COOLED = "continue", "continue-cooled"
 BEST_SCRATCH, FOUND_SCRATCH = "best-scratch", "found-scratch"
-RANDOM_SHAPE, WIDE_COOLED = "random-shape", "wide-from-start-cooled"
+RANDOM_SHAPE = "random-shape"
 
 # A network that grows costs more with each epoch: with long ones it leaves much of a small budget.
 LEAST_DECISIONS = 6
@@ -44,16 +42,15 @@ LEAST_DECISIONS = 6
 
 @dataclass(frozen=True)
 class Hosts:
-    """Trained hosts of one task: the arm that trains them, and their weights as they are met."""
+    """Trained hosts of one task, and their weights as they are met."""
 
-    arm: str
     task: Task
     macs: int
     weights: dict[int, Mapping[str, Tensor]] = field(default_factory=dict)
 
     def met(self, known: Mapping[str, Run]) -> Mapping[int, Mapping[str, Tensor]]:
         """The weights of all hosts so far, with that of this key."""
-        run = known[self.arm]
+        run = known[HOST]
         assert run.model is not None, "trained hosts are kept"
         self.weights[run.outcome.key] = run.model.state_dict()
         return self.weights
@@ -161,63 +158,40 @@ def choose_scenario(
     controllers: Mapping[str, Controller],
     reference: str | None,
     extras: Sequence[float],
-    before: DataSplits | None,
 ) -> list[Arm]:
     """The trained hosts, then for each extra budget its arms: the host that goes on, those that
-    grow, and the controls for `reference`, if any. `before` is what hosts were trained on, if the
-    data has shifted since. Raises ConfigError if a budget does not pay for an epoch."""
-    learnt = bench.data if before is None else before
-    hosts = Hosts(HOST, bench.task, host_size(bench.task, bench.data)[1])
-    cost = training_macs(bench.task, learnt, hosts.macs, bench.steps)
+    grow, and the controls for `reference`, if any. Raises ConfigError if a budget does not pay for
+    an epoch."""
+    hosts = Hosts(bench.task, host_size(bench.task, bench.data)[1])
+    cost = training_macs(bench.task, bench.data, hosts.macs, bench.steps)
     budgets = [extra_budget(bench.task, bench.data, hosts.macs, cost, extra) for extra in extras]
-    host = _host_arm(bench, hosts, bench.steps, learnt)
+    host = _host_arm(bench)
     chosen = reference is not None or len(bench.rates) > 1
     known = [{HOST: run} for run in _trained_hosts(bench, host)] if chosen else []
     stages = [
         Stage(bench, extra, budget, known) for extra, budget in zip(extras, budgets, strict=True)
     ]
     arms = {stage.extra: _growing(stage, hosts, controllers, reference) for stage in stages}
-    first = [host]
     if reference is not None:
         found = {s.extra: _found(s, arms[s.extra], reference) for s in stages}
         for stage in stages:
             arms[stage.extra] += _scratch(stage, reference, found[stage.extra])
-        wide = None if before is None else _wide_hosts(bench, found[stages[-1].extra])
-        if wide is not None:
-            steps = affordable_steps(bench.task, learnt, wide.macs, cost)
-            first.append(_host_arm(bench, wide, steps, learnt))
-            for each, run in zip(known, _trained_hosts(bench, first[1]), strict=True):
-                each[WIDE_HOST] = run
-            for stage in stages:
-                arms[stage.extra].append(_wide_cooled(stage, wide, reference))
-    return first + [arm for stage in stages for arm in arms[stage.extra]]
+    return [host] + [arm for stage in stages for arm in arms[stage.extra]]
 
 
 # --- hosts ---------------------------------------------------------------------------------------
 
 
-def _host_arm(bench: Bench, hosts: Hosts, steps: int, learnt: DataSplits) -> Arm:
-    plan = host_plan(hosts.task, steps, bench.population)
-    return Arm(hosts.arm, lambda _: plan, hosts.task.learning_rate, data=learnt)
+def _host_arm(bench: Bench) -> Arm:
+    plan = host_plan(bench.task, bench.steps, bench.population)
+    return Arm(HOST, lambda _: plan, bench.task.learning_rate)
 
 
 def _trained_hosts(bench: Bench, arm: Arm) -> list[Run]:
     """Those of the tuning keys."""
     plans = [arm.plan({})] * len(bench.tuning_keys)
-    (runs,) = bench.runs({f"tuning {arm.name}": plans}, arm.data, keep=True)
+    (runs,) = bench.runs({f"tuning {arm.name}": plans}, keep=True)
     return runs
-
-
-def _wide_hosts(bench: Bench, found: Sequence[Run]) -> Hosts | None:
-    """Hosts as large as what was grown, had one known before; None if there are none."""
-    own, _ = host_size(bench.task, bench.data)
-    sizes = {width: host_size(task, bench.data) for width, task in bench.widths.items()}
-    wider = {width: size for width, size in sizes.items() if size[0] > own}
-    if not wider:
-        return None
-    grown = median(run.outcome.params for run in found)
-    width = min(wider, key=lambda width: abs(math.log(wider[width][0] / grown)))
-    return Hosts(WIDE_HOST, bench.widths[width], wider[width][1])
 
 
 # --- arms of one extra budget --------------------------------------------------------------------
@@ -323,13 +297,3 @@ def _random_shapes(bench: Bench, found: Sequence[Run], tries: int) -> list[Other
     grown = median(run.outcome.params for run in found)
     shapes = random_shapes(build, bench.task.shape, grown, tries)
     return [Other(replace(bench.task, build=partial(build, each)), shape=each) for each in shapes]
-
-
-def _wide_cooled(stage: Stage, wide: Hosts, reference: str) -> Arm:
-    return stage.choose(
-        stage.over_rates(
-            WIDE_COOLED,
-            partial(stage.going_on, wide, DO_NOTHING, True),
-            control_of=labelled(reference, stage.extra),
-        )
-    )

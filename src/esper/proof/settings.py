@@ -8,7 +8,7 @@ from esper.tolaria import Precision, check_population, check_precision
 
 FIRST_TUNING_KEY = 1_000_000  # so that they never meet evaluation keys, which are below
 STATIC = "static"
-SCENARIOS = ("scratch", "trained", "shift")
+SCENARIOS = ("scratch", "trained")
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,9 @@ class EvaluationSettings:
     population   how networks are trained, as `choose_population` takes it
     precision    in what they compute while they are trained; they are tested in fp32
     scenario     scratch: every arm begins with a new host; trained: with a host that was trained
-                 for `steps` epochs; shift: with one that was trained on the data before a shift
+                 for `steps` epochs
     extra        what arms may spend beyond that training, as shares of its cost, ascending; of the
-                 scenarios trained and shift
+                 scenario trained
     """
 
     arms: tuple[str, ...]
@@ -86,12 +86,12 @@ class EvaluationSettings:
 
 def _check_scenario(scenario: str, extra: tuple[float, ...], arms: tuple[str, ...]) -> None:
     if scenario not in SCENARIOS:
-        raise ConfigError(f"scenario must be scratch, trained or shift, got {scenario!r}")
+        raise ConfigError(f"scenario must be scratch or trained, got {scenario!r}")
     if scenario == "scratch":
         if extra:
             raise ConfigError(
                 "extra budgets are for hosts that were trained before; give them with the "
-                "scenarios trained and shift"
+                "scenario trained"
             )
         return
     if not extra or not all(0.0 < share < math.inf for share in extra):
@@ -103,6 +103,6 @@ def _check_scenario(scenario: str, extra: tuple[float, ...], arms: tuple[str, ..
         raise ConfigError(f"extra must ascend, got {', '.join(map(str, extra))}")
     if STATIC in arms:
         raise ConfigError(
-            f"a trained host that does not grow is the arm `continue` of the scenario {scenario}, "
+            "a trained host that does not grow is the arm `continue` of the scenario trained, "
             "which is always there; list arms that grow"
         )

@@ -35,14 +35,12 @@ from esper.tamiyo.policy.set_features import (
     set_feature_names,
     set_features,
 )
-from esper.tamiyo.situation import AsksForTrials, GivesReasons, Situation
+from esper.tamiyo.situation import GivesReasons, Situation
 from esper.tamiyo.slot_facts import SlotFacts, describe_slots
 from esper.tamiyo.tracker import SignalTracker, score_noise
-from esper.tamiyo.trial_scores import TrialPlan, TrialScores
 
 __all__ = [
     "SET_COLUMNS",
-    "AsksForTrials",
     "Controller",
     "EachController",
     "FeatureExtractionContext",
@@ -58,8 +56,6 @@ __all__ = [
     "Situation",
     "SlotFacts",
     "StaticController",
-    "TrialPlan",
-    "TrialScores",
     "compute_action_masks",
     "controller_names",
     "describe_slots",

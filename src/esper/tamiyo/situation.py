@@ -9,7 +9,6 @@ from esper.growth import BlueprintCatalogue, SlotTable
 from esper.leyline import HEAD_NAMES, OP, ActionMasks, LifecycleOp, SlotConfig, TrainingSignals
 from esper.leyline.events import Decided
 from esper.tamiyo.slot_facts import SlotFacts
-from esper.tamiyo.trial_scores import TrialPlan, TrialScores
 
 
 @dataclass(frozen=True)
@@ -23,7 +22,6 @@ class Situation:
                   multiply-adds, whichever is less
     max_seeds     how many seeds an environment may hold, None for no limit
     trained       the hosts arrived trained; then step 0 comes before the first epoch
-    trials        what candidates would bring, where the controller asked for it
     facts         what is known of slots and candidates; None in a situation that is made by hand
     extra         float[E], the budget of multiply-adds as a share of what the training of the host
                   cost, NaN where there is none; None: nowhere
@@ -45,7 +43,6 @@ class Situation:
     left: np.ndarray
     max_seeds: int | None = None
     trained: bool = False
-    trials: TrialScores | None = None
     facts: SlotFacts | None = None
     extra: np.ndarray | None = None
     rho: np.ndarray | None = None
@@ -69,20 +66,6 @@ class Controller(Protocol):
 
     def act(self, situation: Situation) -> np.ndarray:
         """int64 [E, 4] in the order of HEAD_NAMES; every row legal, irrelevant heads 0."""
-        ...
-
-
-@runtime_checkable
-class AsksForTrials(Protocol):
-    """A controller that may want to know what candidates would bring before it acts.
-
-    `trial_plan` says what is tried. Where nobody can run trials the situation has none.
-    """
-
-    trial_plan: TrialPlan
-
-    def asks(self, situation: Situation) -> np.ndarray:
-        """bool[E]: the environments in which to try. Comes before `act`, and changes nothing."""
         ...
 
 

@@ -8,7 +8,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from esper.tolaria.advice import advise, check_extra
     from esper.tolaria.attribution import Attribution, CoalitionGame, attribute, attribute_seeds
     from esper.tolaria.batches import DataSize, DataSource, LoaderSource, TensorSource
     from esper.tolaria.choice import (
@@ -60,29 +59,23 @@ if TYPE_CHECKING:
         Trained,
         TrialRules,
         act,
-        decide,
         host_rules,
         make_env,
         play,
         settle,
         train,
     )
-    from esper.tolaria.verdict import Advice, Candidate, Continued, Findings
 
 # Loaded on first use: the data catalogue has to answer without waiting for torch.
 _HOMES = {
-    "Advice": "verdict",
     "Attribution": "attribution",
     "Budget": "garden",
-    "Candidate": "verdict",
     "CoalitionGame": "attribution",
-    "Continued": "verdict",
     "DataSize": "batches",
     "DataSource": "batches",
     "DataSplits": "data.splits",
     "Evaluation": "population",
     "Family": "families",
-    "Findings": "verdict",
     "FusedPopulation": "fused",
     "Garden": "garden",
     "Governor": "governor",
@@ -116,18 +109,15 @@ _HOMES = {
     "Validation": "garden",
     "WholeSetScore": "objectives",
     "act": "trial",
-    "advise": "advice",
     "all_tasks": "tasks",
     "attribute": "attribution",
     "attribute_seeds": "attribution",
-    "check_extra": "advice",
     "check_fit": "objectives",
     "check_population": "choice",
     "check_precision": "recipe",
     "choose_population": "choice",
     "cycle_state": "resuming",
     "data_root": "data.catalogue",
-    "decide": "trial",
     "export_network": "recipe",
     "find_family": "families",
     "find_objective": "objectives",

@@ -16,10 +16,10 @@ from torch import Tensor
 from esper.growth import batch_size, call_model, evaluating, keyed
 from esper.leyline import draw_key
 from esper.leyline.constants import COOLING_ANSWERS, COOLING_SAMPLES
+from esper.tolaria.batches import Batch
 from esper.tolaria.population import Population
 from esper.tolaria.recipe import HostRecipe, on_device
 from esper.tolaria.starvation import answers, find_tau
-from esper.tolaria.trials import cut
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Cooler:
         logits, classes, samples = list[Tensor](), list[Tensor](), 0
         with evaluating(network), keyed(key):
             for batch in data.train_batches(key):
-                inputs, target = next(cut(batch, COOLING_SAMPLES - samples))
+                inputs, target = _first(batch, COOLING_SAMPLES - samples)
                 output = call_model(network, on_device(inputs, self.device))
                 found = answers(output, on_device(target, self.device))
                 samples += batch_size(inputs)
@@ -69,3 +69,11 @@ class Cooler:
                 if samples >= COOLING_SAMPLES or sum(map(len, classes)) >= COOLING_ANSWERS:
                     break
         return (torch.cat(logits), torch.cat(classes)), samples
+
+
+def _first(batch: Batch, size: int) -> Batch:
+    """At most `size` examples, where input and target are plain tensors."""
+    inputs, target = batch
+    if isinstance(inputs, Tensor) and isinstance(target, Tensor):
+        return inputs[:size], target[:size]
+    return batch

@@ -9,18 +9,16 @@ back is the one after all of them.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from esper.growth import LifecycleRules
-from esper.tamiyo import Situation, TrialPlan, TrialScores
+from esper.tamiyo import Situation
 from esper.tolaria.cycle import GrowthCycle
 from esper.tolaria.population import Population, TrainReadings
 from esper.tolaria.schedule import RateSchedule
 from esper.tolaria.transition import Transition
-from esper.tolaria.trials import PART
 
 
 class GrowthEnv(GrowthCycle):
@@ -56,52 +54,6 @@ class GrowthEnv(GrowthCycle):
         self._cool(self.running, self.affords(self.cooler.cost(self.garden.total_macs())))
         self.situation = self._look(situation.signals)
         return self.situation
-
-    def try_candidates(self, plan: TrialPlan, envs: np.ndarray) -> Situation:
-        """Find out what candidates would bring to some running hosts (bool[E]) before the next
-        step; the situation then has it. A host whose budget does not pay for trials as planned has
-        shorter ones; whose budget does not pay for these either has none."""
-        assert self.situation is not None, "reset comes before the first trial"
-        garden, situation = self.garden, self.situation
-        tried = plan.candidates(situation.masks, situation.catalogue)
-        tried &= (envs & self.running)[:, None, None]
-        short = plan.shortened()
-        paid, short_paid = (self._trials_paid(tried, each) for each in (plan, short))
-        tried &= (paid | short_paid)[:, None, None]
-        if not tried.any():
-            return situation
-        gain, error = np.full((2, *tried.shape), np.nan)
-        spent = np.zeros(self.n_envs, dtype=np.int64)
-        for each, whose in ((plan, paid), (short, ~paid)):
-            own = tried & whose[:, None, None]
-            if own.any():
-                found = self.population.try_candidates(own, each, self.step_count)
-                gain[own], error[own] = found.gain[own], found.error[own]
-                spent += garden.trial_macs(own, found)
-        garden.train_macs += spent
-        self.macs_between += spent
-        limits = garden.limits
-        scores = TrialScores(gain, error, limits.params, limits.macs, self.step_count)
-        for env in np.flatnonzero(tried.any(axis=(1, 2))).tolist():
-            self.recorder.event(garden.narrator.trials(scores, env, int(spent[env])))
-        self.situation = replace(self._look(situation.signals), trials=scores)
-        return self.situation
-
-    def _trials_paid(self, tried: np.ndarray, plan: TrialPlan) -> np.ndarray:
-        """bool[E]: would the budget pay for another epoch after these trials?"""
-        if self.purse.max_macs is None:
-            return np.ones(self.n_envs, dtype=bool)
-        most = replace(plan, val_samples=plan.val_samples + PART)
-        return self.affords(self.trial_macs(tried, most))
-
-    def trial_macs(self, tried: np.ndarray, plan: TrialPlan) -> np.ndarray:
-        """int[E]: what trials of `tried` (bool[E, S, B]) would cost in multiply-adds, if there are
-        as many examples as the plan says."""
-        nothing = self.population.try_candidates(np.zeros_like(tried), plan, self.step_count)
-        expected = replace(
-            nothing, train_samples=plan.steps * plan.batch, val_samples=plan.val_samples
-        )
-        return self.garden.trial_macs(tried, expected)
 
     def step(self, actions: np.ndarray) -> Transition:
         """`actions` is int [E, 4] in the order of HEAD_NAMES. An illegal one raises

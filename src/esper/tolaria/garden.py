@@ -40,7 +40,6 @@ from esper.leyline import (
 from esper.tamiyo import GrowthLimits, describe_slots, usable_blueprints
 from esper.tolaria.narrator import Narrator
 from esper.tolaria.population import Hosts, Snapshot, TrainReadings
-from esper.tolaria.trials import TrialReadings
 
 # A backward pass costs about twice a forward pass.
 TRAINING_COST = 3
@@ -296,27 +295,6 @@ class Garden:
         per_example = self.host_macs + self._active_macs().sum(axis=1)
         self.train_macs += np.where(running, TRAINING_COST * samples * per_example, 0)
         self.host_train_macs += np.where(running, TRAINING_COST * samples * self.host_macs, 0)
-
-    def trial_macs(self, tried: np.ndarray, found: TrialReadings) -> np.ndarray:
-        """int[E]: multiply-adds of trials.
-
-        The host runs forwards: once for all candidates that share its pass, and what is behind the
-        place of each again; once for each of the others. What is behind is also run backwards, for
-        its features only. The candidate itself is trained.
-        """
-        acting = np.where(IS_BLENDED[self.table.stage], self.table.macs, 0)
-        host = self.host_macs + acting.sum(axis=1)
-        # Slots are in order of use.
-        seeds_behind = acting.sum(axis=1, keepdims=True) - acting.cumsum(axis=1)
-        behind = found.behind + np.where(found.behind > 0, seeds_behind[:, :, None], 0)
-        whole = np.broadcast_to(host[:, None, None], tried.shape)
-        again = np.where(found.shared, behind, whole)
-        once = np.where((tried & found.shared).any(axis=(1, 2)), host, 0)
-        training = again + behind + TRAINING_COST * self.limits.macs
-        evaluation = again + np.where(found.shared, 0, whole) + self.limits.macs
-        cost = found.train_samples * (once + (training * tried).sum(axis=(1, 2)))
-        cost += found.val_samples * (once + (evaluation * tried).sum(axis=(1, 2)))
-        return np.asarray(cost)
 
     def _active_macs(self) -> np.ndarray:
         return np.where(IS_ACTIVE[self.table.stage], self.table.macs, 0)

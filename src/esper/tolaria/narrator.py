@@ -23,7 +23,6 @@ from esper.leyline import (
     SlotConfig,
 )
 from esper.leyline.events import (
-    CandidatesTried,
     Event,
     SeedCulled,
     SeedFossilized,
@@ -31,7 +30,6 @@ from esper.leyline.events import (
     SeedGerminated,
     SeedStageChanged,
 )
-from esper.tamiyo import TrialScores
 from esper.tolaria.transition import Transition
 
 
@@ -89,20 +87,6 @@ class Narrator:
             else:
                 events.append(SeedFossilized(**names, **life))
         return events
-
-    def trials(self, scores: TrialScores, env: int, macs: int) -> CandidatesTried:
-        gain = scores.gain[env]
-        found = np.argwhere(~np.isnan(gain))
-        ranked = sorted(found.tolist(), key=lambda pair: -gain[tuple(pair)])
-        return CandidatesTried(
-            env,
-            scores.step,
-            modules=tuple(self.slots.names[slot] for slot, _ in ranked),
-            blueprints=tuple(self.blueprint_name(blueprint) for _, blueprint in ranked),
-            gains=tuple(absent(gain[tuple(pair)]) for pair in ranked),
-            params=tuple(int(scores.params[tuple(pair)]) for pair in ranked),
-            macs=macs,
-        )
 
     def closed_gates(
         self, table: SlotTable, rules: LifecycleRules, running: np.ndarray, step: int

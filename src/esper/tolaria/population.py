@@ -3,8 +3,7 @@ form: a loop over ordinary modules."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -26,18 +25,15 @@ from esper.growth import (
     scaled_rates,
     sync_slot_group,
     take_snapshot,
-    takes_copies,
     without_empty_groups,
 )
 from esper.leyline import SeedStage, draw_key
-from esper.tamiyo import TrialPlan
 from esper.tolaria.batches import Batch
 from esper.tolaria.gradients import GradientMeter
 from esper.tolaria.objectives import WholeSetScore
 from esper.tolaria.recipe import HostRecipe, export_network, new_network, on_device
 from esper.tolaria.schedule import batch_factors
 from esper.tolaria.starvation import STRIDE, batch_rho
-from esper.tolaria.trials import HostTrials, TrialReadings, behind_candidates
 
 
 @dataclass(frozen=True)
@@ -128,10 +124,6 @@ class Population(Hosts, Protocol):
     ) -> TrainReadings:
         """One epoch of the hosts where `running` (bool[E]). By `rates` [E, 2] each host's learning
         rate is multiplied at the begin and at the end of the epoch, linearly in between."""
-
-    def try_candidates(self, tried: np.ndarray, plan: TrialPlan, step: int) -> TrialReadings:
-        """Try the candidates of which `tried` (bool[E, S, B]) is True, all in empty slots. Hosts
-        and seeds stay as they are."""
 
 
 class LoopedPopulation:
@@ -240,47 +232,6 @@ class LoopedPopulation:
         loss_mean, score_mean = np.average(values, axis=0, weights=sizes).tolist()
         return (loss_mean, score_mean, float(torch.stack(rhos).mean())), sum(sizes)
 
-    def try_candidates(self, tried: np.ndarray, plan: TrialPlan, step: int) -> TrialReadings:
-        bypass = np.array([spec.kind == "bypass" for spec in self.template.catalogue.specs])
-        shared = np.where(bypass, *self._takes_copies[::-1, :, None])
-        readings = TrialReadings.nothing(tried, shared, self._behind)
-        samples = (0, 0)
-        for env in np.flatnonzero(tried.any(axis=(1, 2))).tolist():
-            trials = HostTrials(
-                self.recipe,
-                self.networks[env],
-                self.optimizers[env],
-                int(self.keys[env]),
-                step,
-                plan,
-                self._casting,
-                self._batches,
-            )
-            slots, blueprints = np.nonzero(tried[env])
-            pairs = list(zip(slots.tolist(), blueprints.tolist(), strict=True))
-            gain, error, samples = trials.run(pairs, shared[slots, blueprints].tolist())
-            readings.gain[env, slots, blueprints] = gain
-            readings.error[env, slots, blueprints] = error
-        return replace(readings, train_samples=samples[0], val_samples=samples[1])
-
-    @cached_property
-    def _takes_copies(self) -> np.ndarray:
-        """bool[2, S]: of which slots candidates can be tried on one pass, others and bypasses."""
-        network, batches = self.template, self.recipe.data.train_batches(0)
-        with keyed(0):
-            inputs, _ = next(self._batches(batches))
-        slots = range(len(network.sites))
-        return np.array(
-            [
-                [takes_copies(network, slot, inputs, bypass=bypass) for slot in slots]
-                for bypass in (False, True)
-            ]
-        )
-
-    @cached_property
-    def _behind(self) -> np.ndarray:
-        return behind_candidates(self.template, on_device(self.recipe.data.example(), self.device))
-
     def evaluate(self, envs: np.ndarray, present: np.ndarray) -> Evaluation:
         means, alpha, samples = np.empty((len(envs), 2)), np.empty(present.shape), 0
         for env in np.unique(envs).tolist():
@@ -310,17 +261,6 @@ class LoopedPopulation:
         if tallies:
             means[:, 1] = [tally.result() for tally in tallies]
         return means, alpha, samples
-
-    def measure(self, env: int, batches: Iterator[Batch]) -> tuple[np.ndarray, list[int]]:
-        """Loss and score [N, 2] of one host on each of N batches, and their sizes."""
-        recipe, network, readings, sizes = self.recipe, self.networks[env], list[Tensor](), []
-        with evaluating(network), self._casting():
-            for inputs, target in self._batches(batches):
-                output = call_model(network, inputs)
-                both = [recipe.loss(output, target), recipe.score(output, target)]
-                readings.append(torch.stack(both))
-                sizes.append(batch_size(inputs))
-        return torch.stack(readings).double().cpu().numpy(), sizes
 
     def snapshot(self, envs: np.ndarray) -> list[HostSnapshot]:
         return [take_snapshot(self.networks[env], self.optimizers[env]) for env in envs.tolist()]

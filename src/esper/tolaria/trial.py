@@ -22,7 +22,7 @@ from esper.leyline import (
     SeedStateReport,
 )
 from esper.leyline.events import ShapleyComputed
-from esper.tamiyo import AsksForTrials, Controller, GivesReasons
+from esper.tamiyo import Controller, GivesReasons
 from esper.tolaria.attribution import attribute_seeds
 from esper.tolaria.choice import PopulationKind
 from esper.tolaria.cooling import Cooler
@@ -184,19 +184,11 @@ def play(
             env.reset(topology)
             going_on = after_epoch()
         while going_on and env.running.any():
-            on_step(env.step(decide(env, controller)))
+            on_step(env.step(act(env, controller)))
             going_on = after_epoch()
     except KeyboardInterrupt:
         return False
     return True
-
-
-def decide(env: GrowthEnv, controller: Controller) -> np.ndarray:
-    """The controller's actions [E, 4], after the trials that it asks for."""
-    assert env.situation is not None
-    if isinstance(controller, AsksForTrials):
-        env.try_candidates(controller.trial_plan, controller.asks(env.situation))
-    return act(env, controller)
 
 
 def act(cycle: GrowthCycle, controller: Controller) -> np.ndarray:

@@ -114,8 +114,6 @@ def test_episodes_of_several_kinds_of_hosts_are_learnt_from_together() -> None:
     own = recorded()
     with pytest.raises(ConfigError, match=r"3 slots and .*; to be learnt from for 2 slots"):
         shown_in(own, Space.of(2, own.space.blueprints, "set"))
-    with pytest.raises(ConfigError, match="some with trials and some without"):
-        shown_in(own, replace(own.space, trials=True))
     with pytest.raises(ConfigError, match="other slots or blueprints"):
         shown_in(recorded("flat"), wider(own.space))
     wide = shown_in(own, wider(own.space))

@@ -55,7 +55,7 @@ def test_every_preset_is_a_config(task):
         ("envs = 1\nab_reward_mode = 'sparse'", "at least 2 environments"),
         ("ab_reward_mode = 'objective'", "as well; name another"),
         ("incubation = 'warm'", "incubation must be isolated or joint"),
-        ("population = 'big'", "population must be auto, looped, fused or measure, got 'big'"),
+        ("population = 'big'", "population must be auto, looped or fused, got 'big'"),
         ("precision = 'fp8'", "precision must be 'fp32' or 'bf16', got 'fp8'"),
         ("max_params = 0.5", "below the host itself"),
         ("rounds = ", "is not TOML"),

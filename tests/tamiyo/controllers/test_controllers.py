@@ -24,7 +24,6 @@ from esper.tamiyo import (
     RandomController,
     Situation,
     StaticController,
-    TrialScores,
     compute_action_masks,
     make_controller,
 )
@@ -187,6 +186,32 @@ def test_heuristic_config_is_validated() -> None:
         HeuristicConfig(blend="abrupt")
 
 
+def test_settings_of_the_heuristic_come_from_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "own.toml"
+    file.write_text('blend = "gated"\nblueprint_rotation = ["norm", "branch"]\n')
+    config = HeuristicConfig(blend="gated", blueprint_rotation=("norm", "branch"))
+    named = make_controller(f"heuristic:{file}")
+    assert (named.name, named.config) == (f"heuristic:{file}", config)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        (None, "cannot read the config"),
+        ('bland = "linear"', r"no setting bland; did you mean blend\?"),
+        ('blueprint_rotation = "norm"', "must be a list, each text, got 'norm'"),
+    ],
+)
+def test_bad_settings_in_a_file_are_one_sentence(
+    text: str | None, complaint: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "own.toml"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(ConfigError, match=complaint):
+        make_controller(f"heuristic:{file}")
+
+
 def test_random_is_uniform_over_ops_slots_and_blueprints() -> None:
     table = SlotTable.empty(4000, 3)
     s = situation(table)
@@ -275,31 +300,10 @@ def test_controllers_by_name(tmp_path: Path) -> None:
         make_controller("scripted:nowhere")
 
 
-def scores(gains: dict[tuple[int, str], float], error: float = 0.0, **costs: int) -> TrialScores:
-    gain = np.full((1, 3, N), np.nan)
-    params = np.full((3, N), 10)
-    for (slot, name), value in gains.items():
-        gain[0, slot, CATALOGUE.index(name)] = value
-    for name, cost in costs.items():
-        params[:, CATALOGUE.index(name)] = cost
-    return TrialScores(gain, np.full(gain.shape, error), params, params, step=10)
-
-
-def by_trial(**settings: Any) -> HeuristicController:
-    return heuristic(choose_by="trial", **settings)
-
-
-def test_heuristic_asks_when_it_is_time_for_a_seed() -> None:
-    for changes, expected in (({}, True), ({"step": 4}, False), ({"plateau": 0}, False)):
-        assert by_trial().asks(situation(**changes)).tolist() == [expected]
-        assert not heuristic(choose_by="rotation").asks(situation(**changes)).any()
-    assert not by_trial().asks(situation(with_seed(SeedStage.TRAINING))).any()
-
-
 def test_heuristic_does_not_wait_for_a_plateau_of_hosts_that_arrive_trained() -> None:
-    assert by_trial().asks(situation(step=0, plateau=0, trained=True)).all()
-    assert decide(by_trial(), situation(step=0, plateau=0, trained=True))[0] == "GERMINATE"
-    assert not by_trial().asks(situation(step=1, plateau=0, trained=True)).any()
+    for step, expected in ((0, "GERMINATE"), (1, "WAIT")):
+        made = situation(step=step, plateau=0, trained=True)
+        assert decide(heuristic(), made)[0] == expected
 
 
 @pytest.mark.parametrize(
@@ -313,56 +317,11 @@ def test_heuristic_leaves_a_trained_host_alone_that_has_little_to_spend(
     assert (decide(heuristic(), made)[0] == "GERMINATE") == grows
 
 
-def test_heuristic_plants_nothing_that_trials_have_made_too_dear() -> None:
-    made = situation(trials=scores({(0, "branch"): 1.0, (1, "norm"): 0.5}))
-    made.masks.blueprint[0, 0, CATALOGUE.index("branch")] = False
-    assert decide(by_trial(), made) == ("GERMINATE", 1, "norm")
-
-
-def test_heuristic_does_not_ask_right_after_a_cull() -> None:
-    controller = by_trial()
+def test_heuristic_plants_nothing_right_after_a_cull_also_as_it_was_saved() -> None:
+    controller, other = heuristic(), heuristic()
     controller.act(situation(with_seed(SeedStage.TRAINING)))
-    assert controller.asks(situation(step=11)).tolist() == [False]
-    controller.act(situation(step=11))
-    assert controller.asks(situation(step=15)).tolist() == [False]
-    assert controller.asks(situation(step=16)).tolist() == [True]
-
-
-@pytest.mark.parametrize(
-    ("power", "expected"), [(0.0, (2, "conv_light")), (0.5, (1, "norm")), (1.0, (0, "branch"))]
-)
-def test_heuristic_takes_the_most_gain_for_its_cost(power: float, expected: Any) -> None:
-    gains = {(2, "conv_light"): 0.5, (1, "norm"): 0.4, (0, "branch"): 0.06}
-    found = scores(gains, conv_light=100, norm=25, branch=1)
-    op, *choice = decide(by_trial(cost_power=power), situation(trials=found))
-    assert (op, *choice) == ("GERMINATE", *expected)
-
-
-@pytest.mark.parametrize(("gain", "error"), [(-0.1, 0.0), (0.1, 0.06), (-np.inf, np.nan)])
-def test_heuristic_plants_nothing_that_trials_do_not_show_to_help(
-    gain: float, error: float
-) -> None:
-    controller = by_trial(min_gain_in_errors=2.0, epochs_between_trials=3)
-    found = scores({(0, "branch"): gain}, error)
-    assert decide(controller, situation(trials=found))[0] == "WAIT"
-    # It does not pay for the same answer at every epoch.
-    assert controller.asks(situation(step=12)).tolist() == [False]
-    assert controller.asks(situation(step=13)).tolist() == [True]
-
-
-def test_heuristic_goes_on_as_it_was_saved() -> None:
-    controller, other = by_trial(), by_trial()
-    controller.act(situation(trials=scores({(0, "branch"): -1.0})))
+    assert decide(controller, situation(step=11))[0] == "WAIT"
     other.load_state_dict(controller.state_dict())
-    assert not other.asks(situation(step=11)).any()
-
-
-def test_heuristics_by_name() -> None:
-    asking = {"heuristic": False, "heuristic:rotation": False, "heuristic:trial": True}
-    for name, expected in asking.items():
-        made = make_controller(name)
-        assert isinstance(made, HeuristicController)
-        made.reset(1)
-        assert (made.name, bool(made.asks(situation()).all())) == (name, expected)
-    with pytest.raises(ConfigError, match="heuristic:trial"):
-        make_controller("heuristic:dice")
+    for each in (controller, other):
+        assert decide(each, situation(step=15))[0] == "WAIT"
+        assert decide(each, situation(step=16))[0] == "GERMINATE"

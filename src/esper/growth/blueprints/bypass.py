@@ -58,19 +58,10 @@ _OWN: dict[str, Callable[..., nn.Module]] = {
 }
 
 
-# Channels that are added, as a share of those that the layer has.
-WIDENINGS = {"widen_half": 0.5, "widen_double": 1.0}
-
-
-def newcomers(share: float, channels: int) -> int:
-    """Channels that a layer of so many is widened by."""
-    return max(1, int(share * channels))
-
-
 def widen(widening: Widening, share: float) -> nn.Module:
     """A bypass with `share` of the layer's channels, at least one."""
     normed = any(step[0] in _OVER_CHANNELS for step in widening.steps)
-    width = max(LEAST_NORMED if normed else 1, newcomers(share, widening.first.outputs))
+    width = max(LEAST_NORMED if normed else 1, int(share * widening.first.outputs))
     parts: list[Any] = [make() for make in _makers(widening, width)]
     nearly_zero_(parts[-1])
     return nn.Sequential(*parts)

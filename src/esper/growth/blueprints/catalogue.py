@@ -231,17 +231,13 @@ BUILT_IN = BlueprintCatalogue(
         BlueprintSpec(
             "widen_half",
             "bypass",
-            dict.fromkeys(
-                SEED_LAYOUTS, partial(bypass.widen, share=bypass.WIDENINGS["widen_half"])
-            ),
+            dict.fromkeys(SEED_LAYOUTS, partial(bypass.widen, share=0.5)),
             "half as many channels again in the slot's last hidden layer",
         ),
         BlueprintSpec(
             "widen_double",
             "bypass",
-            dict.fromkeys(
-                SEED_LAYOUTS, partial(bypass.widen, share=bypass.WIDENINGS["widen_double"])
-            ),
+            dict.fromkeys(SEED_LAYOUTS, partial(bypass.widen, share=1.0)),
             "as many channels again in the slot's last hidden layer",
         ),
     )

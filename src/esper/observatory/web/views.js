@@ -334,7 +334,6 @@ const EsperViews = (() => {
       ${training && html`<${Policy} data=${data} />`}
       <${Compared} data=${data} />
       <${Seeds} data=${data} />
-      <${Trials} data=${data} />
       <${Decisions} data=${data} training=${training} />
       <${Feed} events=${episode.events} />
       ${data.bill.length > 0 && html`<section><h2>The bill</h2><${Table} caption="The bill" head=${["what", "multiply-adds"]} rows=${data.bill.map(([what, macs]) => [what, big(macs)])} /></section>`}
@@ -418,10 +417,6 @@ const EsperViews = (() => {
       <${Table} caption="What the policy thought before each epoch" head=${["before epoch", "what it did, and how probable", "expected", "second choice"]} rows=${decisions.map((one) => [one.step, parts(one.did), signed(one.value), parts(one.instead)])} />
     </section>`;
   }
-
-  const Trials = ({ data }) => (data.episode.trials || []).map((trial) => html`<section><h2>What candidates would have brought at epoch ${trial.step}</h2>
-    <${Table} caption="Candidates at epoch ${trial.step}" head=${["seed, tried alone", "loss", "parameters"]}
-      rows=${trial.candidates.map(([blueprint, module, gain, params]) => [`${blueprint} in ${module}`, gain == null ? "broken" : (gain > 0 ? "−" : "+") + Math.abs(gain).toFixed(4), count(params)])} /></section>`);
 
   const Seeds = ({ data }) => data.seeds.length > 0 && html`<section><h2>Seeds that were kept</h2>
     <${Table} caption="Kept seeds" head=${["seed", "parameters", "lost without it", "Shapley value"]}

@@ -11,7 +11,7 @@ from esper.simic.lessons.episodes import Episodes, join, save_episodes
 from esper.simic.rewards import RewardConfig, compute_reward
 from esper.simic.training import RoundLog, Shard, ShardSpec, Space, TrainingConfig, side_by_side
 from esper.tamiyo import Controller
-from esper.tolaria import DataSplits, Family, Task, Transition, decide
+from esper.tolaria import DataSplits, Family, Task, Transition, act
 
 _MASKS = ("op", "slot", "blueprint", "blend")
 
@@ -52,7 +52,7 @@ def _play(shard: Shard, round_: int, controller: Controller) -> list[Transition]
     controller.reset(shard.num_envs)
     history = []
     while part.env.running.any():
-        shard.step(decide(part.env, controller))
+        shard.step(act(part.env, controller))
         assert part.transition is not None
         history.append(part.transition)
     return history
@@ -62,7 +62,7 @@ def from_transitions(
     history: Sequence[Transition], space: Space, reward: RewardConfig, gamma: float
 ) -> Episodes:
     """The episodes of E environments that stepped together; those that never acted are left out."""
-    # What was decided on, trials that were asked for included, and the end.
+    # What was decided on, and the end.
     situations = [*(t.before for t in history), history[-1].after]
     seen, allowed = zip(*(space.look(situation) for situation in situations), strict=True)
     rewards = [compute_reward(t, reward, gamma).total for t in history]

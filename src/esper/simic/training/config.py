@@ -89,8 +89,8 @@ class TrainingConfig:
     ab_reward_mode: str | None = None
     # 'isolated': a seed learns without acting before it is blended in; 'joint': it acts from birth.
     incubation: str = "isolated"
-    # How hosts are trained: 'looped', one after another; 'fused', all at once; 'auto', by a rule;
-    # 'measure', whichever is quicker on this machine. The run's own file says what it came to.
+    # How hosts are trained: 'looped', one after another; 'fused', all at once; 'auto', by a
+    # rule. The run's own file says what it came to.
     population: str = "auto"
     # In what the hosts compute: 'fp32' or 'bf16'. The policy is float32 in either case.
     precision: Precision = "fp32"
@@ -98,9 +98,6 @@ class TrainingConfig:
     max_params: float | None = None
     max_macs: float | None = None
     max_seeds: int | None = None
-    # Every candidate is tried in the frozen host before the first decision, at the expense of its
-    # budget, and the policy sees what it would bring. Only a network over sets does.
-    trials: bool = False
     # Rewards are divided by the deviation of what is left to earn at a step, and are not clipped;
     # False: by their own deviation, clipped at 10.
     scale_returns: bool = False
@@ -132,10 +129,6 @@ class TrainingConfig:
                 raise ConfigError("comparing two reward modes needs at least 2 environments")
             if self.ab_reward_mode == self.reward_mode:
                 raise ConfigError(f"ab_reward_mode is {self.reward_mode!r} as well; name another")
-        if self.trials and self.network.kind == "flat":
-            raise ConfigError(
-                'a flat network does not see trials; leave them out, or give network.kind = "set"'
-            )
         self._check_groups()
         self._check_family()
         Budget(params=self.max_params, macs=self.max_macs)

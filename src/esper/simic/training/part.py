@@ -1,18 +1,17 @@
 """One `GrowthEnv` of a shard: it is stepped, rewarded and settled as one."""
 
-import warnings
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from esper.leyline import EsperWarning, History
+from esper.leyline import History
 from esper.leyline.constants import TWIN_DIM
 from esper.simic.rewards import RewardComponents, compute_reward
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.round_log import RoundLog
 from esper.simic.training.scenes import Scene
-from esper.tamiyo import Situation, TrialPlan
+from esper.tamiyo import Situation
 from esper.tolaria import Transition, make_env, settle
 
 TWIN_SCALE, TWIN_LIMIT = 20.0, 2.0  # points of score that are 1 to a critic, and the most it sees
@@ -47,12 +46,6 @@ class Part:
 
     def reset(self) -> None:
         situation = self.env.reset()
-        if self.config.trials:
-            plan = TrialPlan(tuple(situation.catalogue.names))
-            situation = self.env.try_candidates(plan, situation.running)
-            if situation.trials is None and situation.running.any():
-                message = "a host's budget does not pay for trials; it goes without"
-                warnings.warn(message, EsperWarning, stacklevel=2)
         # A host that breaks while it warms up: its episode ends with the first step.
         self.stillborn = ~situation.running
         self._settle(self.stillborn)

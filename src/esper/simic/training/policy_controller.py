@@ -15,7 +15,7 @@ from esper.simic.training.checkpoint import load_state
 from esper.simic.training.reasons import Look, reasons_of
 from esper.simic.training.space import Space
 from esper.simic.training.state import TrainState
-from esper.tamiyo import Situation, TrialPlan
+from esper.tamiyo import Situation
 from esper.tolaria.families import BUILT_IN
 
 
@@ -26,8 +26,7 @@ class LearnedController:
     A flat policy decides for hosts with as many slots, and for the blueprints, that it was trained
     with; others are refused with ConfigError. One over sets decides for any: it plants blueprints
     that it has learnt with, and others only in hosts that none of these fits. Neither plants more
-    seeds at a time than it has learnt with. One that has learnt with trials asks for them, of the
-    blueprints that it has learnt with.
+    seeds at a time than it has learnt with.
     """
 
     def __init__(self, state: TrainState, name: str = "learned", deterministic: bool = True):
@@ -39,7 +38,6 @@ class LearnedController:
         self.starts: tuple[str, ...] = () if family is None else family.starts
         self.max_seeds: int | None = state.settings.get("max_seeds")
         self.learnt_with = state.space.blueprints
-        self.trial_plan = TrialPlan(self.learnt_with)
         self.name, self.deterministic = name, deterministic
 
     @staticmethod
@@ -75,15 +73,12 @@ class LearnedController:
     def _fit(self, num_slots: int, catalogue: BlueprintCatalogue) -> None:
         """Be the policy for these slots and blueprints."""
         self.check_fit(num_slots, catalogue)
-        space = Space.of(num_slots, catalogue.names, self.space.kind, trials=self.space.trials)
+        space = Space.of(num_slots, catalogue.names, self.space.kind)
         network = self.agent.network
         if space != self.space and isinstance(network, SetActorCritic):
             fitted = network.fitted(num_slots, len(catalogue))
             self.agent = PPOAgent(fitted, self.agent.config, self.agent.device)
             self.space = space
-
-    def asks(self, situation: Situation) -> np.ndarray:
-        return situation.running & (self.space.trials and situation.step == 0)
 
     def act(self, situation: Situation) -> np.ndarray:
         self._fit(situation.slot_config.num_slots, situation.catalogue)

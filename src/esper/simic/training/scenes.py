@@ -56,20 +56,18 @@ class Scene:
     twins: np.ndarray | None = None
 
 
-def space_of(
-    task: Task, family: Family | None = None, *, kind: Kind = "flat", trials: bool = False
-) -> Space:
+def space_of(task: Task, family: Family | None = None, *, kind: Kind = "flat") -> Space:
     """Slots and blueprints of a run's environments, as a network of that kind sees them. Raises
     ConfigError for hosts that it cannot all see."""
     if family is None:
-        return Space.of(len(task.slots), default_catalogue().names, kind, trials=trials)
+        return Space.of(len(task.slots), default_catalogue().names, kind)
     least, most = family.blocks
     if kind == "flat" and least != most:
         raise ConfigError(
             f"the hosts of family {family.name!r} have {least} to {most} slots, which only a "
             'network over sets takes: give network.kind = "set"'
         )
-    return Space.of(most, family.catalogue.names, kind, trials=trials)
+    return Space.of(most, family.catalogue.names, kind)
 
 
 def recipe_of(

@@ -29,10 +29,7 @@ class Shard:
         self.envs, self.device, self.num_envs = spec.envs, spec.device, len(spec.envs)
         self.scenery = Scenery(spec)
         self.groups = self.scenery.groups
-        config = spec.config
-        self.space = space_of(
-            spec.task, spec.family, kind=config.network.kind, trials=config.trials
-        )
+        self.space = space_of(spec.task, spec.family, kind=spec.config.network.kind)
         self.modes = np.array([self.config.mode_of(env) for env in self.envs])
 
     def reset(self, round_: int) -> tuple[np.ndarray, ActionMasks]:

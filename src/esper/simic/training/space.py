@@ -25,27 +25,23 @@ from esper.tamiyo import (
 
 @dataclass(frozen=True)
 class Space:
-    """How wide observations are, how many slots they show, the names of the blueprints, and whether
-    candidates are tried before the first decision.
+    """How wide observations are, how many slots they show, and the names of the blueprints.
 
-    To a flat network the order of slots and blueprints is their meaning, and it sees no trials. A
-    network over sets takes any: hosts with fewer slots are shown with absent ones beside theirs.
+    To a flat network the order of slots and blueprints is their meaning. A network over sets takes
+    any: hosts with fewer slots are shown with absent ones beside theirs.
     """
 
     observation_dim: int
     num_slots: int
     blueprints: tuple[str, ...]
     kind: Kind = "flat"
-    trials: bool = False
 
     @staticmethod
-    def of(
-        num_slots: int, blueprints: Sequence[str], kind: Kind = "flat", *, trials: bool = False
-    ) -> "Space":
+    def of(num_slots: int, blueprints: Sequence[str], kind: Kind = "flat") -> "Space":
         count = len(blueprints)
         flat = kind == "flat"
         size = feature_size(num_slots, count) if flat else SetLayout(num_slots, count).size
-        return Space(size, num_slots, tuple(blueprints), kind, trials)
+        return Space(size, num_slots, tuple(blueprints), kind)
 
     @staticmethod
     def from_tree(tree: Mapping[str, Any]) -> "Space":
@@ -57,7 +53,7 @@ class Space:
             raise ConfigError("what was seen had other columns than this version of Esper shows")
         names = tuple(str(name) for name in tree["blueprints"])
         size, slots = int(tree["observation_dim"]), int(tree["num_slots"])
-        return Space(size, slots, names, kind, bool(tree.get("trials", False)))
+        return Space(size, slots, names, kind)
 
     def tree(self) -> dict[str, Any]:
         """For JSON."""
@@ -66,7 +62,6 @@ class Space:
             "num_slots": self.num_slots,
             "blueprints": list(self.blueprints),
             "kind": self.kind,
-            "trials": self.trials,
             **({"columns": SET_COLUMNS} if self.kind == "set" else {}),
         }
 

@@ -23,8 +23,6 @@ ENTRY_POINT_GROUP = "esper.controllers"
 BUILT_IN: dict[str, Callable[..., Controller]] = {
     "each": EachController,
     "heuristic": HeuristicController.named,
-    "heuristic:rotation": HeuristicController.by_rotation,
-    "heuristic:trial": HeuristicController.by_trial,
     "random": RandomController,
     "static": StaticController,
     "scripted": ScriptedController.load,

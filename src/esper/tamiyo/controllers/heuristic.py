@@ -1,8 +1,6 @@
 """The controller that follows rules of thumb: grow when the host plateaus, keep what helps.
 
-What to grow: blueprints take turns in the first slot that is free. `heuristic:trial` grows the
-candidate that lowers the validation loss most in a short trial, and nothing if none does; where
-nobody can run trials it goes by turns too.
+What to grow: blueprints take turns in the first slot that is free.
 
 It does not wait until the host has settled: late growth costs more than it saves, and whether a
 seed helped is measured by taking it out, not by what the host learned meanwhile.
@@ -10,7 +8,6 @@ seed helped is measured by taking it out, not by what the host learned meanwhile
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
@@ -29,24 +26,17 @@ from esper.leyline import (
 from esper.leyline import constants as c
 from esper.leyline.settings import check_types, read_toml, refuse_unknown, settings_of
 from esper.tamiyo.situation import Situation, wait
-from esper.tamiyo.trial_scores import TrialPlan, TrialScores
 
 
 @dataclass(frozen=True)
 class HeuristicConfig:
     """Epochs are environment steps, changes of the score are in units of its noise.
 
-    choose_by            how the seed is chosen; without trials it is always by rotation
     blueprint_rotation   take turns; those that do not fit a slot are passed over
-    blueprints_to_try    on trial; those that there are not, or that fit nowhere, are passed over
-    cost_power           gains are compared divided by (share of parameters added) to this power
-    min_gain_in_errors   least gain that is worth a seed, in units of its standard error
-    epochs_between_trials   after trials in which nothing was found
     least_extra          a host that arrived trained is left alone with a smaller extra budget: a
                          seed would not have the time to earn what it costs
     """
 
-    choose_by: Literal["rotation", "trial"] = "rotation"
     plateau_epochs_to_germinate: int = c.PLATEAU_EPOCHS_TO_GERMINATE
     min_epochs_before_germinate: int = c.MIN_EPOCHS_BEFORE_GERMINATE
     cull_after_epochs_without_improvement: int = c.CULL_AFTER_EPOCHS_WITHOUT_IMPROVEMENT
@@ -67,26 +57,12 @@ class HeuristicConfig:
         "norm",
         "depthwise",
     )
-    blueprints_to_try: tuple[str, ...] = (
-        "widen_double",
-        "branch",
-        "conv_light",
-        "mlp_small",
-        "transformer_block",
-    )
-    cost_power: float = c.TRIAL_COST_POWER
-    min_gain_in_errors: float = c.TRIAL_MIN_GAIN_IN_ERRORS
-    epochs_between_trials: int = c.EPOCHS_BETWEEN_TRIALS
     least_extra: float = c.LEAST_EXTRA_TO_GROW
     blend: str = "linear"
 
     def __post_init__(self) -> None:
-        if self.choose_by not in ("trial", "rotation"):
-            raise ConfigError(f"the heuristic chooses by trial or rotation, got {self.choose_by!r}")
-        if not self.blueprint_rotation or not self.blueprints_to_try:
-            raise ConfigError(
-                "the heuristic needs at least one blueprint in its rotation and one to try"
-            )
+        if not self.blueprint_rotation:
+            raise ConfigError("the heuristic needs at least one blueprint in its rotation")
         if self.blend not in BLEND_NAMES:
             raise ConfigError(f"blend must be one of {', '.join(BLEND_NAMES)}, got {self.blend!r}")
 
@@ -103,10 +79,9 @@ class HeuristicConfig:
 class HeuristicController:
     """Looks after one seed at a time in each environment; all environments are decided at once."""
 
-    def __init__(self, config: HeuristicConfig | None = None, name: str | None = None) -> None:
+    def __init__(self, config: HeuristicConfig | None = None, name: str = "heuristic") -> None:
         self.config = config or HeuristicConfig()
-        self.name = name or (f"heuristic:{self.config.choose_by}" if config else "heuristic")
-        self.trial_plan = TrialPlan(self.config.blueprints_to_try)
+        self.name = name
 
     @staticmethod
     def named(file: str | None = None) -> "HeuristicController":
@@ -115,18 +90,9 @@ class HeuristicController:
             return HeuristicController()
         return HeuristicController(HeuristicConfig.load(file), f"heuristic:{file}")
 
-    @staticmethod
-    def by_rotation() -> "HeuristicController":
-        return HeuristicController(HeuristicConfig("rotation"))
-
-    @staticmethod
-    def by_trial() -> "HeuristicController":
-        return HeuristicController(HeuristicConfig("trial"))
-
     def reset(self, n_envs: int) -> None:
         self.next_in_rotation = np.zeros(n_envs, dtype=np.int64)
         self.last_cull = np.full(n_envs, -100)
-        self.last_trial = np.full(n_envs, -100)
         self.penalty: np.ndarray | None = None
         self.blueprint_seen: np.ndarray | None = None
 
@@ -139,12 +105,6 @@ class HeuristicController:
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         for name, value in state.items():
             setattr(self, name, value.numpy().copy())
-
-    def asks(self, situation: Situation) -> np.ndarray:
-        if self.config.choose_by != "trial":
-            return np.zeros(situation.n_envs, dtype=bool)
-        lost = self._lost(situation).any(axis=1)
-        return self._ready(situation, np.where(lost, situation.step, self.last_cull))
 
     def act(self, situation: Situation) -> np.ndarray:
         self._remember_culls(situation)
@@ -163,20 +123,15 @@ class HeuristicController:
             self.blueprint_seen = np.full(live.shape, -1)
         self.penalty *= self.config.penalty_decay
         self.penalty[self.penalty < c.BLUEPRINT_PENALTY_FORGOTTEN] = 0.0
-        envs, slots = np.nonzero(self._lost(s))
+        # Slots whose seed was there at the last step, and was culled since.
+        envs, slots = np.nonzero((self.blueprint_seen >= 0) & ~s.table.holds_seed)
         np.add.at(
             self.penalty, (envs, self.blueprint_seen[envs, slots]), self.config.penalty_on_cull
         )
         self.last_cull[envs] = s.step
         self.blueprint_seen = np.where(live, s.table.blueprint, -1)
 
-    def _lost(self, s: Situation) -> np.ndarray:
-        """bool[E, S]: slots whose seed was there at the last step, and was culled since."""
-        if self.blueprint_seen is None:
-            return np.zeros(s.table.shape, dtype=bool)
-        return (self.blueprint_seen >= 0) & ~s.table.holds_seed
-
-    def _ready(self, s: Situation, last_cull: np.ndarray) -> np.ndarray:
+    def _ready(self, s: Situation) -> np.ndarray:
         """bool[E]: is it time for a seed?"""
         config = self.config
         plateau = (s.step >= config.min_epochs_before_germinate) & (
@@ -191,40 +146,20 @@ class HeuristicController:
             ~IS_LIVE[s.table.stage].any(axis=1)
             & s.running
             & s.masks.slot[:, LifecycleOp.GERMINATE].any(axis=1)
-            & (s.step - last_cull >= config.embargo_epochs_after_cull)
-            & (s.step - self.last_trial >= config.epochs_between_trials)
+            & (s.step - self.last_cull >= config.embargo_epochs_after_cull)
             & (plateau | arrives)
             & ~hopeless
         )
 
     def _germinate(self, s: Situation, actions: np.ndarray) -> None:
-        ready = self._ready(s, self.last_cull)
-        if s.trials is None:
-            slot = s.masks.slot[:, LifecycleOp.GERMINATE].argmax(axis=1)
-            blueprint, found = self._next_blueprint(s, slot, ready)
-        else:
-            slot, blueprint, found = self._best_by_trial(s, s.trials)
-            self.last_trial[ready & ~found] = s.step
+        ready = self._ready(s)
+        slot = s.masks.slot[:, LifecycleOp.GERMINATE].argmax(axis=1)
+        blueprint, found = self._next_blueprint(s, slot, ready)
         go = ready & found
         actions[go, OP] = LifecycleOp.GERMINATE
         actions[go, SLOT] = slot[go]
         actions[go, BLUEPRINT] = blueprint[go]
         actions[go, BLEND] = BLEND_NAMES.index(self.config.blend)
-
-    def _best_by_trial(
-        self, s: Situation, trials: TrialScores
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Slot and blueprint with the most gain for its cost, and whether any is worth it."""
-        assert self.penalty is not None
-        least = self.config.min_gain_in_errors * np.nan_to_num(trials.error)
-        worth = (trials.gain > least) & (self.penalty < self.config.penalty_threshold)[:, None]
-        # What the trials have cost may have made others too dear.
-        worth &= s.masks.blueprint & s.masks.slot[:, LifecycleOp.GERMINATE, :, None]
-        share = np.maximum(trials.params, 1) / s.host_params
-        rated = np.where(worth, trials.gain / share**self.config.cost_power, -np.inf)
-        best = rated.reshape(s.n_envs, -1).argmax(axis=1)
-        slot, blueprint = np.unravel_index(best, rated.shape[1:])
-        return slot, blueprint, worth.any(axis=(1, 2))
 
     def _next_blueprint(
         self, s: Situation, slot: np.ndarray, wanted: np.ndarray

@@ -36,7 +36,7 @@ GLOBAL_FEATURES = (
     *(f"score_{back}_ago" for back in BACK),
     *("host_params", "host_macs", "params_over_host", "macs_over_host"),
     *("slots", "seeds", "seeds_of_most", "may_germinate"),
-    *("trained", "extra_known", "extra", "rho_known", "rho", "trials_known"),
+    *("trained", "extra_known", "extra", "rho_known", "rho"),
 )
 SLOT_FEATURES = (
     *("present", "position", "channels", "channels_over_others", "places"),
@@ -51,7 +51,6 @@ SLOT_FEATURES = (
 CANDIDATE_FEATURES = (
     *("fits", "allowed", "planted", *KINDS, "mixes_positions"),
     *("params", "params_over_host", "macs_over_host", "layers", "reach"),
-    *("tried", "broke", "gain", "gain_over_error", "gain_below_best"),
 )
 # What the columns mean, for files: a policy is of use only with those that it has learnt with.
 SET_COLUMNS = hashlib.sha256(
@@ -208,7 +207,6 @@ def _run(s: Situation, facts: SlotFacts) -> dict[str, np.ndarray | float]:
         "extra": np.log(np.maximum(extra, 1e-3)) / 2,
         "rho_known": np.isfinite(rho),
         "rho": rho,
-        "trials_known": 0.0 if s.trials is None else np.isfinite(s.trials.gain).any(axis=(1, 2)),
     }
 
 
@@ -277,19 +275,4 @@ def _candidates(s: Situation, facts: SlotFacts) -> dict[str, np.ndarray | float]
         "macs_over_host": _decades(facts.seed_macs / max(1, facts.host_macs)),
         "layers": facts.seed_layers / 4,
         "reach": (facts.seed_reach - 1) / 2,
-        **_trials(s),
-    }
-
-
-def _trials(s: Situation) -> dict[str, np.ndarray | float]:
-    if s.trials is None:
-        return dict.fromkeys(("tried", "broke", "gain", "gain_over_error", "gain_below_best"), 0.0)
-    gain = s.trials.gain
-    best = np.where(np.isnan(gain), -np.inf, gain).max(axis=(1, 2), keepdims=True)
-    return {
-        "tried": ~np.isnan(gain),
-        "broke": gain == -np.inf,
-        "gain": symlog(10 * gain) / 2,
-        "gain_over_error": symlog(gain / np.maximum(s.trials.error, 1e-6)) / 2,
-        "gain_below_best": symlog(10 * (gain - np.where(np.isfinite(best), best, 0.0))),
     }

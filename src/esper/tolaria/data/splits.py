@@ -1,7 +1,7 @@
 """The three parts of a data set, and the fixed draws that make them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from itertools import pairwise
 
 import numpy as np
@@ -85,23 +85,6 @@ def hold_out_tenth(labels: np.ndarray, purpose: str) -> tuple[np.ndarray, np.nda
     held_out = max(1, round(len(labels) / 10))
     train, val = stratified_split(labels, [len(labels) - held_out, held_out], purpose)
     return train, val
-
-
-def first_classes(data: DataSplits, count: int) -> DataSplits:
-    """The images of classes below `count` alone, in all three parts."""
-    kept: dict[str, Tensor] = {}
-    for part in ("train", "val", "test"):
-        x, y = getattr(data, f"{part}_x"), getattr(data, f"{part}_y")
-        kept |= {f"{part}_x": x[y < count], f"{part}_y": y[y < count]}
-    return DataSplits(**kept)
-
-
-def turned(data: DataSplits, quarters: int) -> DataSplits:
-    """Every image turned to the left by so many right angles, which loses no pixel."""
-    parts = ("train_x", "val_x", "test_x")
-    return replace(
-        data, **{part: torch.rot90(getattr(data, part), quarters, (2, 3)) for part in parts}
-    )
 
 
 def standardise(train: np.ndarray, *others: np.ndarray) -> list[Tensor]:

@@ -7,7 +7,7 @@ from esper.tolaria.families.base import Family, Shape
 from esper.tolaria.tasks.digits import TASK
 
 # fmt: off
-# The shapes of claim D, which `benchmarks/claims/rule.py` draws: known from many trials.
+# The shapes of claim D in docs/claims.md: known from many episodes.
 CLAIM_D: tuple[Shape, ...] = (
     (1, 4, 14), (1, 7, 15), (1, 9, 4), (1, 11, 10), (1, 11, 11), (1, 11, 13), (2, 1, 11), (2, 2, 8),
     (2, 2, 10), (2, 6, 16), (2, 7, 2), (2, 8, 7), (3, 4, 7), (3, 6, 10), (3, 8, 6), (3, 10, 10),

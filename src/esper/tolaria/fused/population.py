@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
 import torch
@@ -16,7 +15,6 @@ from esper.leyline import (
     SeedStage,
     draw_key,
 )
-from esper.tamiyo import TrialPlan
 from esper.tolaria.batches import TensorSource
 from esper.tolaria.fused.fits import refuse_unless_fusable
 from esper.tolaria.fused.network import CoalitionNet, Group, Seed, TrainNet, Trunk
@@ -24,13 +22,11 @@ from esper.tolaria.fused.newborns import newborns
 from esper.tolaria.fused.readings import Meter
 from esper.tolaria.fused.rows import AdamW, Arena, Kind, Row
 from esper.tolaria.fused.stacked import aligned, asks_for_mode, examples, objectives
-from esper.tolaria.fused.trials import CandidateBank, CandidateNet, FusedTrials
 from esper.tolaria.gradients import MEASURED
 from esper.tolaria.population import Evaluation, TrainReadings
 from esper.tolaria.recipe import HostRecipe, export_network, new_host, new_network, on_device
 from esper.tolaria.schedule import batch_factors
 from esper.tolaria.starvation import STRIDE, can_starve, starvation
-from esper.tolaria.trials import TrialReadings, behind_candidates, candidate_key
 
 
 @dataclass(frozen=True)
@@ -252,52 +248,6 @@ class FusedPopulation:
         for env, slot, seed in active:
             valve = next(new[seed.valve_kind]) if seed.gated and seed.valve_kind else seed.valve
             self.seeds[env][slot] = replace(seed, row=next(new[seed.kind]), valve=valve)
-
-    # --- trials --------------------------------------------------------------------------------
-
-    def try_candidates(self, tried: np.ndarray, plan: TrialPlan, step: int) -> TrialReadings:
-        self._switch(training=False)
-        readings = TrialReadings.nothing(tried, np.ones(tried.shape[1:], dtype=bool), self._behind)
-        envs = np.flatnonzero(tried.any(axis=(1, 2))).tolist()
-        if not envs:
-            return readings
-        banks = self._candidates(tried, envs, step)
-        arena = Arena([(bank.kind, bank.rows) for bank in banks])
-        params = self.host_kind.stack([self.hosts[env] for env in envs])
-        seeds = [self.seeds[env] for env in envs]
-        net = CandidateNet(self.trunk, params, seeds, banks, arena.leaves, self.device)
-        keys = [int(self.keys[env]) for env in envs]
-        trials = FusedTrials(net, arena, self.data, keys, self.losses)
-        samples = trials.train(plan, step, self.adam, self.recipe.max_grad_norm)
-        losses, sizes = trials.evaluate(plan)
-        for bank, (gain, error) in zip(banks, trials.gains(losses, sizes), strict=True):
-            chosen = [envs[host] for host in bank.hosts]
-            readings.gain[chosen, bank.slot, bank.blueprint] = gain
-            readings.error[chosen, bank.slot, bank.blueprint] = error
-        return replace(readings, train_samples=samples, val_samples=sum(sizes))
-
-    def _candidates(self, tried: np.ndarray, envs: list[int], step: int) -> list[CandidateBank]:
-        """The newborns of every (slot, blueprint) pair that is tried in some host."""
-        banks = []
-        for slot, blueprint in np.argwhere(tried.any(axis=0)).tolist():
-            hosts = [i for i, env in enumerate(envs) if tried[env, slot, blueprint]]
-            born = [
-                self.template.new_seed(
-                    slot,
-                    blueprint,
-                    0,
-                    candidate_key(int(self.keys[envs[host]]), step, slot, blueprint),
-                )[0]
-                for host in hosts
-            ]
-            kind, role = self._kind(slot, blueprint, born[0]), self._role(blueprint)
-            rows = [kind.newborn(seed) for seed in born]
-            banks.append(CandidateBank(slot, blueprint, role, kind, hosts, rows))
-        return banks
-
-    @cached_property
-    def _behind(self) -> np.ndarray:
-        return behind_candidates(self.template, self.recipe.data.example())
 
     # --- evaluating ----------------------------------------------------------------------------
 

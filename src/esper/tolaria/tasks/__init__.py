@@ -10,8 +10,6 @@ from esper.tolaria.tasks.base import Task, block_slots
 ENTRY_POINT_GROUP = "esper.tasks"
 BUILT_IN = (
     digits.TASK,
-    digits.SHIFT_CLASSES,
-    digits.SHIFT_TURNED,
     pydocs.TASK,
     mnist.MNIST,
     mnist.FASHION_MNIST,

@@ -32,8 +32,6 @@ class Task:
              the best static network; optional
     host_of_widths, shape  hosts of the family by the width of every layer, and the widths of the
              task's own host; optional
-    load_before  reads the data that hosts knew before they meet those of `load`, for evaluations
-             of what a shift does; optional
     """
 
     name: str
@@ -58,7 +56,6 @@ class Task:
     widths: tuple[int, ...] = ()
     host_of_widths: Callable[[tuple[int, ...]], nn.Module] | None = None
     shape: tuple[int, ...] = ()
-    load_before: Callable[[Path], DataSplits] | None = None
 
     def __post_init__(self) -> None:
         if (self.host_of_width is None) != (not self.widths):
