@@ -62,9 +62,6 @@ class Noise:
         ended = np.full(self.num_envs, self.time == STEPS)
         return self._observation(), self.masks, rewards, ended, np.zeros_like(ended)
 
-    def privileged(self) -> np.ndarray:
-        return np.zeros((self.num_envs, 0), dtype=np.float32)
-
     def _observation(self) -> np.ndarray:
         seen = self.rng.normal(size=(self.num_envs, self.config.observation_dim))
         seen = seen.clip(-2, 2).astype(np.float32)

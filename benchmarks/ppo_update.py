@@ -57,9 +57,6 @@ class Noise:
         ended = np.full(ENVS, self.time == STEPS)
         return self._observation(), self.masks, rewards, ended, np.zeros_like(ended)
 
-    def privileged(self) -> np.ndarray:
-        return np.zeros((ENVS, 0), dtype=np.float32)
-
     def _observation(self) -> np.ndarray:
         return self.rng.normal(size=(ENVS, OBS)).astype(np.float32)
 

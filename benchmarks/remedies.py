@@ -1,4 +1,4 @@
-"""What each remedy against noise is worth: alone, all together and none, on paired training keys.
+"""What each remedy against noise is worth: alone, both together and none, on paired training keys.
 
     esper train record --family digits:trained --controller each --group 10 --episodes 1280 --out R
     python benchmarks/remedies.py --episodes R [--rounds 100] [--keys 5] [--envs 64] [--group 8]
@@ -37,14 +37,12 @@ from replayed import Replayed, Table
 
 REMEDIES: dict[str, dict[str, Any]] = {
     "group": {"ppo.group_baseline": True},
-    "twin": {"network.critic_sees_twin": True},
     "returns": {"scale_returns": True},
-    "heads": {"ppo.balance_heads": True},
 }
 ARMS = {
     "plain": {},
     **REMEDIES,
-    "all": {name: value for each in REMEDIES.values() for name, value in each.items()},
+    "both": {name: value for each in REMEDIES.values() for name, value in each.items()},
 }
 COLUMNS = ("objective", "last_quarter", "advantage_std", "explained_variance")
 

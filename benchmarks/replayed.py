@@ -13,7 +13,6 @@ import numpy as np
 
 from esper.leyline import BLUEPRINT, OP, SLOT, ActionMasks, ConfigError, LifecycleOp, draw_key
 from esper.simic.lessons import Episodes
-from esper.simic.training.part import TWIN_LIMIT, TWIN_SCALE
 
 MASKS = ("op", "slot", "blueprint", "blend")
 HELD_OUT = 4  # one shape of so many is never learnt from
@@ -110,8 +109,3 @@ class Replayed:
     ) -> tuple[np.ndarray, ActionMasks, np.ndarray, np.ndarray, np.ndarray]:
         over = np.ones(self.num_envs, dtype=bool)
         return self.hosts.seen, self.hosts.masks, self.hosts.returns(actions), over, ~over
-
-    def privileged(self) -> np.ndarray:
-        """As of a family: how far ahead the twin is now, and will be in the end."""
-        ahead = np.stack([np.zeros(self.num_envs), 100 * self.hosts.waited], axis=1) / TWIN_SCALE
-        return np.clip(ahead, -TWIN_LIMIT, TWIN_LIMIT).astype(np.float32)

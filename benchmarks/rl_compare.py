@@ -96,9 +96,6 @@ class ForOurs:
         ended = np.full(self.num_envs, over)
         return seen.observations, seen.masks, rewards, ended, np.zeros_like(ended)
 
-    def privileged(self) -> np.ndarray:
-        return np.zeros((self.num_envs, 0), dtype=np.float32)
-
 
 def ours(arena: Arena, key: int) -> Policy:
     env = ForOurs(arena, key)

@@ -43,9 +43,6 @@ class CueMemory:
         ended = np.full(self.num_envs, over)
         return *self._observe(), rewards, ended, np.zeros_like(ended)
 
-    def privileged(self) -> np.ndarray:
-        return np.zeros((self.num_envs, 0), dtype=np.float32)
-
     def _observe(self) -> tuple[np.ndarray, ActionMasks]:
         observations = np.zeros((self.num_envs, self.observation_dim), dtype=np.float32)
         if self.time == 0:
@@ -85,9 +82,6 @@ class ConditionalBandit:
         rewards = self.rewards(self.context, actions)
         ended = np.ones(self.num_envs, dtype=bool)
         return *self._observe(), rewards, ended, ~ended
-
-    def privileged(self) -> np.ndarray:
-        return np.zeros((self.num_envs, 0), dtype=np.float32)
 
     @classmethod
     def rewards(cls, context: np.ndarray, actions: np.ndarray) -> np.ndarray:

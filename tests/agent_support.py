@@ -113,9 +113,6 @@ class RandomGrowth:
         truncated |= ~terminated & (self.time == self.steps)
         return *self._observe(), rewards, terminated, truncated
 
-    def privileged(self) -> np.ndarray:
-        return np.zeros((self.num_envs, 0), dtype=np.float32)
-
     def _observe(self) -> tuple[np.ndarray, ActionMasks]:
         self.masks = random_masks(self.rng, self.num_envs, self.slots, self.blueprints)
         noise = self.rng.normal(size=(self.num_envs, self.obs))

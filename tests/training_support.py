@@ -31,8 +31,6 @@ from esper.tolaria.tasks import Task, find_task
 REMEDIES = {
     "scale_returns": True,
     "ppo.group_baseline": True,
-    "ppo.balance_heads": True,
-    "network.critic_sees_twin": True,
 }
 
 HISTORY = ("config.toml", "events.jsonl", "metrics.jsonl", "outcomes.jsonl")

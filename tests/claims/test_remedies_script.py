@@ -24,8 +24,8 @@ def test_arms_differ_from_none_by_their_settings_only():
     alone = [changed[arm] for arm in remedies.REMEDIES]
     assert changed["plain"] == set()
     assert all(len(each) == 1 for each in alone)
-    assert set().union(*alone) == changed["all"]
-    assert len(changed["all"]) == 4
+    assert set().union(*alone) == changed["both"]
+    assert len(changed["both"]) == 2
 
 
 def test_what_is_replayed_pays_what_it_paid_then():
@@ -59,7 +59,7 @@ def test_a_group_has_one_host_and_rounds_have_others():
 
 def test_a_policy_learns_where_to_plant_on_shapes_that_it_has_not_seen():
     table, unseen = Table.of(recorded()).split()
-    config = remedies.config_of(GIVEN, "all", 0)
+    config = replace(remedies.config_of(GIVEN, "both", 0), rounds=60)
     found = remedies.train(config, SPACE, table, unseen)
     bounds = remedies.without_learning(table, unseen)
     assert bounds["best"] == pytest.approx(bounds["waiting"] + 0.02)

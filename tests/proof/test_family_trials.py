@@ -18,7 +18,7 @@ def scene(tmp_path_factory):
     return FAMILY.members("test")[0], FAMILY.task.load(Path()), tmp_path_factory.mktemp("data")
 
 
-def test_nothing_grows_in_the_twin_and_the_budget_is_kept(scene):
+def test_nothing_grows_where_nothing_is_planted_and_the_budget_is_kept(scene):
     member, data, root = scene
     hosts = hosts_of(member, data, root)
     found = family_trials(member, StaticController(), data, root)
@@ -26,8 +26,6 @@ def test_nothing_grows_in_the_twin_and_the_budget_is_kept(scene):
     for trial in found:
         assert (trial.seeds, trial.first) == ((), None)
         assert trial.macs <= member.extra * hosts.cost
-        # As good as the best of its curve, within chance.
-        assert trial.val >= max(hosts.twins[trial.key]) - 10.0
 
 
 def test_the_first_seed_is_told_by_its_place_and_keys_may_repeat(scene):

@@ -76,11 +76,6 @@ class Chosen:
             family = find_family(config.family)
         if family is not None and task is not None:
             raise ConfigError("a family has a task of its own; leave out task")
-        if family is None and config.network.critic_sees_twin:
-            raise ConfigError(
-                "only the hosts of a family have a twin; give a family, or leave out "
-                "network.critic_sees_twin"
-            )
         if family is None and config.validate_every is not None:
             raise ConfigError(
                 "only a family has hosts to validate on; give one, or leave out validate_every"

@@ -95,8 +95,6 @@ MAX_GRAD_NORM = 0.5
 FEATURE_DIM = 128
 LSTM_HIDDEN_DIM = 128
 EMBEDDING_DIM = 32
-# What a critic may see of the ungrown twin: its score now, and in the end.
-TWIN_DIM = 2
 MIN_HEAD_WIDTH = 32
 ACTOR_GAIN = 0.01
 CRITIC_GAIN = 1.0

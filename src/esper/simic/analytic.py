@@ -142,7 +142,7 @@ class AnalyticGrowth:
     Every episode has HORIZON steps and then terminates. What is random in an episode is a function
     of (key, round, group) only; `group` environments are one group. With `spread` hosts differ:
     the last step pays each member of a group the same normal number of that deviation, whatever it
-    did, and what an ungrown twin has earned, now and in the end, is for critics to see.
+    did.
     """
 
     def __init__(self, num_envs: int, key: int = 0, group: int = 1, spread: float = 0.0) -> None:
@@ -191,10 +191,6 @@ class AnalyticGrowth:
             terminated,
             np.zeros(self.num_envs, dtype=bool),
         )
-
-    def privileged(self) -> np.ndarray:
-        earned = self._host if self.time == HORIZON else np.zeros(self.num_envs)
-        return np.stack([earned, self._host], axis=1).astype(np.float32)
 
     def _apply(self, actions: np.ndarray) -> np.ndarray:
         """Change the slots as asked; returns what that cost."""

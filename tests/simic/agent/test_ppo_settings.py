@@ -33,7 +33,6 @@ SETTINGS: dict[str, tuple[object, dict[str, object]]] = {
     "entropy_coef_min": (0.05, {"adaptive_entropy_floor": True, "entropy_coef": 0.05}),
     "adaptive_entropy_floor": (True, {"entropy_coef_min": 0.01, "entropy_coef": 0.01}),
     "entropy_coef_per_head": ({"slot": 2.0}, {}),
-    "balance_heads": (True, {}),
     "group_baseline": (True, {}),
     "value_coef": (2.0, {}),
     "critic_first": (1, {}),

@@ -17,6 +17,7 @@ from esper.leyline import HEAD_NAMES, OP, LifecycleOp
 from esper.simic.agent import (
     MaskTensors,
     compute_gae,
+    head_relevance,
 )
 from esper.simic.agent.ppo import entropy_floor_scale
 
@@ -49,9 +50,9 @@ def losses_of(agent, batch, rows):
 def spy_on_evaluate(agent, monkeypatch):
     calls, evaluate = [], agent._evaluate
 
-    def recorded(observations, actions, masks, hidden, privileged=None):
+    def recorded(observations, actions, masks, hidden):
         calls.append((observations, hidden, torch.is_grad_enabled()))
-        return evaluate(observations, actions, masks, hidden, privileged)
+        return evaluate(observations, actions, masks, hidden)
 
     monkeypatch.setattr(agent, "_evaluate", recorded)
     return calls
@@ -224,6 +225,25 @@ def test_000_h2_entropy_gradient_of_a_rare_head_does_not_depend_on_how_rare_it_i
     usual = blueprint_entropy_gradient(agent, batch, rows)
     assert usual.norm() > 0
     torch.testing.assert_close(rare, usual, rtol=1e-4, atol=1e-7)
+
+
+def test_a_head_counts_as_much_as_another_however_rare_it_is():
+    agent = make_agent(entropy_coef_per_head={"slot": 0.5})
+    batch = filled_buffer(agent, envs=5, steps=7, ends=0.1).sequences()
+    advantages = torch.randn(batch.valid.shape, generator=shuffle(2))
+    losses = agent._losses(batch, advantages, torch.zeros_like(advantages))
+    _, entropies, _ = agent.network.evaluate_actions(
+        batch.observations, batch.actions, batch.masks, batch.hidden
+    )
+    relevant = head_relevance(batch.actions[..., OP]) & batch.valid[..., None]
+    policy = bonus = 0.0
+    for index, name in enumerate(HEAD_NAMES):
+        own = relevant[..., index]
+        policy -= advantages[own].mean().item()
+        coef = 0.5 if name == "slot" else 1.0
+        bonus += coef * entropies[..., index][own].mean().item()
+    assert losses["policy_loss"].item() == pytest.approx(policy, abs=1e-5)
+    assert losses["entropy_bonus"].item() == pytest.approx(bonus, abs=1e-5)
 
 
 def test_000_h2_a_coefficient_per_head_scales_exactly_its_own_term():

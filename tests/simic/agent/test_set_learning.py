@@ -61,9 +61,6 @@ class Bottlenecks:
         ended = np.ones(self.num_envs, dtype=bool)
         return self.seen, self.masks, place + 0.5 * seed, ended, ~ended
 
-    def privileged(self) -> np.ndarray:
-        return np.zeros((self.num_envs, 0), dtype=np.float32)
-
 
 def test_it_finds_the_narrow_slot_wherever_it_is_and_in_deeper_hosts() -> None:
     config = NetworkConfig(

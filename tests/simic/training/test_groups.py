@@ -19,7 +19,6 @@ from training_support import (
     same_run,
     tiny_config,
     tiny_family,
-    tiny_run,
     tiny_spec,
 )
 
@@ -77,7 +76,6 @@ def test_environments_of_one_task_can_be_grouped_too():
     assert len(shard.parts) == 1
     assert np.array_equal(observations[0], observations[1])
     assert not np.array_equal(observations[0], observations[2])
-    assert shard.privileged().shape == (4, 0)
 
 
 def test_the_same_round_has_the_same_hosts_and_another_has_others():
@@ -93,18 +91,6 @@ def test_every_episode_fits_into_the_buffer():
     data = FAMILY.task.load(Path("unused"))
     most = most_steps(tiny_config(), FAMILY.task, data, FAMILY)
     assert most == max(m.steps(data) for m in FAMILY.members("train"))
-
-
-def test_a_host_that_waits_is_its_own_twin():
-    shard = family_shard()
-    shard.reset(0)
-    while any(part.env.running.any() for part in shard.parts):
-        seen = shard.privileged()
-        assert seen.shape == (4, 2)
-        # One answer of 48: hosts are trained side by side with others.
-        assert np.abs(seen[:, 0]).max() <= 100 / 48 / 20 + 1e-6
-        shard.step(wait(4))
-    assert np.allclose(shard.privileged()[:, 0], shard.privileged()[:, 1])
 
 
 def test_rewards_add_up_to_what_is_left_behind():
@@ -173,13 +159,6 @@ def test_hosts_of_different_depth_are_played_together_by_a_network_over_sets_onl
     assert len(rows(tmp_path / "run" / "outcomes.jsonl")) == 4
     with pytest.raises(ConfigError, match="have 2 to 3 slots, which only a network over sets"):
         train_ppo(tiny_config(group=2), tmp_path / "other", family=deep)
-
-
-def test_a_critic_sees_twins_where_there_are_some(tmp_path):
-    sees = {"network.critic_sees_twin": True}
-    family_run(tmp_path / "run", rounds=1, **sees)
-    with pytest.raises(ConfigError, match="only the hosts of a family have a twin"):
-        tiny_run(tmp_path / "other", rounds=1, **sees)
 
 
 def test_a_task_beside_a_family_is_refused(tmp_path):

@@ -126,13 +126,3 @@ def test_a_run_in_which_environments_are_alone_refuses_groups_before_it_plays():
     with pytest.raises(ConfigError, match="make groups of at least 2"):
         play(config, state)
     assert state.round == 0
-
-
-def test_a_policy_whose_critic_saw_less_can_be_started_from():
-    config, clone = analytic_state(rounds=1)
-    play(config, clone)
-    seeing = tiny_config(task="analytic", **{"network.critic_sees_twin": True})
-    begun, fresh = new_state(seeing, ANALYTIC, clone), new_state(seeing, ANALYTIC)
-    for name, parameter in begun.agent.network.named_parameters():
-        source = fresh if name.startswith("value_head.") else clone
-        assert torch.equal(parameter, source.agent.network.get_parameter(name)), name

@@ -96,7 +96,7 @@ def test_what_is_there_is_not_overwritten(run: Path, exported: Path) -> None:
         (lambda data: data[: len(data) // 2], "is damaged, or not a policy"),
         (lambda data: b"", "is damaged, or not a policy"),
         (
-            lambda data: data.replace(b'\\"format\\": 1', b'\\"format\\": 9'),
+            lambda data: data.replace(b'\\"format\\": 2', b'\\"format\\": 9'),
             "no policy that this version",
         ),
         (lambda data: data.replace(b"lstm_hidden_dim", b"lstm_hidden_dom"), "cannot be used"),

@@ -29,9 +29,6 @@ class PPOConfig:
     adaptive_entropy_floor: bool = False
     # Head h gets exactly entropy_coef * this; heads left out get 1.
     entropy_coef_per_head: Mapping[str, float] = field(default_factory=dict)
-    # Heads by how often they were drawn, so that their sum is the gradient of the joint policy;
-    # False: every head counts as much as the op, however rare it is.
-    balance_heads: bool = False
     # Subtract from an advantage what the rest of the environment's group got at the same step.
     group_baseline: bool = False
     value_coef: float = constants.VALUE_COEF

@@ -44,8 +44,6 @@ class NetworkConfig:
     embedding_dim: int = constants.EMBEDDING_DIM
     # Hidden width of each head; half of the LSTM, but not less than MIN_HEAD_WIDTH, if not given.
     head_width: int | None = None
-    # How many numbers the critic sees that the actor does not.
-    privileged_dim: int = 0
     # Orthogonal gain of the last layer: small for the actor, so that it starts near uniform.
     actor_gain: float = constants.ACTOR_GAIN
     critic_gain: float = constants.CRITIC_GAIN
@@ -78,10 +76,6 @@ class NetworkConfig:
             raise ConfigError(f"num_ops must be {NUM_OPS}, one per LifecycleOp, got {self.num_ops}")
         if self.head_width is not None and not 1 <= self.head_width <= MOST_WIDTH:
             raise ConfigError(f"head_width must be from 1 to {MOST_WIDTH}, got {self.head_width}")
-        if not 0 <= self.privileged_dim <= MOST_WIDTH:
-            raise ConfigError(
-                f"privileged_dim must be from 0 to {MOST_WIDTH}, got {self.privileged_dim}"
-            )
         if not (self.actor_gain > 0 and self.critic_gain > 0):
             raise ConfigError(
                 f"gains must be positive, got actor {self.actor_gain}, critic {self.critic_gain}"
@@ -114,8 +108,6 @@ class FactoredRecurrentActorCritic(nn.Module):
             torch.default_generator.manual_seed(key)
             self._build(config)
             self._initialize()
-            if config.privileged_dim:
-                self._widen_critic(config.privileged_dim)
 
     def _build(self, config: NetworkConfig) -> None:
         hidden, width = config.lstm_hidden_dim, config.resolved_head_width
@@ -153,16 +145,6 @@ class FactoredRecurrentActorCritic(nn.Module):
                 nn.init.zeros_(parameter)
                 quarter = len(parameter) // 4
                 nn.init.ones_(parameter[quarter : 2 * quarter])
-
-    def _widen_critic(self, more: int) -> None:
-        """Inputs for what only the critic sees, with weight 0; all else starts as without them."""
-        first = self.value_head[0]
-        assert isinstance(first, nn.Linear)
-        wider = nn.Linear(first.in_features + more, first.out_features)
-        with torch.no_grad():
-            wider.weight.zero_()[:, : first.in_features] = first.weight
-            wider.bias.copy_(first.bias)
-        self.value_head[0] = wider
 
     def head(self, name: str) -> nn.Module:
         """The head called `name`: one of HEAD_NAMES, or 'value'."""
@@ -257,62 +239,29 @@ class FactoredRecurrentActorCritic(nn.Module):
         return self.head(name)(features)
 
     def get_action(
-        self,
-        observations: Tensor,
-        hidden: Hidden,
-        masks: MaskTensors,
-        draws: Tensor | None,
-        privileged: Tensor | None = None,
+        self, observations: Tensor, hidden: Hidden, masks: MaskTensors, draws: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor, Hidden]:
         """Actions, log-probs (both [..., 4]), values and the next hidden state."""
         features, hidden = self.encode(observations, hidden)
         actions, log_probs, _, _ = self.decide(features, masks, draws=draws)
-        return actions, log_probs, self._value_of(features, privileged), hidden
+        return actions, log_probs, self._value_of(features), hidden
 
     def evaluate_actions(
-        self,
-        observations: Tensor,
-        actions: Tensor,
-        masks: MaskTensors,
-        hidden: Hidden,
-        privileged: Tensor | None = None,
+        self, observations: Tensor, actions: Tensor, masks: MaskTensors, hidden: Hidden
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Log-probs and normalised entropies (both [..., 4]) of given actions, and values."""
         features, _ = self.encode(observations, hidden)
         _, log_probs, distributions, relevant = self.decide(features, masks, actions=actions)
         entropies = torch.stack([d.entropy() for d in distributions], dim=-1)
-        values = self._value_of(features, privileged)
-        return log_probs, entropies.masked_fill(~relevant, 0.0), values
+        return log_probs, entropies.masked_fill(~relevant, 0.0), self._value_of(features)
 
-    def value(
-        self, observations: Tensor, hidden: Hidden, privileged: Tensor | None = None
-    ) -> Tensor:
+    def value(self, observations: Tensor, hidden: Hidden) -> Tensor:
         """V of a state that nobody acts in, such as the one after a truncated step."""
         features, _ = self.encode(observations, hidden)
-        return self._value_of(features, privileged)
+        return self._value_of(features)
 
-    def _value_of(self, features: Any, privileged: Tensor | None) -> Tensor:
-        return critic_value(self.value_head, features, privileged, self.config.privileged_dim)
-
-
-def critic_value(
-    head: nn.Module, features: Tensor, privileged: Tensor | None, privileged_dim: int
-) -> Tensor:
-    """V from features [..., H] and what only the critic sees, [..., privileged_dim].
-
-    NaN if the critic is to see something and was not shown it: who only acts needs no value.
-    """
-    if privileged_dim == 0:
-        return head(features).squeeze(-1)
-    if privileged is None:
-        return features.new_full(features.shape[:-1], math.nan)
-    expected = (*features.shape[:-1], privileged_dim)
-    if privileged.shape != expected:
-        raise ConfigError(
-            f"this critic is to see arrays {list(expected)} beside the observations, "
-            f"got {list(privileged.shape)}"
-        )
-    return head(torch.cat([features, privileged], dim=-1)).squeeze(-1)
+    def _value_of(self, features: Any) -> Tensor:
+        return self.value_head(features).squeeze(-1)
 
 
 def make_head(inputs: int, width: int, outputs: int) -> nn.Sequential:

@@ -21,7 +21,6 @@ from esper.simic.agent.config import PPOConfig
 from esper.simic.agent.losses import (
     clipped_surrogate,
     explained_variance,
-    head_shares,
     masked_mean,
     ratio_diagnostics,
     value_errors,
@@ -95,45 +94,31 @@ class PPOAgent:
         hidden: Hidden,
         masks: ActionMasks,
         draws: np.ndarray | None,
-        privileged: np.ndarray | Tensor | None = None,
     ) -> Decision:
         """One decision per environment for normalised observations [E, D].
 
         `draws` [E, 4] are uniform numbers in [0, 1), one per head, so that an environment's action
-        does not depend on its neighbours; without them the most probable action is taken. What is
-        `privileged` changes the values only; a critic that is to see it and does not says NaN.
+        does not depend on its neighbours; without them the most probable action is taken.
         """
         observed = self._observed(observations)
         uniforms = None if draws is None else torch.from_numpy(draws).to(self.device)
         actions, log_probs, values, hidden = self._get_action(
-            observed,
-            hidden,
-            MaskTensors.of(masks, self.device),
-            uniforms,
-            self._shown(privileged),
+            observed, hidden, MaskTensors.of(masks, self.device), uniforms
         )
         return Decision(actions.cpu().numpy(), log_probs, values, hidden)
 
     @torch.inference_mode()
-    def value(
-        self,
-        observations: np.ndarray | Tensor,
-        hidden: Hidden,
-        privileged: np.ndarray | Tensor | None = None,
-    ) -> Tensor:
+    def value(self, observations: np.ndarray | Tensor, hidden: Hidden) -> Tensor:
         """V [E] of states in which nobody acts: what a truncated episode would still have got."""
-        return self.network.value(self._observed(observations), hidden, self._shown(privileged))
+        return self.network.value(self._observed(observations), hidden)
 
-    def _shown(self, privileged: np.ndarray | Tensor | None) -> Tensor | None:
-        return None if privileged is None else self._observed(privileged, "what the critic sees")
-
-    def _observed(self, observations: np.ndarray | Tensor, what: str = "observations") -> Tensor:
+    def _observed(self, observations: np.ndarray | Tensor) -> Tensor:
         observed = torch.as_tensor(observations, dtype=torch.float32, device=self.device)
         # One reduction instead of isfinite().all(); NaN fails the comparison as well.
         if observed.numel() and not observed.abs().amax() < math.inf:
             env, column = (~torch.isfinite(observed)).nonzero()[0].tolist()
             raise ValueError(
-                f"{what} must be finite: environment {env}, column {column} "
+                f"observations must be finite: environment {env}, column {column} "
                 f"is {observed[env, column].item()}"
             )
         return observed
@@ -282,7 +267,7 @@ class PPOAgent:
         """Loss terms and diagnostics of some episodes, replayed from their first hidden state."""
         config, valid = self.config, batch.valid
         log_probs, entropies, values = self._evaluate(
-            batch.observations, batch.actions, batch.masks, batch.hidden, batch.privileged
+            batch.observations, batch.actions, batch.masks, batch.hidden
         )
         ops = batch.actions[..., OP][valid]
         relevant = head_relevance(ops)
@@ -298,15 +283,11 @@ class PPOAgent:
             config.huber_delta if config.value_loss == "huber" else None,
         )
         head_entropies = masked_mean(entropies[valid], relevant)
-        head_surrogates = masked_mean(surrogate, relevant)
         weights = head_entropies.new_tensor(
             [config.entropy_coef_per_head.get(name, 1.0) for name in HEAD_NAMES]
         )
-        if config.balance_heads:
-            shares = head_shares(relevant)
-            head_surrogates, weights = head_surrogates * shares, weights * shares
         return {
-            "policy_loss": -head_surrogates.sum(),
+            "policy_loss": -masked_mean(surrogate, relevant).sum(),
             "value_loss": errors.mean(),
             "entropy_bonus": (head_entropies * weights).sum(),
             "head_entropies": head_entropies,

@@ -27,10 +27,6 @@ class VectorEnv(Protocol):
     ) -> tuple[np.ndarray, ActionMasks, np.ndarray, np.ndarray, np.ndarray]:
         """Observations, masks, rewards, terminated, truncated."""
 
-    def privileged(self) -> np.ndarray:
-        """float32 [E, P], P may be 0: what a critic may know of the state that was given last and
-        an actor may not, because nobody has it when the policy is used."""
-
 
 def action_draws(key: int, round_: int, num_envs: int, steps: int) -> np.ndarray:
     """Uniform numbers [E, steps, heads]: a function of (key, round, environment) only."""
@@ -55,24 +51,17 @@ def play_round(
     observations, masks = env.reset(round_)
     hidden = agent.initial_hidden(env.num_envs)
     buffer.start(hidden, env.groups)
-    # Asked only by who has use for it: it may have to come from other processes.
-    sees_more = agent.network.config.privileged_dim > 0
-    privileged = env.privileged() if sees_more else None
     running = np.ones(env.num_envs, dtype=bool)
     returns = np.zeros(env.num_envs)
     no_value = torch.zeros(env.num_envs)
     for step in range(buffer.max_steps):
         uniforms = None if draws is None else draws[:, step]
-        decision = agent.act(observations, hidden, masks, uniforms, privileged)
-        seen, offered, shown, hidden = observations, masks, privileged, decision.hidden
+        decision = agent.act(observations, hidden, masks, uniforms)
+        seen, offered, hidden = observations, masks, decision.hidden
         observations, masks, rewards, terminated, truncated = env.step(decision.actions)
         truncated = truncated | (~terminated & (step == buffer.max_steps - 1))
-        privileged = env.privileged() if sees_more else None
-        ahead = truncated.any()
-        bootstrap = agent.value(observations, hidden, privileged) if ahead else no_value
-        buffer.add(
-            seen, offered, decision, rewards, terminated, truncated, bootstrap, running, shown
-        )
+        bootstrap = agent.value(observations, hidden) if truncated.any() else no_value
+        buffer.add(seen, offered, decision, rewards, terminated, truncated, bootstrap, running)
         returns += rewards * running
         running &= ~(terminated | truncated)
         if not running.any():

@@ -38,7 +38,6 @@ class TamiyoRolloutBuffer:
         self.device = torch.device(device)
         slots, blueprints, heads = network.num_slots, network.num_blueprints, len(HEAD_NAMES)
         self.observations = self._room(network.observation_dim)
-        self.privileged = self._room(network.privileged_dim)
         self.groups = np.arange(num_envs)
         self.actions = self._room(heads, dtype=torch.long)
         self.log_probs = self._room(heads)
@@ -107,15 +106,12 @@ class TamiyoRolloutBuffer:
         truncated: np.ndarray,
         bootstrap_values: np.ndarray | Tensor,
         active: np.ndarray | None = None,
-        privileged: np.ndarray | Tensor | None = None,
     ) -> None:
         """One step of every environment, arrays [E, ...]; rows outside `active` are left alone.
 
         `observations` are the normalised ones the policy saw, `masks` the ones it drew from.
         `bootstrap_values` is V of the state after the step, read where `truncated` only.
-        `privileged` is what only the critic saw, needed if the network has such a critic.
         """
-        shown = np.zeros((self.num_envs, 0)) if privileged is None else privileged
         rows = np.arange(self.num_envs) if active is None else np.flatnonzero(active)
         self._check_room(rows)
         observed = self._tensor(observations)
@@ -125,7 +121,6 @@ class TamiyoRolloutBuffer:
         given = MaskTensors.of(masks, self.device)
         for room, values in (
             (self.observations, observed),
-            (self.privileged, self._tensor(shown)),
             (self.actions, torch.from_numpy(decision.actions).to(self.device)),
             (self.log_probs, decision.log_probs),
             (self.values, decision.values),
@@ -185,7 +180,6 @@ class TamiyoRolloutBuffer:
         return SequenceBatch(
             groups=torch.from_numpy(self.groups[filled]).to(self.device),
             observations=cut(self.observations),
-            privileged=cut(self.privileged),
             actions=cut(self.actions),
             log_probs=cut(self.log_probs),
             values=zeroed(self.values),

@@ -104,8 +104,8 @@ class SetActorCritic(FactoredRecurrentActorCritic):
             return self.blueprint_head(own, torch.cat([context, slot], dim=-1))
         return self.head(name)(context)
 
-    def _value_of(self, features: Encoded, privileged: Tensor | None) -> Tensor:
-        return super()._value_of(features.context, privileged)
+    def _value_of(self, features: Encoded) -> Tensor:
+        return super()._value_of(features.context)
 
     def fitted(self, num_slots: int, num_blueprints: int) -> "SetActorCritic":
         """This policy for other numbers of slots and blueprints; the parameters are shared."""

@@ -54,7 +54,6 @@ class SequenceBatch:
 
     groups: Tensor
     observations: Tensor
-    privileged: Tensor
     actions: Tensor
     log_probs: Tensor
     values: Tensor

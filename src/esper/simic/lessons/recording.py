@@ -127,9 +127,6 @@ class Tape:
             self._write()
         return seen, masks, rewards, terminated, truncated
 
-    def privileged(self) -> np.ndarray:
-        return self.env.privileged()
-
     def _write(self) -> None:
         played = _stacked(
             self.space, self.seen, self.allowed[:-1], self.actions, self.rewards, self.lengths

@@ -34,7 +34,7 @@ from esper.simic.training.state import TrainState, pack, unpack
 
 logger = logging.getLogger(__name__)
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 FOLDER = "checkpoints"
 STATE, TENSORS = "state.json", "tensors.safetensors"
 KEPT = 2

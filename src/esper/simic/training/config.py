@@ -47,8 +47,6 @@ class NetworkSizes:
     # Logits that ops start with, by name; those left out start with 0. If all do, every legal op is
     # as probable as another, and a seed is culled by chance long before it could be kept.
     op_bias: Mapping[str, float] = field(default_factory=dict)
-    # The critic, and only it, sees how the same host fares without growth.
-    critic_sees_twin: bool = False
 
     def __post_init__(self) -> None:
         refuse_unknown(self.op_bias, {op.name for op in LifecycleOp}, "network.op_bias.")

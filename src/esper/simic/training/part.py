@@ -6,15 +6,12 @@ from typing import Any
 import numpy as np
 
 from esper.leyline import History
-from esper.leyline.constants import TWIN_DIM
 from esper.simic.rewards import RewardComponents, compute_reward
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.round_log import RoundLog
 from esper.simic.training.scenes import Scene
 from esper.tamiyo import Situation
 from esper.tolaria import Transition, make_env, settle
-
-TWIN_SCALE, TWIN_LIMIT = 20.0, 2.0  # points of score that are 1 to a critic, and the most it sees
 
 
 class Part:
@@ -67,18 +64,6 @@ class Part:
             # The last epoch is the end of a host's training: no value is left to bootstrap from.
             ended = ended | transition.ended
         return rewards, ended
-
-    def privileged(self) -> np.ndarray:
-        """float32 [E, 2]: how much better than the host its twin is that nothing grows in, now and
-        at the end; [E, 0] if it has none."""
-        twins = self.scene.twins
-        if twins is None:
-            return np.zeros((len(self.returns), 0), dtype=np.float32)
-        now = min(self.situation.step, twins.shape[1] - 1)
-        ahead = twins[:, [now, -1]] - self.situation.signals.val_score[:, None]
-        assert ahead.shape[1] == TWIN_DIM
-        seen = np.clip(np.nan_to_num(ahead) / TWIN_SCALE, -TWIN_LIMIT, TWIN_LIMIT)
-        return seen.astype(np.float32)
 
     def _settled(self, transition: Transition) -> Transition:
         """Close the episodes that have ended; the transition then knows what they leave behind."""

@@ -12,7 +12,7 @@ from esper.leyline import ConfigError
 from esper.leyline.policy_card import CARD, UNMEASURED, WEIGHTS, PolicyCard, check_policy_name
 from esper.simic.training.state import TrainState, pack, unpack
 
-FORMAT, HEADER = 1, "esper"
+FORMAT, HEADER = 2, "esper"
 
 
 def card_of(state: TrainState, name: str, episodes: int | None = None) -> PolicyCard:

@@ -58,9 +58,6 @@ class ScaledEnv:
         self.running = self.running & ~ended
         return self._observe(observations, ended), masks, scaled, terminated, truncated
 
-    def privileged(self) -> np.ndarray:
-        return self.env.privileged()
-
     def _observe(self, raw: np.ndarray, ended: np.ndarray | None = None) -> np.ndarray:
         """Only what will be acted on is learnt from; what nobody looks at again is 0."""
         values = torch.as_tensor(raw, dtype=torch.float32)

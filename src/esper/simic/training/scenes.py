@@ -43,17 +43,12 @@ class ShardSpec:
 
 @dataclass(frozen=True)
 class Scene:
-    """Environments that one `GrowthEnv` plays.
-
-    rows   their places in the shard
-    twins  validation scores [E, steps + 1] of the same hosts if nothing grows; None: nobody knows
-    """
+    """Environments that one `GrowthEnv` plays; `rows` are their places in the shard."""
 
     rows: slice
     recipe: HostRecipe
     keys: tuple[int, ...]
     rules: TrialRules
-    twins: np.ndarray | None = None
 
 
 def space_of(task: Task, family: Family | None = None, *, kind: Kind = "flat") -> Space:
@@ -133,7 +128,7 @@ class Scenery:
         hosts = hosts_of(member, spec.data, data_root(), spec.config.precision)
         recipe = replace(member.recipe(spec.data, spec.config.precision), weights=hosts.weights)
         rules = self._rules(member.rules(spec.data, hosts.cost, self.population))
-        return Scene(rows, recipe, (key,) * count, rules, np.stack([hosts.twins[key]] * count))
+        return Scene(rows, recipe, (key,) * count, rules)
 
     def _rules(self, rules: TrialRules) -> TrialRules:
         """With the caps of the run; of hosts that start fresh, also with its incubation."""

@@ -51,9 +51,6 @@ class Shard:
         observations, masks = self._look()
         return observations, masks, rewards, ended, np.zeros_like(ended)
 
-    def privileged(self) -> np.ndarray:
-        return np.concatenate([part.privileged() for part in self.parts])
-
     def _look(self) -> tuple[np.ndarray, ActionMasks]:
         situations = [part.situation for part in self.parts]
         with self.log.clock.phase("reward"):

@@ -1,12 +1,12 @@
 """The state of a training run: one object with everything that the next round depends on."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from torch import Tensor
 
-from esper.leyline import ConfigError, constants, draw_key
+from esper.leyline import ConfigError, draw_key
 from esper.simic.agent import (
     FactoredRecurrentActorCritic,
     NetworkConfig,
@@ -62,18 +62,12 @@ def new_state(config: TrainingConfig, space: Space, warm: TrainState | None = No
         head_width=config.network.head_width,
         kind=space.kind,
         embedding_dim=config.network.embedding_dim,
-        privileged_dim=constants.TWIN_DIM if config.network.critic_sees_twin else 0,
     )
     network = new_network(sizes, key=draw_key(config.key, "weights"))
     network.bias_ops(config.network.op_bias)
     observations = space.new_scale()
     if warm is not None:
-        given = _fitting(warm, space, sizes)
-        weights = given.state_dict()
-        if given.config != sizes:
-            # A critic that saw less or more is no use: it begins anew.
-            weights |= network.value_head.state_dict(prefix="value_head.")
-        network.load_state_dict(weights)
+        network.load_state_dict(_fitting(warm, space, sizes).state_dict())
         observations.load_state_dict(warm.observations.state_dict())
     return TrainState(
         settings=lasting_settings(config),
@@ -85,13 +79,11 @@ def new_state(config: TrainingConfig, space: Space, warm: TrainState | None = No
 
 
 def _fitting(warm: TrainState, space: Space, sizes: NetworkConfig) -> FactoredRecurrentActorCritic:
-    """The network to start from, for this space; raises ConfigError if it is for another. What its
-    critic sees may differ."""
+    """The network to start from, for this space; raises ConfigError if it is for another."""
     network, same = warm.agent.network, warm.space == space
     if isinstance(network, SetActorCritic) and space.kind == "set":
         network, same = network.fitted(space.num_slots, len(space.blueprints)), True
-    critic_alike = replace(network.config, privileged_dim=sizes.privileged_dim)
-    if not same or critic_alike != sizes:
+    if not same or network.config != sizes:
         raise ConfigError(
             f"the policy to start from is for {warm.space.num_slots} slots, "
             f"{len(warm.space.blueprints)} blueprints and {warm.agent.network.config}; "

@@ -77,11 +77,9 @@ def worker_devices(
 
 @dataclass(frozen=True)
 class Answer:
-    """What a call gave, what a critic may know after it, what happened during it, and how long its
-    rewards and observations took."""
+    """What a call gave, what happened during it, and how long its rewards and observations took."""
 
     values: tuple[Any, ...]
-    privileged: np.ndarray
     told: History
     reward_seconds: float
 
@@ -114,7 +112,7 @@ class ShardServer:
             self.shard = Shard(self.spec, log)
         values = getattr(self.shard, name)(argument)
         told = History((), list(log.rows), list(log.events), list(log.outcomes))
-        return Answer(values, self.shard.privileged(), told, log.clock.seconds["reward"])
+        return Answer(values, told, log.clock.seconds["reward"])
 
 
 class LostError(Exception):
@@ -236,14 +234,10 @@ class Workers:
         rewards, terminated, truncated = arrays
         return observations, masks, rewards, terminated, truncated
 
-    def privileged(self) -> np.ndarray:
-        return self._privileged
-
     def _all(self, name: str, arguments: Sequence[Any]) -> list[Any]:
         for worker, argument in zip(self.workers, arguments, strict=True):
             worker.begin(name, argument)
         answers = [worker.result() for worker in self.workers]
-        self._privileged = np.concatenate([answer.privileged for answer in answers])
         self.log.clock.move(max(answer.reward_seconds for answer in answers), "hosts", "reward")
         with self.log.clock.phase("telemetry"):
             for answer in answers:

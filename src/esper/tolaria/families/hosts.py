@@ -1,5 +1,5 @@
 """What the hosts of a member are made of, found out once and kept beside the data sets: the weights
-of trained ones, what training them cost, and how they fare if nothing grows."""
+of trained ones, and what training them cost."""
 
 import fcntl
 import hashlib
@@ -9,9 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,12 +20,12 @@ from esper.tolaria.choice import PopulationKind
 from esper.tolaria.data.splits import DataSplits
 from esper.tolaria.families.base import Member
 from esper.tolaria.fused import why_not_fused
-from esper.tolaria.recipe import HostRecipe, Precision, new_network
-from esper.tolaria.trial import TrialRules, host_rules, make_env, play, train
+from esper.tolaria.recipe import Precision, new_network
+from esper.tolaria.trial import host_rules, train
 
 log = logging.getLogger("esper")
 
-VERSION = 1
+VERSION = 2
 FOLDER = "families"  # in the data folder
 
 
@@ -37,28 +35,29 @@ class MemberHosts:
 
     weights  of trained ones; None if they start fresh
     cost     multiply-adds of training one of them; None if they start fresh
-    twins    validation score after each step of an episode in which nothing grows, from step 0 on
     """
 
     weights: Mapping[int, Mapping[str, Tensor]] | None
     cost: int | None
-    twins: Mapping[int, np.ndarray]
 
 
 def hosts_of(
     member: Member, data: DataSplits, root: Path, precision: Precision = "fp32"
 ) -> MemberHosts:
-    """From `root`, or trained now, all of the member side by side, and put there.
+    """From `root`, or trained now, all of the member side by side, and put there; nothing is to be
+    known of those that start fresh.
 
     Raises ConfigError if the folder cannot be written.
     """
+    if member.start == "fresh":
+        return MemberHosts(None, None)
     folder = root / FOLDER / member.family.task.name / _digest(member, data, precision)
     try:
         with _alone(folder):
             found = _read(folder)
             if found is None:
                 found = _make(member, data, precision)
-                write_tree(folder, _tree(found), VERSION)
+                write_tree(folder, {"weights": found.weights, "cost": found.cost}, VERSION)
             return found
     except OSError as error:
         raise ConfigError(
@@ -71,41 +70,23 @@ def hosts_of(
 
 
 def _make(member: Member, data: DataSplits, precision: Precision) -> MemberHosts:
-    recipe, keys = member.recipe(data, precision), member.keys
+    recipe, keys, task = member.recipe(data, precision), member.keys, member.task
     template = new_network(recipe, keys[0], torch.device("cpu"))
     # Not the run's choice: what is kept must not depend on who asked for it.
     population: PopulationKind = "fused" if why_not_fused(recipe, template) is None else "looped"
-    weights, cost = None, None
-    if member.start == "trained":
-        task = member.task
-        rules = host_rules(task.steps, task.schedule, population)
-        trained = train(recipe, keys, rules, StaticController(), task=task.name, attribute=False)
-        if any(each.outcome.ended == "interrupted" for each in trained):
-            raise KeyboardInterrupt
-        weights = {each.outcome.key: each.model.state_dict() for each in trained}
-        cost = trained[0].outcome.train_macs
-    rules = replace(member.rules(data, cost, population), counterfactuals=False)
-    return MemberHosts(weights, cost, _twins(replace(recipe, weights=weights), keys, rules))
-
-
-def _twins(recipe: HostRecipe, keys: tuple[int, ...], rules: TrialRules) -> dict[int, np.ndarray]:
-    env = make_env(recipe, keys, rules)
-    scores = []
-
-    def note() -> bool:
-        assert env.situation is not None
-        scores.append(env.situation.signals.val_score.copy())
-        return True
-
-    if not play(env, StaticController(), after_epoch=note):
+    rules = host_rules(task.steps, task.schedule, population)
+    trained = train(recipe, keys, rules, StaticController(), task=task.name, attribute=False)
+    if any(each.outcome.ended == "interrupted" for each in trained):
         raise KeyboardInterrupt
-    return dict(zip(keys, np.stack(scores, axis=1), strict=True))
+    weights = {each.outcome.key: each.model.state_dict() for each in trained}
+    return MemberHosts(weights, trained[0].outcome.train_macs)
 
 
 # --- keeping them --------------------------------------------------------------------------------
 
 
-_NAMES = ("family", "split", "bottleneck")  # what is known of a member and changes nothing
+# What is known of a member and changes nothing about its hosts.
+_NAMES = ("family", "split", "bottleneck", "extra")
 
 
 def _digest(member: Member, data: DataSplits, precision: Precision) -> str:
@@ -118,7 +99,7 @@ def _digest(member: Member, data: DataSplits, precision: Precision) -> str:
         [getattr(traits, each.name) for each in fields(traits) if each.name not in _NAMES],
         str(task.build()),
         (task.name, task.steps, task.batch, task.batches_per_epoch, task.learning_rate),
-        (task.weight_decay, task.max_grad_norm, task.schedule, member.rules(data, 1)),
+        (task.weight_decay, task.max_grad_norm, task.schedule),
         _fingerprint(data),
     ]
     return hashlib.sha256(repr(told).encode()).hexdigest()[:24]
@@ -132,23 +113,14 @@ def _fingerprint(data: DataSplits) -> str:
     return digest.hexdigest()
 
 
-def _tree(hosts: MemberHosts) -> dict[str, Any]:
-    weights = None
-    if hosts.weights is not None:
-        weights = {key: dict(state) for key, state in hosts.weights.items()}
-    twins = {key: torch.from_numpy(scores) for key, scores in hosts.twins.items()}
-    return {"weights": weights, "cost": hosts.cost, "twins": twins}
-
-
 def _read(folder: Path) -> MemberHosts | None:
     """None if nothing is there, or nothing that can be used."""
     if not folder.exists():
         return None
     try:
         tree = read_tree(folder, VERSION)
-        twins = {key: scores.numpy() for key, scores in tree["twins"].items()}
-        return MemberHosts(tree["weights"], tree["cost"], twins)
-    except (ConfigError, KeyError, AttributeError) as error:
+        return MemberHosts(tree["weights"], tree["cost"])
+    except (ConfigError, KeyError) as error:
         log.warning("hosts are trained again: %s", error)
         return None
 
