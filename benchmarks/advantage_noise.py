@@ -33,7 +33,7 @@ from esper.simic.agent import (
     play_round,
 )
 from esper.simic.agent.types import SequenceBatch
-from esper.simic.control import RewardNormalizer
+from esper.simic.control.normalization import RewardNormalizer
 
 ENVS, GROUP, STEPS = 64, 8, analytic.HORIZON
 SPREADS = (0.0, 2.0)

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from esper.observatory.evaluation import arms_table, comparisons_table
 from esper.proof.evaluation import EvaluationSettings, evaluate
-from esper.tamiyo import make_controller
+from esper.tamiyo.controllers import make_controller
 from esper.tolaria.data.catalogue import data_root
 from esper.tolaria.tasks import find_task
 

@@ -16,8 +16,10 @@ from pathlib import Path
 import torch
 
 from esper.proof.statistics import paired_difference
-from esper.tamiyo import make_controller
-from esper.tolaria import PopulationKind, TrialRules, find_task, train
+from esper.tamiyo.controllers import make_controller
+from esper.tolaria.engine.run import TrialRules, train
+from esper.tolaria.fused.choice import PopulationKind
+from esper.tolaria.tasks import find_task
 
 HALF_WIDTH_GOAL = 0.2
 

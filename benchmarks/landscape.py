@@ -14,19 +14,26 @@ import json
 import numpy as np
 import torch
 
-from esper.growth import default_catalogue
-from esper.simic.rewards import ObjectiveRewardConfig, compute_reward
-from esper.tamiyo import Controller, make_controller
+from esper.growth.blueprints.catalogue import default_catalogue
+from esper.simic.rewards.config import ObjectiveRewardConfig
+from esper.simic.rewards.modes import compute_reward
+from esper.tamiyo.controllers import make_controller
 from esper.tamiyo.controllers.scripted import ScriptedController
-from esper.tolaria import GrowthEnv, HostRecipe, Transition, TrialRules, find_task, trial
+from esper.tamiyo.situation import Controller
 from esper.tolaria.data.catalogue import data_root
+from esper.tolaria.engine import run
+from esper.tolaria.engine.environment import GrowthEnv
+from esper.tolaria.engine.recipe import HostRecipe
+from esper.tolaria.engine.run import TrialRules
+from esper.tolaria.engine.transition import Transition
+from esper.tolaria.tasks import find_task
 
 TASK = find_task("digits")
 FIRST_KEY = 2_000_000  # hosts that no evaluation and no tuning uses
 
 
 def make_env(recipe: HostRecipe, episodes: int, rules: TrialRules) -> GrowthEnv:
-    return trial.make_env(recipe, range(FIRST_KEY, FIRST_KEY + episodes), rules)
+    return run.make_env(recipe, range(FIRST_KEY, FIRST_KEY + episodes), rules)
 
 
 def play(env: GrowthEnv, controller: Controller) -> np.ndarray:
@@ -36,7 +43,7 @@ def play(env: GrowthEnv, controller: Controller) -> np.ndarray:
     def add(transition: Transition) -> None:
         returns[:] += compute_reward(transition, ObjectiveRewardConfig(), 1.0).total
 
-    trial.play(env, controller, on_step=add)
+    run.play(env, controller, on_step=add)
     return np.stack([env.score, returns])
 
 

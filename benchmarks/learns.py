@@ -26,7 +26,9 @@ import numpy as np
 from esper.api import imitate
 from esper.api.training import resume_ppo, train_ppo
 from esper.proof.statistics import paired_difference
-from esper.simic.training import Hooks, is_run, load_config
+from esper.simic.training.checkpoint import is_run
+from esper.simic.training.config import load_config
+from esper.simic.training.loop import Hooks
 
 CURVE = ("objective", "val_score", "params", "germinated", "fossilized", "op_entropy")
 PANELS = {

@@ -39,9 +39,10 @@ from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
 import esper
-from esper.growth import keyed
+from esper.growth.grown_module import keyed
 from esper.proof.statistics import paired_difference
-from esper.tamiyo import Controller, ScriptedController
+from esper.tamiyo.controllers.scripted import ScriptedController
+from esper.tamiyo.situation import Controller
 from esper.transformers import GrowCallback
 
 LENGTH, WIDTH, LAYERS, RANK, BATCH = 64, 64, 3, 4, 16

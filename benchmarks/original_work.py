@@ -27,17 +27,19 @@ from statistics import median
 import numpy as np
 import torch
 
-from esper.growth import CNNHost, LifecycleRules, keyed
+from esper.growth.grown_module import keyed
+from esper.growth.hosts.cnn import CNNHost
+from esper.growth.lifecycle import LifecycleRules
 from esper.leyline import ActionMasks, draw_key, generator
-from esper.simic.training import RoundLog, growth_environments, load_config
-from esper.tolaria import (
-    DataSplits,
-    GrowthEnv,
-    Task,
-    choose_population,
-    find_task,
-    share,
-)
+from esper.simic.training.config import load_config
+from esper.simic.training.round_log import RoundLog
+from esper.simic.training.workers import growth_environments
+from esper.tolaria.data.shared import share
+from esper.tolaria.data.splits import DataSplits
+from esper.tolaria.engine.environment import GrowthEnv
+from esper.tolaria.fused.choice import choose_population
+from esper.tolaria.tasks import find_task
+from esper.tolaria.tasks.base import Task
 from plain_loop import PlainCNNHost, PlainPopulation
 
 STEPS, PLAIN_ENVS = 10, 8

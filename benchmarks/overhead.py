@@ -22,10 +22,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from esper.growth import CNNHost, GrownModule, SlotTable, default_catalogue, keyed
+from esper.growth.blueprints.catalogue import default_catalogue
+from esper.growth.grown_module import GrownModule, keyed
+from esper.growth.hosts.cnn import CNNHost
+from esper.growth.slot_table import SlotTable
 from esper.leyline import draw_key
-from esper.tolaria.objectives import accuracy
-from esper.tolaria.population import LoopedPopulation
+from esper.tolaria.engine.objectives import accuracy
+from esper.tolaria.engine.population import LoopedPopulation
 from esper.tolaria.tasks import find_task
 
 

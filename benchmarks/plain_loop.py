@@ -13,13 +13,14 @@ from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
-from esper.growth import CNNHost, GrownModule, HostSnapshot, call_model, map_tensors
-from esper.growth.snapshot import SeedSnapshot
+from esper.growth.grown_module import GrownModule
+from esper.growth.hosts.cnn import CNNHost
+from esper.growth.sites import call_model, map_tensors
+from esper.growth.snapshot import HostSnapshot, SeedSnapshot
 from esper.leyline import draw_key
-from esper.tolaria import LoopedPopulation
 from esper.tolaria.data.cifar10 import MEAN, PADDING, STD
-from esper.tolaria.gradients import GradientMeter
-from esper.tolaria.population import TrainReadings
+from esper.tolaria.engine.gradients import GradientMeter
+from esper.tolaria.engine.population import LoopedPopulation, TrainReadings
 
 
 class PlainCNNHost(CNNHost):

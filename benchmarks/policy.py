@@ -20,13 +20,18 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from esper.growth import default_catalogue
+from esper.growth.blueprints.catalogue import default_catalogue
 from esper.leyline import ActionMasks, LifecycleOp
 from esper.simic.agent import PPOAgent, action_draws
-from esper.simic.training import Space, load_config, new_state
-from esper.tamiyo import SetLayout, Situation, make_controller
-from esper.tamiyo.policy.set_features import FITS, PRESENT
-from esper.tolaria import TrialRules, data_root, find_task, make_env
+from esper.simic.training.config import load_config
+from esper.simic.training.space import Space
+from esper.simic.training.state import new_state
+from esper.tamiyo.controllers import make_controller
+from esper.tamiyo.policy.set_features import FITS, PRESENT, SetLayout
+from esper.tamiyo.situation import Situation
+from esper.tolaria.data.catalogue import data_root
+from esper.tolaria.engine.run import TrialRules, make_env
+from esper.tolaria.tasks import find_task
 from ppo_update import ENVS, EPOCHS, MINIBATCHES, STEPS, Ours, Theirs, cpu_time
 
 ACTING, SLOTS, DECISIONS = 64, 3, 40

@@ -22,18 +22,21 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from esper.growth import CNNHost, LifecycleRules, MLPHost, count_params
+from esper.growth.blueprints.catalogue import count_params
+from esper.growth.hosts.cnn import CNNHost
+from esper.growth.hosts.mlp import MLPHost
+from esper.growth.lifecycle import LifecycleRules
 from esper.leyline import OP, LifecycleOp, generator
 from esper.proof.arms import Plan, train
-from esper.tamiyo import RandomController, Situation, make_controller, wait
-from esper.tolaria import (
-    FusedPopulation,
-    GrowthEnv,
-    HostRecipe,
-    LoopedPopulation,
-    TrialRules,
-    find_task,
-)
+from esper.tamiyo.controllers import make_controller
+from esper.tamiyo.controllers.random import RandomController
+from esper.tamiyo.situation import Situation, wait
+from esper.tolaria.engine.environment import GrowthEnv
+from esper.tolaria.engine.population import LoopedPopulation
+from esper.tolaria.engine.recipe import HostRecipe
+from esper.tolaria.engine.run import TrialRules
+from esper.tolaria.fused.population import FusedPopulation
+from esper.tolaria.tasks import find_task
 from loop import compare as loop_speedup
 
 STEPS = 14
@@ -131,7 +134,7 @@ CASES: dict[str, tuple[float, Callable[[], dict[str, float]]]] = {
 
 
 def table() -> dict[str, float]:
-    """Where the rule of `tolaria/choice.py` comes from."""
+    """Where the rule of `tolaria/fused/choice.py` comes from."""
     found = {}
     for name, make, widths in (("cnn", _cnn, (2, 8, 16, 32)), ("mlp", _mlp, (32, 64, 128, 256))):
         for width, n_envs in product(widths, (1, 2, 4, 16)):

@@ -22,17 +22,12 @@ import torch
 
 from claims.common import compare, means, print_json, print_table, run_missing
 from esper.leyline import ConfigError
-from esper.simic.lessons import join, load_episodes
-from esper.simic.training import (
-    Hooks,
-    RoundLog,
-    Space,
-    TrainingConfig,
-    TrainState,
-    load_config,
-    new_state,
-    run_training,
-)
+from esper.simic.recordings.episodes import join, load_episodes
+from esper.simic.training.config import TrainingConfig, load_config
+from esper.simic.training.loop import Hooks, run_training
+from esper.simic.training.round_log import RoundLog
+from esper.simic.training.space import Space
+from esper.simic.training.state import TrainState, new_state
 from replayed import Replayed, Table
 
 REMEDIES: dict[str, dict[str, Any]] = {

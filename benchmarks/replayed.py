@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from esper.leyline import BLUEPRINT, OP, SLOT, ActionMasks, ConfigError, LifecycleOp, draw_key
-from esper.simic.lessons import Episodes
+from esper.simic.recordings.episodes import Episodes
 
 MASKS = ("op", "slot", "blueprint", "blend")
 HELD_OUT = 4  # one shape of so many is never learnt from

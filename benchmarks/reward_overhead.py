@@ -13,11 +13,18 @@ from functools import partial
 import numpy as np
 import torch
 
-from esper.growth import LifecycleRules, MLPHost, default_catalogue
-from esper.simic.rewards import MODES, compute_reward
-from esper.tamiyo import FeatureExtractionContext, RandomController, signals_to_features
-from esper.tolaria import GrowthEnv, HostRecipe, LoopedPopulation, TensorSource, Transition
-from esper.tolaria.objectives import accuracy, cross_entropy
+from esper.growth.blueprints.catalogue import default_catalogue
+from esper.growth.hosts.mlp import MLPHost
+from esper.growth.lifecycle import LifecycleRules
+from esper.simic.rewards.modes import MODES, compute_reward
+from esper.tamiyo.controllers.random import RandomController
+from esper.tamiyo.policy.features import FeatureExtractionContext, signals_to_features
+from esper.tolaria.engine.batches import TensorSource
+from esper.tolaria.engine.environment import GrowthEnv
+from esper.tolaria.engine.objectives import accuracy, cross_entropy
+from esper.tolaria.engine.population import LoopedPopulation
+from esper.tolaria.engine.recipe import HostRecipe
+from esper.tolaria.engine.transition import Transition
 from overhead import interleaved
 
 GAMMA = 0.995

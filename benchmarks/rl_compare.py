@@ -32,8 +32,12 @@ import esper.gym
 from agent_learns import GROWTH, new_agent
 from esper.leyline import ActionMasks, draw_key
 from esper.simic.agent import action_draws, play_round
-from esper.simic.training import RoundLog, Space, load_config, new_state, run_training
-from esper.tamiyo import wait
+from esper.simic.training.config import load_config
+from esper.simic.training.loop import run_training
+from esper.simic.training.round_log import RoundLog
+from esper.simic.training.space import Space
+from esper.simic.training.state import new_state
+from esper.tamiyo.situation import wait
 
 sys.path.append(str(Path(__file__).parents[1] / "examples"))
 import gym_cleanrl

@@ -23,9 +23,13 @@ from typing import Any
 import numpy as np
 
 from esper.api.training import one_thread, train_ppo
-from esper.simic.training import ShardServer, ShardSpec, round_log
+from esper.simic.training import round_log
 from esper.simic.training.config import load_config
-from esper.tolaria import DataSplits, data_root, find_task
+from esper.simic.training.env_specs import ShardSpec
+from esper.simic.training.workers import ShardServer
+from esper.tolaria.data.catalogue import data_root
+from esper.tolaria.data.splits import DataSplits
+from esper.tolaria.tasks import find_task
 
 NODES = (1, 10, 100, 1000)
 STEPS = 30  # of an episode on digits

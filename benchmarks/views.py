@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from esper.observatory import RunDirectory
+from esper.observatory.run_directory import RunDirectory
 
 MODULES = ("blocks.0", "blocks.1", "blocks.2")
 ENVS, STEPS, WRITTEN = 16, 30, 60

@@ -8,7 +8,7 @@ import torch
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
 
 import esper
-from esper.tamiyo import ScriptedController
+from esper.tamiyo.controllers.scripted import ScriptedController
 
 
 def accuracy(prediction):

@@ -12,7 +12,10 @@ from pathlib import Path
 import optuna
 
 from esper.api import find_controller, one_thread
-from esper.tolaria import TrialRules, choose_population, data_root, find_task, train
+from esper.tolaria.data.catalogue import data_root
+from esper.tolaria.engine.run import TrialRules, train
+from esper.tolaria.fused.choice import choose_population
+from esper.tolaria.tasks import find_task
 
 
 def main() -> None:

@@ -16,8 +16,7 @@ from esper.simic.agent import (
     new_network,
     play_round,
 )
-from esper.tamiyo import SetLayout
-from esper.tamiyo.policy.set_features import FITS, PRESENT
+from esper.tamiyo.policy.set_features import FITS, PRESENT, SetLayout
 
 OBS, SLOTS, BLUEPRINTS = 7, 3, 5
 

@@ -10,7 +10,9 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from esper.growth import CNNHost, GrownModule, export, keyed
+from esper.growth.export import export
+from esper.growth.grown_module import GrownModule, keyed
+from esper.growth.hosts.cnn import CNNHost
 from esper.leyline import BLEND_NAMES, SeedStage
 from helpers import BLENDED, fitting, grads, loss_of, plant
 

@@ -5,7 +5,9 @@ from functools import cache
 from typing import Any
 
 from esper.proof import EvaluationReport
-from esper.tamiyo import Controller, ScriptedController, make_controller
+from esper.tamiyo.controllers import make_controller
+from esper.tamiyo.controllers.scripted import ScriptedController
+from esper.tamiyo.situation import Controller
 from helpers import small_digits
 
 SCRIPT = "1 GERMINATE r0c1 branch linear\n"

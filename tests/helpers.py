@@ -9,20 +9,19 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 
-from esper.growth import (
-    BlueprintCatalogue,
-    BlueprintSpec,
-    CNNHost,
-    GrownModule,
-    LifecycleRules,
-    MLPHost,
-    TransformerHost,
-    default_catalogue,
-    keyed,
-)
+from esper.growth.blueprints.catalogue import BlueprintCatalogue, BlueprintSpec, default_catalogue
+from esper.growth.grown_module import GrownModule, keyed
+from esper.growth.hosts.cnn import CNNHost
+from esper.growth.hosts.mlp import MLPHost
+from esper.growth.hosts.transformer import TransformerHost
+from esper.growth.lifecycle import LifecycleRules
 from esper.leyline import SeedStage
-from esper.tolaria import FusedPopulation, GrowthEnv, LoopedPopulation, Task, find_task
+from esper.tolaria.engine.environment import GrowthEnv
+from esper.tolaria.engine.population import LoopedPopulation
+from esper.tolaria.fused.population import FusedPopulation
 from esper.tolaria.fused.rows import Row
+from esper.tolaria.tasks import find_task
+from esper.tolaria.tasks.base import Task
 
 BLENDED = {SeedStage.BLENDING: 0.4, SeedStage.HOLDING: 1.0, SeedStage.FOSSILIZED: 1.0}
 

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import esper
 from architectures import MLP
-from esper.growth import keyed
+from esper.growth.grown_module import keyed
 
 EPOCHS, RATE, CLIP = 14, 3e-3, 0.5
 SLOTS = ["layer1", "layer2"]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 import esper
 from architectures import MLP
-from esper.growth import keyed
+from esper.growth.grown_module import keyed
 
 
 class Loop:

@@ -8,8 +8,8 @@ import torch
 from esper.leyline import OP, SLOT, ActionMasks, LifecycleOp
 from esper.simic import analytic
 from esper.simic.agent import FactoredRecurrentActorCritic, MaskTensors, NetworkConfig
-from esper.simic.control import RunningMeanStd
-from esper.simic.lessons.episodes import Episodes
+from esper.simic.control.normalization import RunningMeanStd
+from esper.simic.recordings.episodes import Episodes
 from esper.simic.training.state import Space
 
 SPACE = Space(analytic.OBSERVATION_DIM, analytic.NUM_SLOTS, ("small", "middle", "large"))

@@ -4,10 +4,10 @@ from functools import cache
 
 import numpy as np
 
-from esper.growth import default_catalogue
+from esper.growth.blueprints.catalogue import default_catalogue
 from esper.leyline import BLUEPRINT, OP, SLOT, LifecycleOp
-from esper.simic.lessons import Episodes
-from esper.simic.training import Space
+from esper.simic.recordings.episodes import Episodes
+from esper.simic.training.space import Space
 
 SPACE = Space.of(2, default_catalogue().names[:2], "set")
 HOSTS, CANDIDATES = 40, 4

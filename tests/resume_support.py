@@ -13,9 +13,9 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 from torch.utils.data import DataLoader, TensorDataset
 
 import esper
-from esper.growth import keyed
+from esper.growth.grown_module import keyed
 from esper.leyline import BLUEPRINT, OP, LifecycleOp, sealed
-from esper.tamiyo import Situation, wait
+from esper.tamiyo.situation import Situation, wait
 
 EPOCHS = 18
 

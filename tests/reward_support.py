@@ -5,7 +5,10 @@ from dataclasses import fields, replace
 import numpy as np
 import torch
 
-from esper.growth import LifecycleRules, MLPHost, SlotTable, default_catalogue
+from esper.growth.blueprints.catalogue import default_catalogue
+from esper.growth.hosts.mlp import MLPHost
+from esper.growth.lifecycle import LifecycleRules
+from esper.growth.slot_table import SlotTable
 from esper.leyline import (
     BLEND_NAMES,
     HEAD_NAMES,
@@ -18,10 +21,15 @@ from esper.leyline import (
     SlotConfig,
     TrainingSignals,
 )
-from esper.simic.rewards import MODES, ContributionRewardConfig
-from esper.tamiyo import Situation
-from esper.tolaria import GrowthEnv, HostRecipe, LoopedPopulation, TensorSource, Transition
-from esper.tolaria.objectives import accuracy, cross_entropy
+from esper.simic.rewards.config import ContributionRewardConfig
+from esper.simic.rewards.modes import MODES
+from esper.tamiyo.situation import Situation
+from esper.tolaria.engine.batches import TensorSource
+from esper.tolaria.engine.environment import GrowthEnv
+from esper.tolaria.engine.objectives import accuracy, cross_entropy
+from esper.tolaria.engine.population import LoopedPopulation
+from esper.tolaria.engine.recipe import HostRecipe
+from esper.tolaria.engine.transition import Transition
 
 GAMMA = 0.995
 

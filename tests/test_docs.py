@@ -27,7 +27,7 @@ from document_support import (
 from esper.growth.slot_table import SlotTable
 from esper.leyline import LifecycleOp
 from esper.simic import analytic
-from esper.simic.rewards import MODES, compute_reward
+from esper.simic.rewards.modes import MODES, compute_reward
 from esper.tolaria.data import catalogue, cifar10
 
 # Run by CI itself, or not a command of ours.

@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 
 from esper.api import find_controller
-from esper.growth.blueprints import BUILT_IN, catalogue
-from esper.tamiyo import StaticController, controllers
+from esper.growth.blueprints import catalogue
+from esper.growth.blueprints.catalogue import BUILT_IN
+from esper.tamiyo import controllers
+from esper.tamiyo.controllers.static import StaticController
 from esper.tolaria import tasks
 from esper.tolaria.tasks import find_task
 from helpers import everywhere, exploding

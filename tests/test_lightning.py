@@ -12,7 +12,8 @@ from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint
 from torch import Tensor
 
 import esper
-from esper.growth import evaluating, largest_difference
+from esper.growth.export import largest_difference
+from esper.growth.sites import evaluating
 from esper.leyline import ConfigError, ForgottenCallError, PackageMissingError
 from esper.lightning import validate_again
 from growth_comparison import check_same_growth

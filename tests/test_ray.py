@@ -23,7 +23,7 @@ from esper.proof import EvaluationReport, EvaluationSettings, evaluate
 from esper.proof import evaluation as module
 from esper.ray import ActorLine, Cluster
 from esper.simic.training.loop import Hooks
-from esper.tamiyo import make_controller
+from esper.tamiyo.controllers import make_controller
 from evaluation_support import Killed, make_arm, narrow_digits, numbers
 from training_support import remember_workers, same_run, tiny_run, tiny_task
 

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 import esper
-from esper.growth import largest_difference
+from esper.growth.export import largest_difference
 from esper.leyline import ConfigError, ForgottenCallError, PackageMissingError, SeedStage
 from esper.transformers import GrowCallback, blueprints_inside
 from growth_comparison import check_same_growth

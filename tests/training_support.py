@@ -11,21 +11,22 @@ from pathlib import Path
 from typing import Any
 
 from esper.api.training import resume_ppo, train_ppo
-from esper.growth import CNNHost
+from esper.growth.hosts.cnn import CNNHost
 from esper.leyline import History, sealed
 from esper.simic import analytic
 from esper.simic.training.checkpoint import load_checkpoint
 from esper.simic.training.config import TrainingConfig, load_config
+from esper.simic.training.env_specs import ShardSpec
 from esper.simic.training.loop import Hooks, run_training
 from esper.simic.training.round_log import RoundLog
-from esper.simic.training.scenes import ShardSpec
 from esper.simic.training.state import Space, TrainState, new_state, pack
 from esper.simic.training.workers import Cluster, Workers
-from esper.tolaria import Family
 from esper.tolaria.data import digits
 from esper.tolaria.data.splits import DataSplits
 from esper.tolaria.families import digits as digits_hosts
-from esper.tolaria.tasks import Task, find_task
+from esper.tolaria.families.base import Family
+from esper.tolaria.tasks import find_task
+from esper.tolaria.tasks.base import Task
 
 # Every remedy against noise.
 REMEDIES = {

@@ -17,8 +17,8 @@ from transformers import (
 )
 
 import esper
-from esper.growth import keyed
-from esper.tamiyo import ScriptedController
+from esper.growth.grown_module import keyed
+from esper.tamiyo.controllers.scripted import ScriptedController
 from esper.transformers import GrowCallback, blueprints_inside
 
 EPOCHS, BATCH, EVAL_BATCH, RATE, CLIP = 8, 8, 16, 3e-3, 0.5

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from esper.observatory import RunDirectory
+from esper.observatory.run_directory import RunDirectory
 
 
 def row(step: int, stage: str = "DORMANT", module: str = "blocks.0", **changes: Any) -> dict:

@@ -27,9 +27,10 @@ from common import (
     print_table,
 )
 from esper.proof import family_trials
-from esper.simic.lessons import Episodes, load_episodes
-from esper.simic.training import LearnedController
-from esper.tolaria import data_root, find_family
+from esper.simic.recordings.episodes import Episodes, load_episodes
+from esper.simic.training.policy_controller import LearnedController
+from esper.tolaria.data.catalogue import data_root
+from esper.tolaria.families import find_family
 
 ALL = "sees all"
 # By the block of the observation: the run's own, that of a slot, that of a candidate in a slot.

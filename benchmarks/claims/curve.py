@@ -25,8 +25,10 @@ from common import RESULTS, Trials, append, compare, finished, means, print_json
 from esper.api import export_policy, find_controller
 from esper.api.training import resume_ppo, train_ppo
 from esper.proof import family_trials
-from esper.simic.training import TrainingConfig, is_run, load_config
-from esper.tolaria import data_root, find_family
+from esper.simic.training.checkpoint import is_run
+from esper.simic.training.config import TrainingConfig, load_config
+from esper.tolaria.data.catalogue import data_root
+from esper.tolaria.families import find_family
 
 RULES = ("static", "heuristic")
 FIXED, BEST = "best fixed", "best in hindsight"

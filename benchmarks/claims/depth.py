@@ -21,13 +21,17 @@ import numpy as np
 import torch
 
 from common import RESULTS, Trials, compare, means, print_json, print_table, run_missing
-from esper.growth import TransformerHost, evaluating
 from esper.growth.blueprints.modules import nearly_zero_
+from esper.growth.hosts.transformer import TransformerHost
+from esper.growth.sites import evaluating
 from esper.leyline import BLUEPRINT, OP, SLOT, LifecycleOp
-from esper.tamiyo import Controller, Situation, StaticController, wait
-from esper.tolaria import RateSchedule, TrialRules, find_task, train
+from esper.tamiyo.controllers.static import StaticController
+from esper.tamiyo.situation import Controller, Situation, wait
 from esper.tolaria.data import pydocs
 from esper.tolaria.data.splits import DataSplits
+from esper.tolaria.engine.run import TrialRules, train
+from esper.tolaria.engine.schedule import RateSchedule
+from esper.tolaria.tasks import find_task
 from esper.tolaria.tasks.base import Task
 
 CONTEXT = 64

@@ -20,8 +20,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import esper
 from common import RESULTS, Row, compare, means, print_json, print_table, run_missing
-from esper.growth import BlueprintCatalogue, count_params, default_catalogue
-from esper.tolaria import data_root, find_task
+from esper.growth.blueprints.catalogue import BlueprintCatalogue, count_params, default_catalogue
+from esper.tolaria.data.catalogue import data_root
+from esper.tolaria.tasks import find_task
 
 TRAINED, MORE = 40, 12  # epochs
 SLOTS = ["stem", "body", "narrow", "last"]

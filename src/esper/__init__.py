@@ -13,33 +13,33 @@ if TYPE_CHECKING:
         load,
         load_policy,
     )
-    from esper.growth import (
+    from esper.growth.blueprints.catalogue import (
         BlueprintCatalogue,
         BlueprintSpec,
-        GrownModule,
         default_catalogue,
-        list_slots,
     )
     from esper.growth.export import export
+    from esper.growth.grown_module import GrownModule
+    from esper.growth.sites import list_slots
     from esper.leyline import EsperError, EsperWarning
-    from esper.tolaria import Budget
+    from esper.tolaria.engine.garden import Budget
 
     __version__: str
     """The version that is installed."""
 
 # Loaded on first use, so that the command answers without waiting for torch.
 _HOMES = {
-    "BlueprintCatalogue": "esper.growth",
-    "BlueprintSpec": "esper.growth",
+    "BlueprintCatalogue": "esper.growth.blueprints.catalogue",
+    "BlueprintSpec": "esper.growth.blueprints.catalogue",
     "Body": "esper.api",
-    "Budget": "esper.tolaria.garden",
+    "Budget": "esper.tolaria.engine.garden",
     "Callback": "esper.api",
     "EsperError": "esper.leyline",
     "EsperWarning": "esper.leyline",
     "Grown": "esper.api",
-    "GrownModule": "esper.growth",
+    "GrownModule": "esper.growth.grown_module",
     "attach": "esper.api",
-    "default_catalogue": "esper.growth",
+    "default_catalogue": "esper.growth.blueprints.catalogue",
     "export": "esper.api",
     "grow": "esper.api",
     "list_slots": "esper.api",
@@ -47,25 +47,7 @@ _HOMES = {
     "load_policy": "esper.api",
 }
 
-__all__ = [
-    "BlueprintCatalogue",
-    "BlueprintSpec",
-    "Body",
-    "Budget",
-    "Callback",
-    "EsperError",
-    "EsperWarning",
-    "Grown",
-    "GrownModule",
-    "__version__",
-    "attach",
-    "default_catalogue",
-    "export",
-    "grow",
-    "list_slots",
-    "load",
-    "load_policy",
-]
+__all__ = ["__version__", *_HOMES]
 
 # For people who have a stack already; each needs the library that it is for.
 _MODULES = ("gym", "lightning", "sklearn", "trackers", "transformers")

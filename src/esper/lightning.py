@@ -16,14 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from esper.api import Body, attach
-from esper.growth import (
-    SAVED_BESIDE,
-    GrownModule,
-    SlotChoice,
-    evaluating,
-    restore_snapshot,
-    snapshot_from_tree,
-)
+from esper.growth.grown_module import GrownModule
+from esper.growth.hooks import SAVED_BESIDE
+from esper.growth.sites import SlotChoice, evaluating
+from esper.growth.snapshot import restore_snapshot, snapshot_from_tree
 from esper.leyline import ConfigError, EsperWarning, ForgottenCallError, PackageMissingError
 
 try:

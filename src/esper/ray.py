@@ -23,8 +23,9 @@ import torch
 from esper import __version__
 from esper.leyline import ConfigError, EsperError, PackageMissingError
 from esper.proof import Made, Piece, make
-from esper.simic.training import Connect, LostError, Reply, ShardServer, ShardSpec
-from esper.tolaria import DataSplits
+from esper.simic.training.env_specs import ShardSpec
+from esper.simic.training.workers import Connect, LostError, Reply, ShardServer
+from esper.tolaria.data.splits import DataSplits
 
 # Read when Ray is imported: it is to tell nobody, and to give up on a cluster that is not there.
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")

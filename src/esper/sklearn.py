@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from esper.api import grow
 from esper.leyline import ConfigError, PackageMissingError
-from esper.tolaria import Budget
+from esper.tolaria.engine.garden import Budget
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin

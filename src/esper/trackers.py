@@ -17,7 +17,8 @@ from typing import Any
 from esper.api import Callback
 from esper.leyline import ConfigError, EpisodeOutcome, PackageMissingError
 from esper.leyline.events import Event
-from esper.observatory import Story, in_words, is_told, outcome_scalars, scalars_of
+from esper.observatory.retelling import Story, outcome_scalars, scalars_of
+from esper.observatory.story import in_words, is_told
 
 
 class Tracker(Callback):

@@ -17,14 +17,10 @@ import torch
 from torch import nn
 
 from esper.api import Body, attach, list_slots, save_network
-from esper.growth import (
-    SAVED_BESIDE,
-    SLOT_KEY,
-    BlueprintCatalogue,
-    SlotChoice,
-    default_catalogue,
-    evaluating,
-)
+from esper.growth.blueprints.catalogue import BlueprintCatalogue, default_catalogue
+from esper.growth.hooks import SAVED_BESIDE
+from esper.growth.optimizer import SLOT_KEY
+from esper.growth.sites import SlotChoice, evaluating
 from esper.leyline import ConfigError, EsperWarning, ForgottenCallError, PackageMissingError
 
 try:

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch.optim import lr_scheduler as lr
 
 from architectures import MLP
-from esper.growth import largest_difference
+from esper.growth.export import largest_difference
 from esper.leyline import IS_BLENDED, ConfigError, ForgottenCallError
 from esper.leyline.events import GovernorRollback
 from esper.tamiyo.controllers.scripted import ScriptedController

@@ -15,7 +15,7 @@ from architectures import MLP
 from esper.api import imitate, learn_offline, load_policy, record, resume_ppo, train_ppo
 from esper.api.checks import RULES, Rule, checked
 from esper.leyline import ConfigError
-from esper.simic.training import TrainingConfig
+from esper.simic.training.config import TrainingConfig
 
 X, Y = torch.zeros(6, 20), torch.zeros(6).long()
 LOADER = [(X, Y)]

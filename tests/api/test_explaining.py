@@ -13,10 +13,10 @@ from command_support import esper_here
 from esper.api import explain, find_controller
 from esper.leyline import ConfigError, History
 from esper.leyline.events import Decided
-from esper.observatory import explanation_in_words
+from esper.observatory.explained import explanation_in_words
 from esper.proof import EvaluationSettings, evaluate
-from esper.simic.training import LearnedController
-from esper.tolaria import TrialRules, make_env, play
+from esper.simic.training.policy_controller import LearnedController
+from esper.tolaria.engine.run import TrialRules, make_env, play
 from training_support import rows, tiny_run, tiny_task
 from view_support import write_evaluation_folder, write_growth
 
@@ -182,7 +182,8 @@ def test_the_command_says_it_and_as_json(
 
 
 def test_a_learned_controller_gives_reasons() -> None:
-    from esper.tamiyo import GivesReasons, StaticController
+    from esper.tamiyo.controllers.static import StaticController
+    from esper.tamiyo.situation import GivesReasons
 
     assert issubclass(LearnedController, GivesReasons)
     assert not isinstance(StaticController(), GivesReasons)

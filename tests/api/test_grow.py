@@ -11,9 +11,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import esper
 from architectures import ARCHITECTURES, MLP, ResNet20
-from esper.growth import GrownModule, keyed, largest_difference
+from esper.growth.export import largest_difference
+from esper.growth.grown_module import GrownModule, keyed
 from esper.leyline import ConfigError
-from esper.observatory import read_rows
+from esper.observatory.run_directory import read_rows
 
 
 def loaders(

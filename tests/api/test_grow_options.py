@@ -15,10 +15,10 @@ from torchmetrics.classification import MulticlassAccuracy
 
 import esper
 from architectures import MLP
-from esper.growth import keyed
+from esper.growth.grown_module import keyed
 from esper.leyline import ConfigError, EpisodeOutcome
 from esper.leyline.events import Event, SeedGerminated
-from esper.tolaria.objectives import accuracy, prediction
+from esper.tolaria.engine.objectives import accuracy, prediction
 
 
 def batches(n: int = 5, size: int = 16) -> list[tuple[Tensor, Tensor]]:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from esper.growth import SeedSlot
+from esper.growth.seed_slot import SeedSlot
 from esper.leyline import ConfigError
 from loop_support import Loop
 

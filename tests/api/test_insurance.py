@@ -10,10 +10,11 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import esper
-from esper.growth import default_catalogue, keyed
+from esper.growth.blueprints.catalogue import default_catalogue
+from esper.growth.grown_module import keyed
 from esper.leyline import BLEND, BLUEPRINT, OP, SLOT, LifecycleOp, generator
 from esper.leyline.reports import TwinReport
-from esper.tamiyo import Situation, wait
+from esper.tamiyo.situation import Situation, wait
 from helpers import Clocked, everywhere, exploding, nan_after
 from resume_support import Own, kill_in, own_run
 

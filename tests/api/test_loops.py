@@ -12,9 +12,9 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import esper
 from architectures import MLP
-from esper.growth import largest_difference
+from esper.growth.export import largest_difference
 from esper.leyline import IS_ACTIVE, ConfigError
-from esper.tamiyo import ScriptedController
+from esper.tamiyo.controllers.scripted import ScriptedController
 from loop_support import Loop
 
 GROWN = "scripted:early"

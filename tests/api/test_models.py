@@ -17,7 +17,9 @@ from torch.optim import lr_scheduler as lr
 from torch.optim.swa_utils import AveragedModel
 
 import esper
-from esper.growth import GrownModule, call_model, export, keyed, largest_difference, tensors_in
+from esper.growth.export import export, largest_difference
+from esper.growth.grown_module import GrownModule, keyed
+from esper.growth.sites import call_model, tensors_in
 from esper.leyline import BLEND_NAMES, ConfigError, EsperError, SeedStage
 from helpers import plant
 from model_cases import MODELS, ModelCase, perceptron

@@ -20,14 +20,18 @@ import esper
 from architectures import MLP
 from esper.api import find_controller, warn_of_other_ground
 from esper.api.watch import HOPELESS
-from esper.growth import keyed
+from esper.growth.grown_module import keyed
 from esper.leyline import ConfigError, EsperWarning
 from esper.leyline.events import SeedGerminated, Warned
-from esper.observatory import read_rows
-from esper.simic.training import LearnedController, TrainingConfig, new_state, space_of
-from esper.tamiyo import Situation, wait
-from esper.tolaria import batches, find_task
-from esper.tolaria.objectives import accuracy, negative_mse
+from esper.observatory.run_directory import read_rows
+from esper.simic.training.config import TrainingConfig
+from esper.simic.training.env_specs import space_of
+from esper.simic.training.policy_controller import LearnedController
+from esper.simic.training.state import new_state
+from esper.tamiyo.situation import Situation, wait
+from esper.tolaria.engine import batches
+from esper.tolaria.engine.objectives import accuracy, negative_mse
+from esper.tolaria.tasks import find_task
 
 Batches = list[tuple[Tensor, Tensor]]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import curve
-from esper.simic.training import load_config
+from esper.simic.training.config import load_config
 
 KINDS = ["conv_light", "branch", "widen_double"]
 SETTINGS = {"family": "digits:trained", "split": "validation", "kinds": KINDS}

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 import depth
-from esper.growth import count_params
+from esper.growth.blueprints.catalogue import count_params
 from esper.tolaria.data.splits import DataSplits
 
 BUDGET = 4 * 10**9

@@ -20,16 +20,14 @@ from esper.cli.grow_command import GrowSettings
 from esper.cli.learn_commands import ImitateSettings, OfflineSettings, RecordSettings
 from esper.cli.train_command import PPOSettings
 from esper.leyline import ConfigError, EsperError
-from esper.observatory import compare_runs, query
-from esper.simic.training import (
-    TrainingConfig,
-    load_config,
-    new_state,
-    save_checkpoint,
-    space_of,
-)
+from esper.observatory.comparison import compare_runs
+from esper.observatory.query import query
+from esper.simic.training.checkpoint import save_checkpoint
+from esper.simic.training.config import TrainingConfig, load_config
+from esper.simic.training.env_specs import space_of
+from esper.simic.training.state import new_state
 from esper.tamiyo.controllers.scripted import parse_script
-from esper.tolaria import find_task
+from esper.tolaria.tasks import find_task
 from view_support import outcome, write_run
 
 LONG = "a" * 300

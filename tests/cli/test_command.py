@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from command_support import esper, esper_here, start_esper
-from esper.observatory import read_rows
+from esper.observatory.run_directory import read_rows
 
 
 def test_help_teaches_and_does_not_wait_for_torch(tmp_path: Path) -> None:

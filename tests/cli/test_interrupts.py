@@ -11,7 +11,8 @@ import pytest
 
 from command_support import esper_here, start_esper
 from esper.leyline import ConfigError
-from esper.observatory import RunDirectory, query, read_rows
+from esper.observatory.query import query
+from esper.observatory.run_directory import RunDirectory, read_rows
 from view_support import outcome, write_run
 
 LONG_QUERY = "select sum(a.range * b.range) from range(99999999) a, range(99999999) b"

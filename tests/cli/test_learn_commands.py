@@ -10,9 +10,9 @@ import torch
 
 import esper
 from command_support import esper_here
-from esper.simic.lessons.episodes import load_episodes
-from esper.simic.lessons.imitation import CloningConfig
-from esper.simic.lessons.offline import OfflineConfig
+from esper.simic.recordings.episodes import load_episodes
+from esper.simic.recordings.imitation import CloningConfig
+from esper.simic.recordings.offline import OfflineConfig
 from esper.simic.training.checkpoint import load_state
 from esper.simic.training.config import load_config
 from esper.simic.training.state import new_state
@@ -49,7 +49,7 @@ def test_a_clone_is_a_policy_an_arm_a_start_for_ppo_and_a_recording(
 
     learnt = tmp_path / "offline"
     brief = OfflineConfig(steps=20, policy=CloningConfig(epochs=1))
-    monkeypatch.setattr("esper.api.lessons.OfflineConfig", partial(replace, brief))
+    monkeypatch.setattr("esper.api.recordings.OfflineConfig", partial(replace, brief))
     words = ("train", "offline", "--episodes", str(cloned), "--episodes", str(cloned))
     assert esper_here(monkeypatch, *words, "--out", str(learnt)) == 0
     assert "6 episodes, 12 steps" in capsys.readouterr().out
@@ -103,7 +103,7 @@ def test_a_clone_over_sets_is_a_policy_that_offline_learning_and_ppo_take(
     assert "network must be 'flat' or 'set'" in capsys.readouterr().err
     assert esper_here(monkeypatch, *words, "--network", "set", "--out", str(cloned)) == 0
     brief = OfflineConfig(steps=5, policy=CloningConfig(epochs=1))
-    monkeypatch.setattr("esper.api.lessons.OfflineConfig", partial(replace, brief))
+    monkeypatch.setattr("esper.api.recordings.OfflineConfig", partial(replace, brief))
     words = ("train", "offline", "--episodes", str(cloned), "--out", str(learnt))
     assert esper_here(monkeypatch, *words) == 0
     words = ("train", "ppo", "--network", "set", "--warm-start", str(learnt), "--out", str(trained))

@@ -13,9 +13,9 @@ import typer
 
 from command_support import esper_here
 from esper.cli import app
-from esper.simic.lessons.episodes import load_episodes
-from esper.simic.lessons.imitation import CloningConfig
-from esper.simic.lessons.offline import OfflineConfig
+from esper.simic.recordings.episodes import load_episodes
+from esper.simic.recordings.imitation import CloningConfig
+from esper.simic.recordings.offline import OfflineConfig
 
 GROW = ("grow", "--steps", "2", "--no-compare", "--controller", "static")
 EVALUATE = ("evaluate", "--arms", "static", "--keys", "1", "--steps", "1", "--no-controls")
@@ -137,7 +137,7 @@ def test_results_of_learning_as_json(
         return json.loads(capsys.readouterr().out)
 
     brief = OfflineConfig(steps=20, policy=CloningConfig(epochs=1))
-    monkeypatch.setattr("esper.api.lessons.OfflineConfig", partial(replace, brief))
+    monkeypatch.setattr("esper.api.recordings.OfflineConfig", partial(replace, brief))
     short = ("--episodes", "2", "--steps", "1")
     cloned = result("imitate", "--from", "static", *short, "--epochs", "1", "--out", "c")
     assert cloned["held_out"]["always_wait"] == 1.0

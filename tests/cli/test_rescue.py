@@ -7,9 +7,10 @@ import pytest
 
 from command_support import esper_here
 from esper.leyline import ConfigError
-from esper.observatory import read_rows
+from esper.observatory.run_directory import read_rows
 from esper.proof import Ways
-from esper.tolaria import data_root, find_task
+from esper.tolaria.data.catalogue import data_root
+from esper.tolaria.tasks import find_task
 
 
 def test_every_way_is_shown_and_none_costs_more_than_the_extra_budget(

@@ -3,18 +3,17 @@ import torch
 from torch import nn
 
 import helpers
-from esper.growth import (
+from esper.growth.blueprints.catalogue import (
     BlueprintCatalogue,
     BlueprintSpec,
-    GrownModule,
     OutputSpec,
-    TransformerHost,
     count_params,
     default_catalogue,
-    keyed,
     seed_costs,
 )
 from esper.growth.blueprints.modules import group_count, head_count
+from esper.growth.grown_module import GrownModule, keyed
+from esper.growth.hosts.transformer import TransformerHost
 from esper.leyline import ConfigError, InjectionSpec, SeedStage
 
 CATALOGUE = default_catalogue()

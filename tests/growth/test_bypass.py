@@ -9,18 +9,13 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from architectures import ARCHITECTURES
-from esper.growth import (
-    GATED,
-    GrownModule,
-    count_params,
-    export,
-    keyed,
-    list_slots,
-    restore_snapshot,
-    seed_costs,
-    take_snapshot,
-    valve_params,
-)
+from esper.growth.blueprints.catalogue import count_params, seed_costs
+from esper.growth.export import export
+from esper.growth.grown_module import GrownModule, keyed
+from esper.growth.lifecycle import GATED
+from esper.growth.seed_slot import valve_params
+from esper.growth.sites import list_slots
+from esper.growth.snapshot import restore_snapshot, take_snapshot
 from esper.leyline import ConfigError, SeedStage
 from helpers import HOSTS, grads, loss_of, plant
 

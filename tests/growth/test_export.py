@@ -12,14 +12,9 @@ import torch
 from torch import Tensor, fx, nn
 
 from architectures import ARCHITECTURES
-from esper.growth import (
-    BlueprintSpec,
-    GrownModule,
-    default_catalogue,
-    export,
-    keyed,
-    largest_difference,
-)
+from esper.growth.blueprints.catalogue import BlueprintSpec, default_catalogue
+from esper.growth.export import export, largest_difference
+from esper.growth.grown_module import GrownModule, keyed
 from esper.growth.hooks import hooks_of_esper
 from esper.leyline import BLEND_NAMES, ConfigError, ExportError, SeedStage
 from helpers import HOSTS, fitting, plant, wrap

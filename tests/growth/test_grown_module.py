@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from esper.growth import BlueprintSpec, default_catalogue, keyed, scheduled_alpha
+from esper.growth.blueprints.catalogue import BlueprintSpec, default_catalogue
+from esper.growth.grown_module import keyed
+from esper.growth.lifecycle import scheduled_alpha
 from esper.leyline import BLEND_NAMES, ConfigError, InvalidStateMachineError, SeedStage
 from helpers import BLENDED, HOSTS, everywhere, fitting, grads, loss_of, nan_after, plant, wrap
 
@@ -260,7 +262,7 @@ def test_the_host_may_change_its_features_in_place() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.second(self.first(x).relu_())
 
-    from esper.growth import GrownModule
+    from esper.growth.grown_module import GrownModule
 
     x = torch.randn(4, 6)
     network = GrownModule.wrap(InPlace(), ["first"], x)

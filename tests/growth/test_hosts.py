@@ -3,7 +3,11 @@ import copy
 import pytest
 import torch
 
-from esper.growth import CNNHost, MLPHost, TransformerHost, count_params, keyed
+from esper.growth.blueprints.catalogue import count_params
+from esper.growth.grown_module import keyed
+from esper.growth.hosts.cnn import CNNHost
+from esper.growth.hosts.mlp import MLPHost
+from esper.growth.hosts.transformer import TransformerHost
 from esper.leyline import ConfigError
 from helpers import grads, loss_of
 

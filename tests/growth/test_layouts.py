@@ -9,7 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from esper.growth import GrownModule, export, largest_difference, list_slots
+from esper.growth.export import export, largest_difference
+from esper.growth.grown_module import GrownModule
+from esper.growth.sites import list_slots
 from esper.leyline import ConfigError, InjectionSpec, SeedStage
 from helpers import plant
 

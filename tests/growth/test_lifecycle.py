@@ -3,9 +3,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from esper.growth import (
+from esper.growth.lifecycle import (
     LifecycleRules,
-    SlotTable,
     act_from_birth,
     age,
     cull,
@@ -18,6 +17,7 @@ from esper.growth import (
     one_slot,
     tick,
 )
+from esper.growth.slot_table import SlotTable
 from esper.leyline import (
     IS_LIVE,
     ConfigError,

@@ -6,7 +6,12 @@ import torch
 from torch.optim import SGD, Adagrad, Optimizer
 from torch.optim import lr_scheduler as lr
 
-from esper.growth import add_slot_groups, slot_group, sync_slot_group, without_empty_groups
+from esper.growth.optimizer import (
+    add_slot_groups,
+    slot_group,
+    sync_slot_group,
+    without_empty_groups,
+)
 from esper.leyline import ConfigError, SeedStage
 from helpers import OPTIMIZERS, plant, step, wrap
 

@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from esper.growth import GrownModule, export, keyed, scale_output
+from esper.growth.export import export
+from esper.growth.grown_module import GrownModule, keyed
+from esper.growth.output_scale import scale_output
 from esper.leyline import SeedStage
 from helpers import plant, transformer, wrap
 

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_sequence
 
-from esper.growth import GrownModule, export, largest_difference, tensors_in
+from esper.growth.export import export, largest_difference
+from esper.growth.grown_module import GrownModule
 from esper.growth.outputs import Place, host_place, put, slot_place, take
+from esper.growth.sites import tensors_in
 from esper.leyline import ConfigError, SeedStage
 from helpers import plant
 

@@ -5,7 +5,9 @@ import torch
 from torch import Tensor, nn
 
 from architectures import ARCHITECTURES, GRUClassifier, ResNet20, TinyTransformer
-from esper.growth import GrownModule, count_params, evaluating, list_slots, seed_costs
+from esper.growth.blueprints.catalogue import count_params, seed_costs
+from esper.growth.grown_module import GrownModule
+from esper.growth.sites import evaluating, list_slots
 from esper.leyline import ConfigError
 
 RESNET_INPUT = torch.zeros(3, 3, 8, 8)

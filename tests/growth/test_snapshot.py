@@ -3,14 +3,9 @@ import copy
 import pytest
 import torch
 
-from esper.growth import (
-    GrownModule,
-    add_slot_groups,
-    restore_snapshot,
-    sync_slot_group,
-    take_snapshot,
-)
-from esper.growth.snapshot import HostSnapshot
+from esper.growth.grown_module import GrownModule
+from esper.growth.optimizer import add_slot_groups, sync_slot_group
+from esper.growth.snapshot import HostSnapshot, restore_snapshot, take_snapshot
 from esper.leyline import BLEND_NAMES, SeedStage
 from helpers import HOSTS, OPTIMIZERS, fitting, loss_of, plant, step, wrap
 

@@ -13,7 +13,7 @@ from torch import nn
 
 import esper.gym
 import gym_torchrl
-from esper.tolaria import find_task
+from esper.tolaria.tasks import find_task
 
 pytestmark = pytest.mark.heavy
 SETTINGS = {"task": replace(find_task("digits"), batches_per_epoch=1), "steps": 6}

@@ -21,8 +21,10 @@ from esper.gym.rendering import CELL, CURVE
 from esper.leyline import ConfigError, LifecycleOp, PackageMissingError
 from esper.observatory.looks import STAGE_COLOURS
 from esper.simic import analytic
-from esper.tamiyo import StaticController
-from esper.tolaria import TrialRules, data_root, find_task, train
+from esper.tamiyo.controllers.static import StaticController
+from esper.tolaria.data.catalogue import data_root
+from esper.tolaria.engine.run import TrialRules, train
+from esper.tolaria.tasks import find_task
 
 QUICK = replace(find_task("digits"), batches_per_epoch=2)
 SETTINGS = {esper.gym.GROWTH: {"task": QUICK, "steps": 4}, esper.gym.ANALYTIC: {}}

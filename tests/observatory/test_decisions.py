@@ -6,9 +6,9 @@ from typing import Any
 
 from browser_support import browser_page, needs_browser
 from esper.leyline.events import Decided
-from esper.observatory import write_report
 from esper.observatory.decisions import decision_line, in_words
 from esper.observatory.described import describe
+from esper.observatory.report import write_report
 from view_support import write_growth, write_training
 
 

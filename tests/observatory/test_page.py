@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from browser_support import browser_page, needs_browser
-from esper.observatory import RunDirectory
+from esper.observatory.run_directory import RunDirectory
 from serve_support import serving
 from view_support import (
     lines_of,

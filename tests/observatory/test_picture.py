@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from esper.leyline import ConfigError
-from esper.observatory import RunDirectory, draw_growth
 from esper.observatory import picture as picture_module
-from esper.observatory.picture import in_lines
+from esper.observatory.picture import draw_growth, in_lines
+from esper.observatory.run_directory import RunDirectory
 from view_support import row
 
 STAGES = ("DORMANT", "TRAINING", "BLENDING", "FOSSILIZED")

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from esper.observatory import RunDirectory
 from esper.observatory import reading as reading_module
 from esper.observatory.reading import (
     Lines,
@@ -21,6 +20,7 @@ from esper.observatory.reading import (
     read_json,
     read_text,
 )
+from esper.observatory.run_directory import RunDirectory
 
 ROWS = st.lists(
     st.tuples(st.integers(0, 3), st.text(max_size=20), st.sampled_from([1, 40, 5000])), max_size=60

@@ -9,7 +9,7 @@ import pytest
 from browser_support import browser_page, needs_browser
 from command_support import esper_here
 from esper.leyline import ConfigError
-from esper.observatory import write_report
+from esper.observatory.report import write_report
 from view_support import write_evaluation_folder, write_growth, write_training
 
 EVIL = "</script><script>document.title='owned'</script><img src=x onerror=alert(1)>\u202e\x1b[2J"

@@ -8,8 +8,13 @@ import pytest
 
 from esper.leyline import ConfigError
 from esper.leyline.events import HostStabilized
-from esper.observatory import RunDirectory, read_rows, write_summary
-from esper.observatory.run_directory import OWN, episode_script
+from esper.observatory.run_directory import (
+    OWN,
+    RunDirectory,
+    episode_script,
+    read_rows,
+    write_summary,
+)
 from view_support import row
 
 

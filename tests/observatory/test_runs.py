@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 
 from esper.leyline import events
-from esper.observatory import RunDirectory, find_runs, story, write_report
+from esper.observatory import story
 from esper.observatory.beside import side_by_side
 from esper.observatory.described import describe, episode, shown_line
 from esper.observatory.looks import STAGE_COLOURS, plain, presentable
-from esper.observatory.runs import look_at, stamp
+from esper.observatory.report import write_report
+from esper.observatory.run_directory import RunDirectory
+from esper.observatory.runs import find_runs, look_at, stamp
 from view_support import outcome, row, write_evaluation_folder, write_growth, write_training
 
 NASTY = "<script>alert(1)</script>\x1b[31m\u202eevil" + "x" * 10_000

@@ -3,8 +3,14 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from esper.observatory import StepProgress, say, seeds_table, summary_table
-from esper.observatory.terminal import PhaseProgress, place
+from esper.observatory.terminal import (
+    PhaseProgress,
+    StepProgress,
+    place,
+    say,
+    seeds_table,
+    summary_table,
+)
 from view_support import row
 
 

@@ -11,8 +11,9 @@ from textual.pilot import Pilot
 from textual.widgets import DataTable, Static
 
 from command_support import esper_here
-from esper.observatory import RunDirectory, watch_app
+from esper.observatory import watch_app
 from esper.observatory.quantities import HOST, POLICY
+from esper.observatory.run_directory import RunDirectory
 from esper.observatory.watch_app import WatchApp
 from esper.observatory.watch_text import columns_of, curve, sparkline
 from view_support import lines_of, row, write_evaluation_folder, write_growth, write_training

@@ -24,8 +24,11 @@ from esper.proof.arms import (
 )
 from esper.proof.choices import widths_up_to
 from esper.proof.evaluation import EvaluationReport, EvaluationSettings, evaluate
-from esper.tamiyo import Controller, ScriptedController, Situation, make_controller, wait
-from esper.tolaria import Task, Trained, TrialRules
+from esper.tamiyo.controllers import make_controller
+from esper.tamiyo.controllers.scripted import ScriptedController
+from esper.tamiyo.situation import Controller, Situation, wait
+from esper.tolaria.engine.run import Trained, TrialRules
+from esper.tolaria.tasks.base import Task
 from helpers import small_digits
 
 STEPS = 16

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from esper.proof import family_trials
-from esper.tamiyo import ScriptedController, StaticController
-from esper.tolaria import hosts_of
+from esper.tamiyo.controllers.scripted import ScriptedController
+from esper.tamiyo.controllers.static import StaticController
+from esper.tolaria.families.hosts import hosts_of
 from training_support import tiny_family
 
 FAMILY = tiny_family(starts=("trained",), extras=(0.9,))
@@ -14,12 +15,12 @@ SCRIPT = "1 GERMINATE r0c1 branch linear\nauto FOSSILIZE\n"
 
 
 @pytest.fixture(scope="module")
-def scene(tmp_path_factory):
+def spec(tmp_path_factory):
     return FAMILY.members("test")[0], FAMILY.task.load(Path()), tmp_path_factory.mktemp("data")
 
 
-def test_nothing_grows_where_nothing_is_planted_and_the_budget_is_kept(scene):
-    member, data, root = scene
+def test_nothing_grows_where_nothing_is_planted_and_the_budget_is_kept(spec):
+    member, data, root = spec
     hosts = hosts_of(member, data, root)
     found = family_trials(member, StaticController(), data, root)
     assert [trial.key for trial in found] == list(member.keys)
@@ -28,8 +29,8 @@ def test_nothing_grows_where_nothing_is_planted_and_the_budget_is_kept(scene):
         assert trial.macs <= member.extra * hosts.cost
 
 
-def test_the_first_seed_is_told_by_its_place_and_keys_may_repeat(scene):
-    member, data, root = scene
+def test_the_first_seed_is_told_by_its_place_and_keys_may_repeat(spec):
+    member, data, root = spec
     key = member.keys[1]
     one, two = family_trials(
         member, ScriptedController(SCRIPT, "branch"), data, root, keys=[key] * 2
@@ -39,8 +40,8 @@ def test_the_first_seed_is_told_by_its_place_and_keys_may_repeat(scene):
     assert one.host is not None
 
 
-def test_the_host_is_scored_as_it_came(scene):
-    member, data, root = scene
+def test_the_host_is_scored_as_it_came(spec):
+    member, data, root = spec
     hosts = hosts_of(member, data, root)
     (trial,) = family_trials(member, StaticController(), data, root, keys=member.keys[:1])
     host = member.task.build()

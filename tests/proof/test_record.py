@@ -22,8 +22,9 @@ from esper.proof import (
 )
 from esper.proof import evaluation as module
 from esper.proof import record as record_module
-from esper.tamiyo import ScriptedController
-from esper.tolaria import PopulationKind, TrialRules
+from esper.tamiyo.controllers.scripted import ScriptedController
+from esper.tolaria.engine.run import TrialRules
+from esper.tolaria.fused.choice import PopulationKind
 from evaluation_support import Killed, make_arm, narrow_digits, numbers
 
 SETTINGS = EvaluationSettings(("static", "grow"), keys=2, steps=4, tune=True)

@@ -13,7 +13,8 @@ from hypothesis import settings as given_settings
 from hypothesis import strategies as st
 from torch import nn
 
-from esper.growth import CNNHost, count_params
+from esper.growth.blueprints.catalogue import count_params
+from esper.growth.hosts.cnn import CNNHost
 from esper.leyline import ConfigError
 from esper.proof import (
     EvaluationReport,
@@ -29,8 +30,11 @@ from esper.proof import evaluation as module
 from esper.proof.arms import DO_NOTHING, Plan, first_epoch_macs, host_size, paced, training_macs
 from esper.proof.crossover import ahead, crossover
 from esper.proof.shapes import random_shapes
-from esper.tamiyo import Controller, ScriptedController, make_controller
-from esper.tolaria import Trained, TrialRules, find_task
+from esper.tamiyo.controllers import make_controller
+from esper.tamiyo.controllers.scripted import ScriptedController
+from esper.tamiyo.situation import Controller
+from esper.tolaria.engine.run import Trained, TrialRules
+from esper.tolaria.tasks import find_task
 from helpers import small_digits
 
 STEPS = 9

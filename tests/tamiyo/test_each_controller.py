@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from esper.growth import LifecycleRules
+from esper.growth.lifecycle import LifecycleRules
 from esper.leyline import BLUEPRINT, OP, SLOT, LifecycleOp
-from esper.tamiyo import make_controller
-from esper.tolaria.environment import GrowthEnv
-from esper.tolaria.population import LoopedPopulation
+from esper.tamiyo.controllers import make_controller
+from esper.tolaria.engine.environment import GrowthEnv
+from esper.tolaria.engine.population import LoopedPopulation
 from training_support import tiny_task
 
 

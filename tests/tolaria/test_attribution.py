@@ -7,8 +7,8 @@ import pytest
 
 from esper.leyline import BLUEPRINT, IS_BLENDED, OP, SLOT, History, LifecycleOp
 from esper.leyline.events import ShapleyComputed
-from esper.tamiyo import wait
-from esper.tolaria.attribution import (
+from esper.tamiyo.situation import wait
+from esper.tolaria.engine.attribution import (
     CoalitionGame,
     attribute,
     attribute_seeds,

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from esper.growth import default_catalogue
-from esper.tolaria.batches import LoaderSource, TensorSource
+from esper.growth.blueprints.catalogue import default_catalogue
 from esper.tolaria.data.splits import DataSplits
-from esper.tolaria.population import LoopedPopulation
+from esper.tolaria.engine.batches import LoaderSource, TensorSource
+from esper.tolaria.engine.population import LoopedPopulation
 from esper.tolaria.tasks import all_tasks
 from helpers import small_digits
 

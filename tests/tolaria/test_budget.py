@@ -8,21 +8,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from esper.growth import default_catalogue
+from esper.growth.blueprints.catalogue import default_catalogue
 from esper.leyline import ConfigError, LifecycleOp
-from esper.tamiyo import RandomController, ScriptedController, Situation, StaticController, wait
-from esper.tolaria import (
-    FusedPopulation,
-    HostRecipe,
-    LoopedPopulation,
-    RateSchedule,
-    TrialRules,
-    cycle_state,
-    load_cycle_state,
-    make_env,
-    play,
-    train,
-)
+from esper.tamiyo.controllers.random import RandomController
+from esper.tamiyo.controllers.scripted import ScriptedController
+from esper.tamiyo.controllers.static import StaticController
+from esper.tamiyo.situation import Situation, wait
+from esper.tolaria.engine.population import LoopedPopulation
+from esper.tolaria.engine.recipe import HostRecipe
+from esper.tolaria.engine.run import TrialRules, make_env, play, train
+from esper.tolaria.engine.saved_state import cycle_state, load_cycle_state
+from esper.tolaria.engine.schedule import RateSchedule
+from esper.tolaria.fused.population import FusedPopulation
 from helpers import small_digits
 
 BRANCH = default_catalogue().index("branch")

@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
-from esper.growth import count_params, default_catalogue, take_snapshot
+from esper.growth.blueprints.catalogue import count_params, default_catalogue
+from esper.growth.snapshot import take_snapshot
 from esper.leyline import LifecycleOp, SeedStage
-from esper.tolaria import Budget
+from esper.tolaria.engine.garden import Budget
 from helpers import break_host, digits_env, network_of
 
 CATALOGUE = default_catalogue()

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from esper.growth import CNNHost, MLPHost
+from esper.growth.hosts.cnn import CNNHost
+from esper.growth.hosts.mlp import MLPHost
 from esper.leyline import ConfigError
-from esper.tolaria import HostRecipe
-from esper.tolaria.choice import choose_population
+from esper.tolaria.engine.recipe import HostRecipe
+from esper.tolaria.fused.choice import choose_population
 from helpers import small_digits
 
 

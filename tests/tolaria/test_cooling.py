@@ -9,24 +9,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from esper.growth import default_catalogue
+from esper.growth.blueprints.catalogue import default_catalogue
 from esper.leyline import History, LifecycleOp
 from esper.leyline.constants import COOLING_SAMPLES, COOLING_STARVED, COOLING_TARGET
 from esper.leyline.events import CoolingRefused, GovernorPanic, HostCooled
-from esper.tamiyo import StaticController, wait
-from esper.tolaria import (
-    GrowthEnv,
-    HostRecipe,
-    LoopedPopulation,
-    TrialRules,
-    cycle_state,
-    load_cycle_state,
-    make_env,
-    play,
-    train,
-)
-from esper.tolaria.objectives import mse
-from esper.tolaria.starvation import answers, batch_rho, find_tau, starvation
+from esper.tamiyo.controllers.static import StaticController
+from esper.tamiyo.situation import wait
+from esper.tolaria.engine.environment import GrowthEnv
+from esper.tolaria.engine.objectives import mse
+from esper.tolaria.engine.population import LoopedPopulation
+from esper.tolaria.engine.recipe import HostRecipe
+from esper.tolaria.engine.run import TrialRules, make_env, play, train
+from esper.tolaria.engine.saved_state import cycle_state, load_cycle_state
+from esper.tolaria.engine.starvation import answers, batch_rho, find_tau, starvation
 from helpers import small_digits
 
 BRANCH = default_catalogue().index("branch")

@@ -3,7 +3,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from esper.growth import LifecycleRules, default_catalogue
+from esper.growth.blueprints.catalogue import default_catalogue
+from esper.growth.lifecycle import LifecycleRules
 from esper.leyline import (
     BLEND_NAMES,
     HEAD_NAMES,
@@ -16,13 +17,15 @@ from esper.leyline import (
     is_valid_transition,
 )
 from esper.leyline.events import SeedCulled, SeedFossilized, SeedGerminated, SeedStageChanged
-from esper.tamiyo import RandomController, make_controller, wait
+from esper.tamiyo.controllers import make_controller
+from esper.tamiyo.controllers.random import RandomController
 from esper.tamiyo.controllers.scripted import ScriptedController
-from esper.tolaria.environment import GrowthEnv
-from esper.tolaria.garden import Budget, Validation
-from esper.tolaria.population import LoopedPopulation
-from esper.tolaria.transition import Transition
-from esper.tolaria.trial import play, settle
+from esper.tamiyo.situation import wait
+from esper.tolaria.engine.environment import GrowthEnv
+from esper.tolaria.engine.garden import Budget, Validation
+from esper.tolaria.engine.population import LoopedPopulation
+from esper.tolaria.engine.run import play, settle
+from esper.tolaria.engine.transition import Transition
 from helpers import break_host, digits_env, network_of, small_digits, trained_params
 
 BOTH = pytest.mark.parametrize("kind", ["looped", "fused"])
@@ -292,7 +295,7 @@ def test_the_heuristic_goes_through_full_lifecycles(task_name: str) -> None:
     from dataclasses import replace
     from pathlib import Path
 
-    from esper.tamiyo import HeuristicConfig, HeuristicController
+    from esper.tamiyo.controllers.heuristic import HeuristicConfig, HeuristicController
     from esper.tolaria.tasks import find_task
 
     if task_name == "digits":

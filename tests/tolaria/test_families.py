@@ -5,12 +5,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from esper.growth import count_params
+from esper.growth.blueprints.catalogue import count_params
 from esper.leyline import ConfigError
-from esper.tolaria import data_root, find_family, make_env, why_not_fused
-from esper.tolaria.families import BUILT_IN
+from esper.tolaria.data.catalogue import data_root
+from esper.tolaria.engine.recipe import new_network
+from esper.tolaria.engine.run import make_env
+from esper.tolaria.families import BUILT_IN, find_family
 from esper.tolaria.families.digits import CLAIM_D
-from esper.tolaria.recipe import new_network
+from esper.tolaria.fused.fits import why_not_fused
 
 SPLITS = ("train", "validation", "test")
 
@@ -120,7 +122,7 @@ def test_no_budget_pays_for_more_steps_than_are_counted_on(data):
         recipe = replace(member.recipe(data), weights=weights)
         env = make_env(recipe, [0], member.rules(data, cost))
         env.reset()
-        paid = int(env.purse.epochs(env.best)[0])
+        paid = int(env.compute_budget.epochs(env.best)[0])
         assert paid <= member.steps(data) <= paid + 3
         assert member.steps(data) <= family.most_steps(data)
 

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from esper.leyline import ConfigError
-from esper.tamiyo import StaticController
-from esper.tolaria import TrialRules, find_family, train
+from esper.tamiyo.controllers.static import StaticController
+from esper.tolaria.engine.run import TrialRules, train
+from esper.tolaria.families import find_family
 from esper.tolaria.families import hosts as hosts_module
 from esper.tolaria.families.hosts import FOLDER, hosts_of
 from training_support import load_few

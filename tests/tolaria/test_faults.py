@@ -11,7 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from esper.growth import BlueprintCatalogue, HostSnapshot, LifecycleRules, default_catalogue
+from esper.growth.blueprints.catalogue import BlueprintCatalogue, default_catalogue
+from esper.growth.lifecycle import LifecycleRules
+from esper.growth.snapshot import HostSnapshot
 from esper.leyline import OP, History, LifecycleOp, SeedStage, generator
 from esper.leyline.events import (
     Event,
@@ -20,10 +22,15 @@ from esper.leyline.events import (
     GovernorSnapshot,
     SeedCulled,
 )
-from esper.tamiyo import RandomController, Situation, StaticController, make_controller
+from esper.tamiyo.controllers import make_controller
+from esper.tamiyo.controllers.random import RandomController
 from esper.tamiyo.controllers.scripted import ScriptedController
-from esper.tolaria import GrowthEnv, LoopedPopulation, TrialRules, make_env, play, settle
-from esper.tolaria.fused import FusedSnapshot
+from esper.tamiyo.controllers.static import StaticController
+from esper.tamiyo.situation import Situation
+from esper.tolaria.engine.environment import GrowthEnv
+from esper.tolaria.engine.population import LoopedPopulation
+from esper.tolaria.engine.run import TrialRules, make_env, play, settle
+from esper.tolaria.fused.population import FusedSnapshot
 from helpers import (
     break_host,
     digits_env,

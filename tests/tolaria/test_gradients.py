@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from esper.leyline import SeedStage
-from esper.tolaria.gradients import STRIDE, GradientMeter
+from esper.tolaria.engine.gradients import STRIDE, GradientMeter
 from helpers import loss_of, plant, wrap
 
 

@@ -5,10 +5,12 @@ import pytest
 import torch
 from torch import nn
 
-from esper.growth import CNNHost, default_catalogue, keyed
+from esper.growth.blueprints.catalogue import default_catalogue
+from esper.growth.grown_module import keyed
+from esper.growth.hosts.cnn import CNNHost
 from esper.leyline import ConfigError, SeedStage, draw_key
-from esper.tolaria.batches import LoaderSource, TensorSource
-from esper.tolaria.objectives import (
+from esper.tolaria.engine.batches import LoaderSource, TensorSource
+from esper.tolaria.engine.objectives import (
     LOSSES,
     SCORES,
     accuracy,
@@ -18,7 +20,7 @@ from esper.tolaria.objectives import (
     negative_mse,
     random_guess_loss,
 )
-from esper.tolaria.population import LoopedPopulation
+from esper.tolaria.engine.population import LoopedPopulation
 from helpers import digits_env, plant, small_digits
 
 

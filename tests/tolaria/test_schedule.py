@@ -6,11 +6,13 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from esper.growth import CNNHost, keyed
+from esper.growth.grown_module import keyed
+from esper.growth.hosts.cnn import CNNHost
 from esper.leyline import ConfigError, draw_key
-from esper.tamiyo import StaticController
-from esper.tolaria import LoaderSource, RateSchedule, TrialRules, make_env, play
-from esper.tolaria.schedule import batch_factors
+from esper.tamiyo.controllers.static import StaticController
+from esper.tolaria.engine.batches import LoaderSource
+from esper.tolaria.engine.run import TrialRules, make_env, play
+from esper.tolaria.engine.schedule import RateSchedule, batch_factors
 from helpers import small_digits
 
 

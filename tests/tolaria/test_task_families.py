@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from esper.growth import CNNHost, keyed
+from esper.growth.grown_module import keyed
+from esper.growth.hosts.cnn import CNNHost
 from esper.leyline import ConfigError
 from esper.tolaria.tasks import all_tasks
 

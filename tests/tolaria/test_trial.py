@@ -8,24 +8,22 @@ import pytest
 import torch
 from torch import nn
 
-from esper.growth import CNNHost, GrownModule, SlotTable, default_catalogue
+from esper.growth.blueprints.catalogue import default_catalogue
+from esper.growth.grown_module import GrownModule
+from esper.growth.hosts.cnn import CNNHost
+from esper.growth.slot_table import SlotTable
 from esper.leyline import ConfigError, History, LifecycleOp
 from esper.leyline.events import SeedCulled, ShapleyComputed
-from esper.tamiyo import ScriptedController, Situation, StaticController
-from esper.tolaria import (
-    Budget,
-    GrowthEnv,
-    HostRecipe,
-    LoopedPopulation,
-    PopulationKind,
-    Trained,
-    TrialRules,
-    make_env,
-    play,
-    settle,
-    train,
-)
-from esper.tolaria.fused import FusedPopulation
+from esper.tamiyo.controllers.scripted import ScriptedController
+from esper.tamiyo.controllers.static import StaticController
+from esper.tamiyo.situation import Situation
+from esper.tolaria.engine.environment import GrowthEnv
+from esper.tolaria.engine.garden import Budget
+from esper.tolaria.engine.population import LoopedPopulation
+from esper.tolaria.engine.recipe import HostRecipe
+from esper.tolaria.engine.run import Trained, TrialRules, make_env, play, settle, train
+from esper.tolaria.fused.choice import PopulationKind
+from esper.tolaria.fused.population import FusedPopulation
 from helpers import break_host, small_digits
 
 EARLY = "1 GERMINATE r0c0 branch linear\nauto FOSSILIZE\n"

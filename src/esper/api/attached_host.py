@@ -9,19 +9,14 @@ from torch import nn
 from torch.optim import Optimizer
 
 from esper.api.checks import MEASURED, require
-from esper.growth import (
-    GrownModule,
-    HostSnapshot,
-    evaluating,
-    export,
-    forget,
-    restore_snapshot,
-    scale_output,
-    sync_slot_group,
-    take_snapshot,
-)
+from esper.growth.export import export
+from esper.growth.grown_module import GrownModule
+from esper.growth.optimizer import forget, sync_slot_group
+from esper.growth.output_scale import scale_output
+from esper.growth.sites import evaluating
+from esper.growth.snapshot import HostSnapshot, restore_snapshot, take_snapshot
 from esper.leyline import ForgottenCallError, SeedStage
-from esper.tolaria import Evaluation
+from esper.tolaria.engine.population import Evaluation
 
 
 class AttachedHost:

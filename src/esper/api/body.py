@@ -25,16 +25,12 @@ from esper.api.epochs import decisions
 from esper.api.following import Follower
 from esper.api.loop_state import load_loop_state, loop_state
 from esper.api.watch import Watch, warn_of_other_ground, warn_of_slow_seeds
-from esper.growth import (
-    GROWING,
-    BlueprintCatalogue,
-    GrownModule,
-    Layouts,
-    LifecycleRules,
-    SlotChoice,
-    add_slot_groups,
-    with_inner,
-)
+from esper.growth.blueprints.catalogue import BlueprintCatalogue
+from esper.growth.grown_module import GrownModule
+from esper.growth.hooks import GROWING
+from esper.growth.lifecycle import LifecycleRules
+from esper.growth.optimizer import add_slot_groups, with_inner
+from esper.growth.sites import Layouts, SlotChoice
 from esper.leyline import (
     IS_ACTIVE,
     ConfigError,
@@ -43,15 +39,12 @@ from esper.leyline import (
     History,
 )
 from esper.leyline.events import event_from_row
-from esper.tamiyo import Controller
-from esper.tolaria import (
-    Budget,
-    GradientMeter,
-    GrowthCycle,
-    TrainReadings,
-    act,
-    settle,
-)
+from esper.tamiyo.situation import Controller
+from esper.tolaria.engine.cycle import GrowthCycle
+from esper.tolaria.engine.garden import Budget
+from esper.tolaria.engine.gradients import GradientMeter
+from esper.tolaria.engine.population import TrainReadings
+from esper.tolaria.engine.run import act, settle
 
 
 class Body:

@@ -16,11 +16,15 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
-from esper.growth import BlueprintCatalogue, GrownModule
+from esper.growth.blueprints.catalogue import BlueprintCatalogue
+from esper.growth.grown_module import GrownModule
 from esper.leyline import ConfigError, shortened
 from esper.leyline.constants import MOST_COUNT, MOST_ENVS, MOST_KEY
-from esper.simic.training import Hooks, TrainingConfig
-from esper.tolaria import Budget, Family, Task
+from esper.simic.training.config import TrainingConfig
+from esper.simic.training.loop import Hooks
+from esper.tolaria.engine.garden import Budget
+from esper.tolaria.families.base import Family
+from esper.tolaria.tasks.base import Task
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -4,10 +4,14 @@ import os
 from pathlib import Path
 
 from esper.api.checks import checked
-from esper.growth import BlueprintCatalogue, GrownModule
+from esper.growth.blueprints.catalogue import BlueprintCatalogue
+from esper.growth.grown_module import GrownModule
 from esper.leyline.policy_card import find_policy
-from esper.simic.training import LearnedController, load_state
-from esper.tamiyo import Controller, ScriptedController, make_controller
+from esper.simic.training.checkpoint import load_state
+from esper.simic.training.policy_controller import LearnedController
+from esper.tamiyo.controllers import make_controller
+from esper.tamiyo.controllers.scripted import ScriptedController
+from esper.tamiyo.situation import Controller
 
 PRETRAINED = "pretrained"
 

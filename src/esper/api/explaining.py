@@ -19,16 +19,22 @@ from esper.leyline import (
 )
 from esper.leyline.actions import BLEND
 from esper.leyline.events import Decided
-from esper.observatory import (
+from esper.observatory.explained import (
     EpisodeRecord,
     explanation,
     is_evaluation,
     read_episode,
     read_evaluated,
 )
-from esper.simic.training import LearnedController, episode_env, load_checkpoint
-from esper.tamiyo import Situation, controller_names, wait
-from esper.tolaria import Task, data_root, find_task, play
+from esper.simic.training.checkpoint import load_checkpoint
+from esper.simic.training.policy_controller import LearnedController
+from esper.simic.training.replay import episode_env
+from esper.tamiyo.controllers import controller_names
+from esper.tamiyo.situation import Situation, wait
+from esper.tolaria.data.catalogue import data_root
+from esper.tolaria.engine.run import play
+from esper.tolaria.tasks import find_task
+from esper.tolaria.tasks.base import Task
 
 CLOSE = 1e-4  # of a score: what another order of sums may change
 

@@ -6,7 +6,8 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
-from esper.growth import GrownModule, SeedSlot
+from esper.growth.grown_module import GrownModule
+from esper.growth.seed_slot import SeedSlot
 from esper.leyline import ConfigError
 
 

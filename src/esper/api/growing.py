@@ -21,31 +21,20 @@ from esper.api.growth_run import GrowthRun, StopRule, open_record
 from esper.api.insurance import insure
 from esper.api.objective_checks import check_objectives
 from esper.api.watch import Watch, warn_of_other_ground, warn_of_slow_seeds
-from esper.growth import (
-    BlueprintCatalogue,
-    Layouts,
-    SlotChoice,
-    default_catalogue,
-)
+from esper.growth.blueprints.catalogue import BlueprintCatalogue, default_catalogue
+from esper.growth.sites import Layouts, SlotChoice
 from esper.leyline import ConfigError, EsperError, History, Recorder
-from esper.observatory import ARMS, GROWN, draw_growth, epoch_progress, write_summary
-from esper.tamiyo import Controller, StaticController
-from esper.tolaria import (
-    LOSSES,
-    RESCUE,
-    SCORES,
-    Budget,
-    HostRecipe,
-    LoaderSource,
-    LoopedPopulation,
-    Objective,
-    Precision,
-    TrialRules,
-    WholeSetScore,
-    find_objective,
-    make_env,
-    settle,
-)
+from esper.observatory.picture import draw_growth
+from esper.observatory.run_directory import ARMS, GROWN, write_summary
+from esper.observatory.terminal import epoch_progress
+from esper.tamiyo.controllers.static import StaticController
+from esper.tamiyo.situation import Controller
+from esper.tolaria.engine.batches import LoaderSource
+from esper.tolaria.engine.garden import Budget
+from esper.tolaria.engine.objectives import LOSSES, SCORES, Objective, WholeSetScore, find_objective
+from esper.tolaria.engine.population import LoopedPopulation
+from esper.tolaria.engine.recipe import HostRecipe, Precision
+from esper.tolaria.engine.run import RESCUE, TrialRules, make_env, settle
 
 log = logging.getLogger("esper")
 

@@ -6,25 +6,21 @@ from typing import Any
 
 from torch import nn
 
-from esper.growth import (
-    BlueprintCatalogue,
-    GrownModule,
-    OutputSpec,
+from esper.growth.blueprints.catalogue import BlueprintCatalogue, OutputSpec, default_catalogue
+from esper.growth.export import export
+from esper.growth.grown_module import GrownModule, check_not_growing
+from esper.growth.snapshot import (
     check_fits,
-    check_not_growing,
-    default_catalogue,
-    export,
-    read_tree,
     restore_snapshot,
     snapshot_from_tree,
     snapshot_tree,
     take_snapshot,
-    write_tree,
 )
+from esper.growth.storage import read_tree, write_tree
 from esper.leyline import ConfigError, EpisodeOutcome, InjectionSpec
 from esper.leyline.events import Event
 from esper.leyline.sealed import MANIFEST, DamagedCheckpointError
-from esper.observatory import growth_figure
+from esper.observatory.picture import growth_figure
 
 FORMAT_VERSION = 1
 

@@ -15,13 +15,14 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from esper.api.loop_state import load_loop_state, loop_state
 from esper.api.randomness import randomness, restore_randomness
-from esper.growth import read_tree, write_tree
+from esper.growth.storage import read_tree, write_tree
 from esper.leyline import ConfigError, History
 from esper.leyline.events import event_from_row
 from esper.leyline.sealed import clear_unfinished, discard, sealed_series
-from esper.observatory import CHECKPOINTS, EVENTS, METRICS, RunDirectory, read_rows
-from esper.tamiyo import Controller
-from esper.tolaria import GrowthEnv, play
+from esper.observatory.run_directory import CHECKPOINTS, EVENTS, METRICS, RunDirectory, read_rows
+from esper.tamiyo.situation import Controller
+from esper.tolaria.engine.environment import GrowthEnv
+from esper.tolaria.engine.run import play
 
 log = logging.getLogger("esper")
 

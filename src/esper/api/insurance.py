@@ -10,7 +10,7 @@ from torch import nn
 
 from esper.api.grown import Grown
 from esper.api.randomness import randomness, restore_randomness
-from esper.growth import restore_snapshot, take_snapshot
+from esper.growth.snapshot import restore_snapshot, take_snapshot
 from esper.leyline import TwinReport
 
 log = logging.getLogger("esper")

@@ -5,9 +5,10 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from esper.growth import group_settings
-from esper.tamiyo import Controller
-from esper.tolaria import GrowthCycle, cycle_state, load_cycle_state
+from esper.growth.optimizer import group_settings
+from esper.tamiyo.situation import Controller
+from esper.tolaria.engine.cycle import GrowthCycle
+from esper.tolaria.engine.saved_state import cycle_state, load_cycle_state
 
 
 def loop_state(env: GrowthCycle, controller: Controller, optimizer: Optimizer) -> dict[str, Any]:

@@ -6,9 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from esper.growth import call_model, evaluating, map_tensors
+from esper.growth.sites import call_model, evaluating, map_tensors
 from esper.leyline import ConfigError
-from esper.tolaria import HostRecipe, WholeSetScore, check_fit
+from esper.tolaria.engine.objectives import WholeSetScore, check_fit
+from esper.tolaria.engine.recipe import HostRecipe
 
 # What does not fit raises one of these; anything else is a defect, and passes as it is.
 MISFITS = (RuntimeError, TypeError, ValueError, IndexError, AttributeError, KeyError)

@@ -6,8 +6,10 @@ from pathlib import Path
 from esper.api.checks import checked
 from esper.leyline import ConfigError
 from esper.leyline.policy_card import PolicyCard, check_policy_name
-from esper.observatory import CONFIG
-from esper.simic.training import TrainState, card_of, load_state, write_policy
+from esper.observatory.run_directory import CONFIG
+from esper.simic.training.checkpoint import load_state
+from esper.simic.training.policy_folder import card_of, write_policy
+from esper.simic.training.state import TrainState
 
 
 @checked()

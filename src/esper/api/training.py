@@ -9,44 +9,28 @@ from typing import Literal
 import torch
 
 from esper.api.checks import TASK, checked
-from esper.api.unseen import Unseen
+from esper.api.validation import Unseen
 from esper.leyline import ConfigError
-from esper.observatory import CONFIG, PROFILE, RunDirectory
+from esper.observatory.run_directory import CONFIG, PROFILE, RunDirectory
 from esper.simic.agent import VectorEnv
-from esper.simic.lessons import Tape
-from esper.simic.telemetry import TrainingProfiler
-from esper.simic.training import (
-    Cluster,
-    Hooks,
-    RoundLog,
-    Space,
-    TrainingConfig,
-    TrainState,
-    growth_environments,
-    is_run,
-    lasting_settings,
-    load_checkpoint,
-    load_config,
-    load_state,
-    most_steps,
-    new_state,
-    recipe_of,
-    run_training,
-    save_checkpoint,
-    side_by_side,
-    space_of,
-    worker_devices,
-)
-from esper.tolaria import (
-    DataSplits,
-    Family,
-    Task,
-    choose_population,
-    data_root,
-    find_family,
-    find_task,
-    share,
-)
+from esper.simic.recordings.recording import Tape
+from esper.simic.telemetry.profiler import TrainingProfiler
+from esper.simic.training.checkpoint import is_run, load_checkpoint, load_state, save_checkpoint
+from esper.simic.training.config import TrainingConfig, load_config
+from esper.simic.training.env_specs import most_steps, recipe_of, side_by_side, space_of
+from esper.simic.training.loop import Hooks, run_training
+from esper.simic.training.round_log import RoundLog
+from esper.simic.training.space import Space
+from esper.simic.training.state import TrainState, lasting_settings, new_state
+from esper.simic.training.workers import Cluster, growth_environments, worker_devices
+from esper.tolaria.data.catalogue import data_root
+from esper.tolaria.data.shared import share
+from esper.tolaria.data.splits import DataSplits
+from esper.tolaria.families import find_family
+from esper.tolaria.families.base import Family
+from esper.tolaria.fused.choice import choose_population
+from esper.tolaria.tasks import find_task
+from esper.tolaria.tasks.base import Task
 
 Workers = int | Literal["auto"] | None
 

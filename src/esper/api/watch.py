@@ -17,12 +17,16 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
-from esper.growth import GrownModule, tensors_in
+from esper.growth.grown_module import GrownModule
+from esper.growth.sites import tensors_in
 from esper.leyline import ConfigError, EpisodeOutcome, EsperWarning, History
 from esper.leyline.events import Event, GovernorRollback, SeedGerminated, Warned
-from esper.simic.training import LearnedController
-from esper.tamiyo import Controller, HeuristicController, StaticController
-from esper.tolaria import DataSource, GrowthCycle
+from esper.simic.training.policy_controller import LearnedController
+from esper.tamiyo.controllers.heuristic import HeuristicController
+from esper.tamiyo.controllers.static import StaticController
+from esper.tamiyo.situation import Controller
+from esper.tolaria.engine.batches import DataSource
+from esper.tolaria.engine.cycle import GrowthCycle
 
 # So many epochs in a row that were rolled back are a pattern; if they are all there ever was, it
 # is hopeless.
@@ -132,7 +136,7 @@ class Watch:
 
     def _rotation_fits(self, rotation: Iterable[str]) -> bool:
         garden = self.env.garden
-        names = garden.narrator.catalogue.names
+        names = garden.event_log.catalogue.names
         tried = np.isin(np.array(names), list(rotation))
         return bool((garden.limits.affordable & tried).any())
 

@@ -13,9 +13,11 @@ if TYPE_CHECKING:
 
     from esper.cli.grow_command import GrowSettings
     from esper.leyline import Recorder
-    from esper.observatory import RunDirectory
+    from esper.observatory.run_directory import RunDirectory
     from esper.proof import Plan
-    from esper.tolaria import DataSplits, GrowthEnv, Trained
+    from esper.tolaria.data.splits import DataSplits
+    from esper.tolaria.engine.environment import GrowthEnv
+    from esper.tolaria.engine.run import Trained
     from esper.trackers import Tracker
 
 
@@ -46,7 +48,7 @@ class Arms:
             tracker.close()
 
     def open(self, label: str, folder: Path) -> "RunDirectory":
-        from esper.observatory import RunDirectory
+        from esper.observatory.run_directory import RunDirectory
 
         return RunDirectory.create(
             folder,
@@ -74,7 +76,7 @@ class Arms:
 
     def conclude(self, rows: "Sequence[Mapping[str, Any]]") -> None:
         """Tell trackers what came of the arms: rows of the summary, with scores on test data."""
-        from esper.observatory import outcome_scalars
+        from esper.observatory.retelling import outcome_scalars
 
         for row in rows:
             if row["arm"] in self.trackers:
@@ -85,8 +87,8 @@ class Arms:
     def play(self, label: str, plan: "Plan", record: "RunDirectory") -> "Trained":
         from esper.api import Watch
         from esper.leyline import History
-        from esper.observatory import StepProgress
-        from esper.tolaria import train
+        from esper.observatory.terminal import StepProgress
+        from esper.tolaria.engine.run import train
 
         recipe = replace(plan.task.recipe(self.data), weights=plan.weights)
         with StepProgress(self.console, f"{label:<14}", plan.rules.steps) as progress:
@@ -108,7 +110,7 @@ class Arms:
         return self.trained[label]
 
     def beside(self, label: str, plan: "Plan") -> "Trained":
-        from esper.observatory import ARMS
+        from esper.observatory.run_directory import ARMS
 
         folder = self.settings.folder / ARMS / label.replace(" ", "-")
         with self.open(label, folder) as record:

@@ -28,7 +28,7 @@ def doctor(settings: DoctorSettings) -> None:
     Example: esper doctor --json
     """
     from esper.cli.health import examine
-    from esper.observatory import say
+    from esper.observatory.terminal import say
 
     _, result = consoles(settings.quiet, settings.json)
     findings: list[Finding] = []

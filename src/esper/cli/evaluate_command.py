@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from esper.proof import EvaluationReport, Run
-    from esper.tolaria import Precision
+    from esper.tolaria.engine.recipe import Precision
 
 ARMS, TRAINED_ARMS = "static,random,scripted:early,heuristic", "heuristic"
 EXTRA = (0.1, 0.3, 1.0)
@@ -84,18 +84,15 @@ def evaluate(settings: EvaluateSettings) -> None:
     """
     # Everything that can be wrong is found before the first trial.
     from esper.api import find_controller, one_thread
-    from esper.observatory import (
-        PhaseProgress,
-        evaluation_folder,
-        require_matplotlib,
-        retell,
-        say,
-        write_evaluation,
-        write_report,
-    )
+    from esper.observatory.evaluation import evaluation_folder, write_evaluation
+    from esper.observatory.picture import require_matplotlib
+    from esper.observatory.report import write_report
+    from esper.observatory.retelling import retell
+    from esper.observatory.terminal import PhaseProgress, say
     from esper.proof import EvaluationSettings
     from esper.proof import evaluate as run_evaluation
-    from esper.tolaria import data_root, find_task
+    from esper.tolaria.data.catalogue import data_root
+    from esper.tolaria.tasks import find_task
 
     task = find_task(settings.task)
     plan = EvaluationSettings(
@@ -177,7 +174,13 @@ def run_line(label: str, run: "Run") -> str:
 
 
 def show_report(console: "Console", report: "EvaluationReport") -> None:
-    from esper.observatory import arms_table, at_extra, comparisons_table, say, seeds_worth_table
+    from esper.observatory.evaluation import (
+        arms_table,
+        at_extra,
+        comparisons_table,
+        seeds_worth_table,
+    )
+    from esper.observatory.terminal import say
 
     whole = report.as_dict()
     for extra in report.extra or (None,):

@@ -16,8 +16,10 @@ from esper.leyline.constants import MOST_COUNT, MOST_KEY
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from esper.tamiyo import Controller
-    from esper.tolaria import Precision, Task, TrialRules
+    from esper.tamiyo.situation import Controller
+    from esper.tolaria.engine.recipe import Precision
+    from esper.tolaria.engine.run import TrialRules
+    from esper.tolaria.tasks.base import Task
 
 
 @dataclass(frozen=True)
@@ -90,9 +92,13 @@ def grow(settings: GrowSettings) -> None:
     began = time.time()
     # Everything that can be wrong is found before the first epoch.
     from esper.api import check_script, find_controller, warn_of_other_ground
-    from esper.growth import default_catalogue
-    from esper.observatory import say, write_report
-    from esper.tolaria import RESCUE, Budget, TrialRules, data_root, find_task, make_env
+    from esper.growth.blueprints.catalogue import default_catalogue
+    from esper.observatory.report import write_report
+    from esper.observatory.terminal import say
+    from esper.tolaria.data.catalogue import data_root
+    from esper.tolaria.engine.garden import Budget
+    from esper.tolaria.engine.run import RESCUE, TrialRules, make_env
+    from esper.tolaria.tasks import find_task
 
     task = replace(find_task(settings.task), precision=cast("Precision", settings.precision))
     controller = find_controller(settings.controller, len(task.slots), default_catalogue())
@@ -125,7 +131,7 @@ def grow(settings: GrowSettings) -> None:
 def _grow_fresh(arms: Arms, task: "Task", controller: "Controller", rules: "TrialRules") -> None:
     from esper.api import one_thread
     from esper.proof import Plan
-    from esper.tamiyo import StaticController
+    from esper.tamiyo.controllers.static import StaticController
 
     settings = arms.settings
     # The folder is locked to the end, so that nobody takes it from under the comparison.
@@ -151,15 +157,9 @@ def _check_start(settings: GrowSettings) -> None:
 
 
 def _conclude(arms: "Arms", task: "Task") -> None:
-    from esper.observatory import (
-        MODEL,
-        draw_growth,
-        growth_in_words,
-        say,
-        seeds_table,
-        summary_table,
-        write_summary,
-    )
+    from esper.observatory.picture import draw_growth
+    from esper.observatory.run_directory import MODEL, write_summary
+    from esper.observatory.terminal import growth_in_words, say, seeds_table, summary_table
 
     console, settings, data = arms.console, arms.settings, arms.data
     trained, others = arms.trained, arms.others

@@ -8,7 +8,8 @@ from esper.cli.printing import AS_JSON, QUIET, consoles, print_json, without_pri
 from esper.leyline.constants import MOST_COUNT, MOST_ENVS, MOST_KEY
 
 if TYPE_CHECKING:
-    from esper.simic.lessons import CloningReport, Episodes
+    from esper.simic.recordings.episodes import Episodes
+    from esper.simic.recordings.imitation import CloningReport
 
 
 @dataclass(frozen=True)
@@ -80,8 +81,8 @@ def record(settings: RecordSettings) -> None:
     Example: esper train record --controller random --episodes 64 --out runs/recorded
     """
     from esper.api import record
-    from esper.observatory import PhaseProgress, say
-    from esper.simic.lessons import FILE
+    from esper.observatory.terminal import PhaseProgress, say
+    from esper.simic.recordings.episodes import FILE
 
     out = settings.out or _default("recorded", settings)
     console, result = consoles(settings.quiet, settings.json)
@@ -106,7 +107,7 @@ def imitate(settings: ImitateSettings) -> None:
       esper train ppo --warm-start runs/cloned --out runs/warm
     """
     from esper.api import imitate
-    from esper.observatory import PhaseProgress, say
+    from esper.observatory.terminal import PhaseProgress, say
 
     console, result = consoles(settings.quiet, settings.json)
     out = settings.out or _default("cloned", settings)
@@ -126,7 +127,7 @@ def offline(settings: OfflineSettings) -> None:
     Example: esper train offline --episodes runs/recorded --out runs/offline
     """
     from esper.api import learn_offline
-    from esper.observatory import PhaseProgress, say
+    from esper.observatory.terminal import PhaseProgress, say
 
     console, result = consoles(settings.quiet, settings.json)
     out = settings.out or _default("offline", settings)

@@ -19,7 +19,7 @@ def policies(context: typer.Context, quiet: Quiet = False, json: AsJson = False)
         return
     from esper.cli.show_commands import add_row, plain_table
     from esper.leyline.policy_card import HOW_TO_TRAIN, shipped_policies
-    from esper.observatory import say
+    from esper.observatory.terminal import say
 
     there = shipped_policies()
     if json:
@@ -53,7 +53,7 @@ def show_policy(
 ) -> None:
     """Print the card of a policy: what it was trained on, how it was evaluated, where it fails."""
     from esper.leyline.policy_card import find_policy, read_card
-    from esper.observatory import say
+    from esper.observatory.terminal import say
 
     folder = Path(name)
     card = read_card(folder) if folder.is_dir() else find_policy(name)[1]
@@ -91,7 +91,7 @@ def export(settings: ExportSettings) -> None:
     """
     from esper.api import export_policy
     from esper.leyline.policy_card import CARD
-    from esper.observatory import say
+    from esper.observatory.terminal import say
 
     folder, card = export_policy(settings.run, settings.name, settings.out)
     console, result = consoles(settings.quiet, settings.json)

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from esper.cli.arms import Arms
     from esper.proof import Plan
-    from esper.tamiyo import Controller
-    from esper.tolaria import Task, Trained, TrialRules
+    from esper.tamiyo.situation import Controller
+    from esper.tolaria.engine.run import Trained, TrialRules
+    from esper.tolaria.tasks.base import Task
 
 HOST, CONTINUE, COOLED, SCRATCH = "trained host", "continue", "cooled", "best scratch"
 

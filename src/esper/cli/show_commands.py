@@ -20,7 +20,7 @@ def compare(
     json: AsJson = False,
 ) -> None:
     """Show the outcomes of runs side by side: means over their episodes."""
-    from esper.observatory import compare_runs, comparison_table
+    from esper.observatory.comparison import compare_runs, comparison_table
 
     _, result = consoles(quiet, json)
     rows = compare_runs([Path(run) for run in runs])
@@ -45,7 +45,8 @@ def query(
 
     Example: esper query runs/first "select env, val_score, params from outcomes order by 2 desc"
     """
-    from esper.observatory import query, say
+    from esper.observatory.query import query
+    from esper.observatory.terminal import say
 
     answer = query(Path(run), sql, limit=limit, timeout=timeout)
     table = plain_table(*answer.columns)
@@ -61,8 +62,8 @@ def query(
 
 def tasks(quiet: Quiet = False, json: AsJson = False) -> None:
     """List the tasks and whether their data is there."""
-    from esper.tolaria import all_tasks
     from esper.tolaria.data import catalogue
+    from esper.tolaria.tasks import all_tasks
 
     root = catalogue.data_root()
     table, rows = plain_table("task", "data", "epochs", "what it is"), []
@@ -80,8 +81,8 @@ def tasks(quiet: Quiet = False, json: AsJson = False) -> None:
 
 def blueprints(quiet: Quiet = False, json: AsJson = False) -> None:
     """List what can be grown, where it fits and what it costs."""
-    from esper.growth import default_catalogue, example_params
-    from esper.observatory import say
+    from esper.growth.blueprints.catalogue import default_catalogue, example_params
+    from esper.observatory.terminal import say
 
     table = plain_table("blueprint", "kind", "fits", f"parameters at width {WIDTH}", "what it is")
     rows = []
@@ -107,7 +108,7 @@ def blueprints(quiet: Quiet = False, json: AsJson = False) -> None:
 
 def data_list(quiet: Quiet = False, json: AsJson = False) -> None:
     """List the data sets and whether they are there."""
-    from esper.observatory import say
+    from esper.observatory.terminal import say
     from esper.tolaria.data import catalogue
 
     root = catalogue.data_root()
@@ -129,7 +130,7 @@ def data_get(
     json: AsJson = False,
 ) -> None:
     """Fetch a data set and verify its checksums."""
-    from esper.observatory import say
+    from esper.observatory.terminal import say
     from esper.tolaria.data import catalogue
 
     console, result = consoles(quiet, json)

@@ -19,7 +19,7 @@ TRACK = "Also write to a tracker, in the folder of the run: tensorboard, wandb o
 
 def open_tracker(kind: str, run: Path, name: str, config: Mapping[str, Any]) -> "Tracker":
     """The tracker of something that a run consists of."""
-    from esper.observatory import TRACKED
+    from esper.observatory.run_directory import TRACKED
     from esper.trackers import find_tracker
 
     return find_tracker(kind, run / TRACKED / kind, name.replace(" ", "-"), config)
@@ -47,7 +47,9 @@ def export_run(settings: ExportRunSettings) -> None:
 
     Example: esper export-run runs/first --to tensorboard
     """
-    from esper.observatory import TRACKED, retell, say
+    from esper.observatory.retelling import retell
+    from esper.observatory.run_directory import TRACKED
+    from esper.observatory.terminal import say
     from esper.trackers import find_tracker
 
     run = Path(settings.run)

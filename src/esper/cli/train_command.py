@@ -17,7 +17,7 @@ Workers = int | Literal["auto"] | None
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from esper.simic.training import Best
+    from esper.simic.training.state import Best
 
 
 def setting(name: str, help: str, **more: Any) -> Any:
@@ -121,8 +121,11 @@ def ppo(settings: PPOSettings) -> None:
 
     from esper.api import config_of, episode_steps, resume_ppo, train_ppo
     from esper.leyline import ConfigError
-    from esper.observatory import BEST_POLICY, RoundProgress, scalars_of
-    from esper.simic.training import Hooks, load_config
+    from esper.observatory.retelling import scalars_of
+    from esper.observatory.run_directory import BEST_POLICY
+    from esper.observatory.training_progress import RoundProgress
+    from esper.simic.training.config import load_config
+    from esper.simic.training.loop import Hooks
 
     logging.basicConfig(format="esper: %(message)s")
     console, result = consoles(settings.quiet, settings.json)
@@ -244,7 +247,8 @@ def _refuse_changes(settings: PPOSettings) -> None:
 def _conclude(
     console: "Console", out: Path, done: int | None, rounds: int, best: "Best | None"
 ) -> None:
-    from esper.observatory import BEST_POLICY, say
+    from esper.observatory.run_directory import BEST_POLICY
+    from esper.observatory.terminal import say
 
     folder = shlex.quote(str(out))
     if best is not None:

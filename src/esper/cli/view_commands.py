@@ -22,7 +22,9 @@ def runs(
     A run is running, finished, stopped (its process ended before it did) or broken.
     """
     from esper.leyline import ConfigError
-    from esper.observatory import find_runs, runs_as_json, runs_table, say
+    from esper.observatory.runs import find_runs
+    from esper.observatory.summaries import runs_as_json, runs_table
+    from esper.observatory.terminal import say
 
     if not Path(folder).is_dir():
         raise ConfigError(f"there is no folder {folder}; give the one that holds your runs")
@@ -38,7 +40,7 @@ def runs(
 
 def show(run: Annotated[str, RUN], quiet: Quiet = False, json: AsJson = False) -> None:
     """Print the summary of a run or an evaluation again."""
-    from esper.observatory import run_as_json, show_run
+    from esper.observatory.summaries import run_as_json, show_run
 
     _, result = consoles(quiet, json)
     show_run(result, Path(run))
@@ -58,7 +60,8 @@ def report(
     settings, and how to do it again.
     """
     from esper.leyline import ConfigError
-    from esper.observatory import say, write_report
+    from esper.observatory.report import write_report
+    from esper.observatory.terminal import say
 
     if format not in ("html", "md"):
         raise ConfigError(f"a report is html or md, not {format!r}")
@@ -89,7 +92,8 @@ def serve(settings: ServeSettings) -> None:
     """
     from rich.console import Console
 
-    from esper.observatory import say, serve
+    from esper.observatory.serving import serve
+    from esper.observatory.terminal import say
 
     console = Console()
     serve(
@@ -107,6 +111,6 @@ def watch(
 
     The keys are shown; ? explains every quantity.
     """
-    from esper.observatory import watch
+    from esper.observatory.watching import watch
 
     watch(Path(run))

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from esper.growth.blueprints import BlueprintCatalogue, OutputSpec, default_catalogue
+from esper.growth.blueprints.catalogue import BlueprintCatalogue, OutputSpec, default_catalogue
 from esper.growth.hooks import GROWING, SAVED_BESIDE, hooks_of_esper
 from esper.growth.lifecycle import GATED
 from esper.growth.seed_slot import BlendValve, SeedSlot, make_valve

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from esper.growth.blueprints import BlueprintCatalogue, OutputSpec
+from esper.growth.blueprints.catalogue import BlueprintCatalogue, OutputSpec
 from esper.growth.blueprints.modules import nearly_zero_
 from esper.growth.outputs import host_place, put, slot_place, take
 from esper.leyline import IS_BLENDED, IS_FULL, ConfigError, InjectionSpec, SeedStage, Widening

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from esper.growth.blueprints import OutputSpec
+from esper.growth.blueprints.catalogue import OutputSpec
 from esper.growth.counting import flop_counter
+from esper.growth.dataflow import DataflowTracer
 from esper.growth.layouts import (
     TOPOLOGY_OF_LAYOUT,
     CausalWatch,
@@ -24,7 +25,6 @@ from esper.growth.layouts import (
     layout_of,
 )
 from esper.growth.outputs import host_place, slot_place, take
-from esper.growth.trails import Trails
 from esper.leyline import ConfigError, InjectionSpec, Widening, format_slot_id
 
 SlotChoice = Sequence[str] | str | Callable[[str, nn.Module], bool]
@@ -132,13 +132,13 @@ class _Watch:
     """What hooks on every module saw in one pass: outputs, how they are laid out, causality."""
 
     tracker: DimsTracker
-    trails: Trails
+    dataflow: DataflowTracer
     seen: dict[nn.Module, list[tuple[Tensor, Dims]]] = field(default_factory=dict)
     causal: bool = False
 
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
         self.causal |= kwargs.get("is_causal") is True
-        self.trails.passed(module, args, output)
+        self.dataflow.passed(module, args, output)
         place = slot_place(output)
         if place is not None:
             features = take(output, place)
@@ -155,12 +155,12 @@ def probe(model: nn.Module, example: Any, layout: Layouts | None = None) -> Prob
     model cannot run on the example, and for a layout that cannot be.
     """
     batch = batch_size(example)
-    tracker, trails, attention = DimsTracker(), Trails(), CausalWatch()
-    watch = _Watch(tracker, trails)
+    tracker, dataflow, attention = DimsTracker(), DataflowTracer(), CausalWatch()
+    watch = _Watch(tracker, dataflow)
     for tensor in tensors_in(example):
         if tensor.dim() > 0 and len(tensor) == batch:
             tracker[tensor] = Dims(batch=0)
-        trails.begin(tensor)
+        dataflow.begin(tensor)
     handles = [
         module.register_forward_hook(watch, with_kwargs=True)
         for name, module in model.named_modules()
@@ -168,7 +168,7 @@ def probe(model: nn.Module, example: Any, layout: Layouts | None = None) -> Prob
     ]
     counter = flop_counter()
     try:
-        with evaluating(model), counter, tracker, trails, attention:
+        with evaluating(model), counter, tracker, dataflow, attention:
             output = call_model(model, example)
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         raise ConfigError(
@@ -189,7 +189,7 @@ def probe(model: nn.Module, example: Any, layout: Layouts | None = None) -> Prob
             continue
         macs = sum(flops.get(f"{type(model).__name__}.{name}", {}).values()) // 2 // batch
         slot = _slot_info(name, module, found, watch.seen[module], macs)
-        listing.append(replace(slot, widening=trails.widening(module, names, batch)))
+        listing.append(replace(slot, widening=dataflow.widening(module, names, batch)))
     order = {module: i for i, module in enumerate(watch.seen)}
     listing.sort(key=lambda slot: order[model.get_submodule(slot.name)])
     return Probe(

@@ -1,7 +1,7 @@
 """The state of all slots of all hosts, as one table of arrays [environment, slot].
 
 To add a measurement of seeds, add a column here and measure it where seeds are measured
-(`tolaria/gradients.py` for training); with `told=True` every step's row of metrics has it too.
+(`tolaria/engine/gradients.py` for training); with `told=True` it is in every row of metrics too.
 """
 
 from dataclasses import dataclass, field, fields

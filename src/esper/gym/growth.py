@@ -9,31 +9,27 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
-from esper.growth import default_catalogue
+from esper.growth.blueprints.catalogue import default_catalogue
 from esper.gym.choices import in_words
 from esper.gym.problem import Seen
 from esper.gym.rendering import Look
 from esper.leyline import BLEND_NAMES, NUM_OPS, SeedStage
-from esper.simic.rewards import compute_reward
+from esper.simic.rewards.modes import compute_reward
 from esper.simic.training.config import make_reward
-from esper.tamiyo import (
+from esper.tamiyo.policy.features import (
+    LIMIT,
     FeatureExtractionContext,
-    Situation,
     feature_size,
     signals_to_features,
-    wait,
 )
-from esper.tamiyo.policy.features import LIMIT
-from esper.tolaria import (
-    Budget,
-    DataSplits,
-    Task,
-    TrialRules,
-    choose_population,
-    data_root,
-    find_task,
-    make_env,
-)
+from esper.tamiyo.situation import Situation, wait
+from esper.tolaria.data.catalogue import data_root
+from esper.tolaria.data.splits import DataSplits
+from esper.tolaria.engine.garden import Budget
+from esper.tolaria.engine.run import TrialRules, make_env
+from esper.tolaria.fused.choice import choose_population
+from esper.tolaria.tasks import find_task
+from esper.tolaria.tasks.base import Task
 
 REWARD = "objective"
 

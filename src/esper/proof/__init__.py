@@ -12,30 +12,3 @@ from esper.proof.rescue import Ways
 from esper.proof.settings import EvaluationSettings
 from esper.proof.statistics import PairedDifference, holm, paired_difference
 from esper.proof.work import Alone, Crew, Job, Made, Piece, Run, carry_out, make
-
-__all__ = [
-    "Alone",
-    "Comparison",
-    "Crew",
-    "EvaluationReport",
-    "EvaluationSettings",
-    "FamilyTrial",
-    "Job",
-    "Made",
-    "PairedDifference",
-    "Piece",
-    "Plan",
-    "Record",
-    "Run",
-    "Trial",
-    "Ways",
-    "carry_out",
-    "evaluate",
-    "family_trials",
-    "holm",
-    "host_plan",
-    "make",
-    "paired_difference",
-    "train",
-    "unseen_score",
-]

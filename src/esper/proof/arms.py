@@ -7,23 +7,24 @@ from functools import partial
 
 from torch import Tensor
 
-from esper.growth import count_params
+from esper.growth.blueprints.catalogue import count_params
 from esper.leyline import ConfigError, Recorder
-from esper.tamiyo import Controller, Situation, StaticController
-from esper.tolaria import (
+from esper.tamiyo.controllers.static import StaticController
+from esper.tamiyo.situation import Controller, Situation
+from esper.tolaria.data.splits import DataSplits
+from esper.tolaria.engine.garden import TRAINING_COST
+from esper.tolaria.engine.population import LoopedPopulation
+from esper.tolaria.engine.run import (
     SETTLING_EVALUATIONS,
-    TRAINING_COST,
-    DataSplits,
-    LoopedPopulation,
-    PopulationKind,
-    Task,
     Topology,
     Trained,
     TrialRules,
     host_rules,
     make_env,
 )
-from esper.tolaria import train as train_networks
+from esper.tolaria.engine.run import train as train_networks
+from esper.tolaria.fused.choice import PopulationKind
+from esper.tolaria.tasks.base import Task
 
 DO_NOTHING = StaticController()
 

@@ -21,8 +21,11 @@ from esper.proof.arms import (
 )
 from esper.proof.record import Record
 from esper.proof.work import Crew, Job, Run, carry_out
-from esper.tamiyo import Controller
-from esper.tolaria import DataSplits, PopulationKind, Task, TrialRules
+from esper.tamiyo.situation import Controller
+from esper.tolaria.data.splits import DataSplits
+from esper.tolaria.engine.run import TrialRules
+from esper.tolaria.fused.choice import PopulationKind
+from esper.tolaria.tasks.base import Task
 
 STATIC_FINAL = "static-final"
 STATIC_FINAL_EQUAL_COMPUTE = "static-final-equal-compute"

@@ -18,13 +18,10 @@ from esper.proof.scenarios import choose_scenario
 from esper.proof.settings import FIRST_TUNING_KEY, EvaluationSettings
 from esper.proof.statistics import require_scipy
 from esper.proof.work import Alone, Crew, Job, Run, carry_out
-from esper.tamiyo import Controller
-from esper.tolaria import (
-    DataSplits,
-    PopulationKind,
-    Task,
-    choose_population,
-)
+from esper.tamiyo.situation import Controller
+from esper.tolaria.data.splits import DataSplits
+from esper.tolaria.fused.choice import PopulationKind, choose_population
+from esper.tolaria.tasks.base import Task
 
 # With 3 keys the choice follows noise: on digits they prefer a third of the host's learning rate,
 # with 5 and with 8 they do not, on validation alone.

@@ -9,18 +9,14 @@ import torch
 
 from esper.leyline import EsperError, History, NullRecorder, Recorder
 from esper.leyline.events import SeedGerminated
-from esper.tamiyo import Controller, StaticController
-from esper.tolaria import (
-    DataSplits,
-    Family,
-    HostRecipe,
-    Member,
-    PopulationKind,
-    Trained,
-    hosts_of,
-    new_network,
-    train,
-)
+from esper.tamiyo.controllers.static import StaticController
+from esper.tamiyo.situation import Controller
+from esper.tolaria.data.splits import DataSplits
+from esper.tolaria.engine.recipe import HostRecipe, new_network
+from esper.tolaria.engine.run import Trained, train
+from esper.tolaria.families.base import Family, Member
+from esper.tolaria.families.hosts import hosts_of
+from esper.tolaria.fused.choice import PopulationKind
 
 
 @dataclass(frozen=True)

@@ -18,19 +18,14 @@ from typing import Any
 
 import torch
 
-from esper.growth import (
-    HostSnapshot,
-    read_tree,
-    restore_snapshot,
-    snapshot_from_tree,
-    snapshot_tree,
-    write_tree,
-)
+from esper.growth.snapshot import HostSnapshot, restore_snapshot, snapshot_from_tree, snapshot_tree
+from esper.growth.storage import read_tree, write_tree
 from esper.leyline import ConfigError, EpisodeOutcome, History, SeedStateReport
 from esper.leyline.events import GovernorSnapshot
 from esper.proof.arms import Plan
 from esper.proof.work import Job, Made, Run
-from esper.tolaria import DataSplits, export_network, new_network
+from esper.tolaria.data.splits import DataSplits
+from esper.tolaria.engine.recipe import export_network, new_network
 
 SETTINGS, RUNS, NETWORKS = "settings.json", "runs.jsonl", "networks"
 DECISIONS = "decisions.jsonl"

@@ -8,7 +8,10 @@ from esper.proof.choices import Arm
 from esper.proof.settings import STATIC, EvaluationSettings
 from esper.proof.statistics import holm, mean_interval, paired_difference
 from esper.proof.work import Run
-from esper.tolaria import DataSplits, PopulationKind, Precision, Task
+from esper.tolaria.data.splits import DataSplits
+from esper.tolaria.engine.recipe import Precision
+from esper.tolaria.fused.choice import PopulationKind
+from esper.tolaria.tasks.base import Task
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,10 @@ from esper.proof.arms import (
     training_macs,
 )
 from esper.proof.scenarios import going_on, plan_within
-from esper.tamiyo import Controller
-from esper.tolaria import DataSplits, Task, Trained
+from esper.tamiyo.situation import Controller
+from esper.tolaria.data.splits import DataSplits
+from esper.tolaria.engine.run import Trained
+from esper.tolaria.tasks.base import Task
 
 # What the best network from scratch may choose from, on validation, besides its width.
 SCRATCH_RATES = (1.0, 3.0)

@@ -28,8 +28,11 @@ from esper.proof.arms import (
 from esper.proof.choices import Arm, Bench, PlanFor, labelled, mean_validation, with_rate
 from esper.proof.shapes import random_shapes
 from esper.proof.work import Run
-from esper.tamiyo import Controller
-from esper.tolaria import RESCUE, DataSplits, PopulationKind, Task, Topology, TrialRules
+from esper.tamiyo.situation import Controller
+from esper.tolaria.data.splits import DataSplits
+from esper.tolaria.engine.run import RESCUE, Topology, TrialRules
+from esper.tolaria.fused.choice import PopulationKind
+from esper.tolaria.tasks.base import Task
 
 HOST = "host"
 CONTINUE, CONTINUE_COOLED = "continue", "continue-cooled"

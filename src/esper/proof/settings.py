@@ -4,7 +4,8 @@ import math
 from dataclasses import dataclass
 
 from esper.leyline import ConfigError
-from esper.tolaria import Precision, check_population, check_precision
+from esper.tolaria.engine.recipe import Precision, check_precision
+from esper.tolaria.fused.choice import check_population
 
 FIRST_TUNING_KEY = 1_000_000  # so that they never meet evaluation keys, which are below
 STATIC = "static"

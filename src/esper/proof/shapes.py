@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from esper.growth import count_params
+from esper.growth.blueprints.catalogue import count_params
 from esper.leyline import draw_key
 
 Shape = tuple[int, ...]

@@ -7,11 +7,12 @@ from typing import Protocol
 
 from torch import nn
 
-from esper.growth import HostSnapshot
+from esper.growth.snapshot import HostSnapshot
 from esper.leyline import EpisodeOutcome, History
 from esper.proof.arms import Plan, train
-from esper.tamiyo import GivesReasons
-from esper.tolaria import DataSplits, Topology
+from esper.tamiyo.situation import GivesReasons
+from esper.tolaria.data.splits import DataSplits
+from esper.tolaria.engine.run import Topology
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from esper.growth import BlueprintCatalogue, SlotTable
+from esper.growth.blueprints.catalogue import BlueprintCatalogue
+from esper.growth.slot_table import SlotTable
 from esper.leyline import HEAD_NAMES, OP, ActionMasks, LifecycleOp, SlotConfig, TrainingSignals
 from esper.leyline.events import Decided
 from esper.tamiyo.slot_facts import SlotFacts
@@ -25,8 +26,8 @@ class Situation:
     facts         what is known of slots and candidates; None in a situation that is made by hand
     extra         float[E], the budget of multiply-adds as a share of what the training of the host
                   cost, NaN where there is none; None: nowhere
-    rho           float[E], how much is left to learn (see `tolaria/starvation.py`), NaN where that
-                  is not known; None: nowhere
+    rho           float[E], how much is left to learn (`engine/starvation.py`), NaN where that is
+                  not known; None: nowhere
     """
 
     step: int

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from esper.growth import GrownModule, count_params, seed_traits
+from esper.growth.blueprints.catalogue import count_params, seed_traits
+from esper.growth.grown_module import GrownModule
 from esper.tamiyo.policy.action_masks import GrowthLimits
 
 

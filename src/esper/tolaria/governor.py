@@ -11,8 +11,8 @@ import numpy as np
 
 from esper.leyline import constants as c
 from esper.leyline.events import GovernorPanic, GovernorRollback
-from esper.tolaria.garden import SavedHost
-from esper.tolaria.narrator import absent
+from esper.tolaria.engine.event_log import absent
+from esper.tolaria.engine.garden import SavedHost
 
 
 @dataclass(frozen=True)

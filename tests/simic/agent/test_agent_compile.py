@@ -19,7 +19,7 @@ from agent_support import (
 )
 from esper.leyline import HEAD_NAMES, ConfigError
 from esper.simic.agent import FactoredRecurrentActorCritic, compute_gae
-from esper.simic.telemetry import GradientThresholds, start_collecting
+from esper.simic.telemetry.gradient_collector import GradientThresholds, start_collecting
 
 
 @pytest.fixture(autouse=True)

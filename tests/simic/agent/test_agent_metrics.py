@@ -21,7 +21,7 @@ from esper.simic.agent import (
     compute_per_head_advantages,
 )
 from esper.simic.agent.metrics import METRICS
-from esper.simic.telemetry import GradientThresholds, collect_gradients
+from esper.simic.telemetry.gradient_collector import GradientThresholds, collect_gradients
 
 
 def test_000_l3_metrics_are_scalars_in_the_result():

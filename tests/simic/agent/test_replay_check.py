@@ -15,7 +15,7 @@ from agent_support import (
 )
 from esper.leyline import HEAD_NAMES
 from esper.simic.agent import ReplayMismatchError, action_draws
-from esper.simic.control import RunningMeanStd
+from esper.simic.control.normalization import RunningMeanStd
 
 
 @BOTH_KINDS

@@ -13,8 +13,7 @@ from esper.simic.agent import (
     action_draws,
     play_round,
 )
-from esper.tamiyo import SetLayout, pad_masks
-from esper.tamiyo.policy.set_features import CANDIDATE_FEATURES, SLOT_FEATURES
+from esper.tamiyo.policy.set_features import CANDIDATE_FEATURES, SLOT_FEATURES, SetLayout, pad_masks
 
 WIDTH, COST = SLOT_FEATURES.index("channels_over_others"), CANDIDATE_FEATURES.index("params")
 BLUEPRINTS = 4

@@ -9,8 +9,7 @@ import torch
 from agent_support import mask_tensors, random_masks
 from esper.leyline import ActionMasks, ConfigError, LifecycleOp
 from esper.simic.agent import MaskTensors, NetworkConfig, SetActorCritic, new_network
-from esper.tamiyo import SetLayout, pad_masks
-from esper.tamiyo.policy.set_features import FITS, PRESENT
+from esper.tamiyo.policy.set_features import FITS, PRESENT, SetLayout, pad_masks
 
 SLOTS, BLUEPRINTS, ENVS, STEPS = 4, 6, 5, 7
 CLOSE = {"rtol": 0.0, "atol": 1e-6}

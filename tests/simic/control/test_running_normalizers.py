@@ -6,7 +6,7 @@ import torch
 
 from agent_support import shuffle
 from esper.leyline import ConfigError
-from esper.simic.control import RewardNormalizer, RunningMeanStd
+from esper.simic.control.normalization import RewardNormalizer, RunningMeanStd
 
 
 def test_exact_statistics_equal_numpy_on_the_concatenation():

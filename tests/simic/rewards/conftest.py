@@ -3,8 +3,8 @@
 import pytest
 
 from esper.leyline import History
-from esper.tamiyo import RandomController
-from esper.tolaria import play
+from esper.tamiyo.controllers.random import RandomController
+from esper.tolaria.engine.run import play
 from helpers import break_host
 from reward_support import small_env
 

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from esper.leyline import LifecycleOp, SeedStage
-from esper.simic.rewards import ContributionRewardConfig, ObjectiveRewardConfig, compute_reward
-from esper.tamiyo import wait
+from esper.simic.rewards.config import ContributionRewardConfig, ObjectiveRewardConfig
+from esper.simic.rewards.modes import compute_reward
+from esper.tamiyo.situation import wait
 from reward_support import GAMMA, REFERENCE, one_seed, small_env, transition
 
 

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from esper.leyline import LifecycleOp, SeedStage
-from esper.simic.rewards import ObjectiveRewardConfig, compute_reward
+from esper.simic.rewards.config import ObjectiveRewardConfig
+from esper.simic.rewards.modes import compute_reward
 from reward_support import GAMMA, one_seed, transition
 
 

@@ -4,12 +4,8 @@ import numpy as np
 import pytest
 
 from esper.leyline import SeedStage
-from esper.simic.rewards import (
-    MODES,
-    ContributionRewardConfig,
-    ObjectiveRewardConfig,
-    compute_reward,
-)
+from esper.simic.rewards.config import ContributionRewardConfig, ObjectiveRewardConfig
+from esper.simic.rewards.modes import MODES, compute_reward
 from reward_support import GAMMA, default_config, one_seed, transition
 
 

@@ -7,17 +7,14 @@ import numpy as np
 import pytest
 
 from esper.leyline import OP, ConfigError, LifecycleOp, SeedStage
-from esper.simic.rewards import (
-    MODES,
+from esper.simic.rewards.components import Hint, RewardComponents
+from esper.simic.rewards.config import (
     ContributionRewardConfig,
-    Hint,
     LossRewardConfig,
     ObjectiveRewardConfig,
-    RewardComponents,
     RewardConfig,
-    RewardMode,
-    compute_reward,
 )
+from esper.simic.rewards.modes import MODES, RewardMode, compute_reward
 from esper.simic.training.config import load_config
 from reward_support import GAMMA, LOSSES, default_config, one_seed, transition
 

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from esper.leyline import LifecycleOp, SeedStage
-from esper.simic.rewards import ContributionRewardConfig, LossRewardConfig, compute_reward
+from esper.simic.rewards.config import ContributionRewardConfig, LossRewardConfig
 from esper.simic.rewards.loss import stage_potential
+from esper.simic.rewards.modes import compute_reward
 from esper.simic.rewards.potential import pbrs, seed_potential, table_potential
 from reward_support import GAMMA, default_config, one_seed, transition
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from esper.growth import SlotTable
+from esper.growth.slot_table import SlotTable
 from esper.leyline import (
     BLEND,
     BLUEPRINT,
@@ -19,13 +19,12 @@ from esper.leyline import (
     SeedStage,
 )
 from esper.leyline.events import SeedCulled, SeedFossilized
-from esper.simic.rewards import (
-    MODES,
+from esper.simic.rewards.config import (
     ContributionRewardConfig,
     LossRewardConfig,
     ObjectiveRewardConfig,
-    compute_reward,
 )
+from esper.simic.rewards.modes import MODES, compute_reward
 from reward_support import GAMMA, default_config, permute_slots, transition
 
 STAGES = np.array([stage for stage in SeedStage if stage != SeedStage.UNKNOWN])

@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 from esper.leyline import SeedStage
-from esper.simic.rewards import ContributionRewardConfig, compute_reward, terms
+from esper.simic.rewards import terms
+from esper.simic.rewards.config import ContributionRewardConfig
+from esper.simic.rewards.modes import compute_reward
 from reward_support import GAMMA, REFERENCE, one_seed, transition
 
 NAN = float("nan")

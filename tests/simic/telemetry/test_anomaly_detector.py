@@ -9,14 +9,16 @@ import torch
 from esper.leyline import HEAD_NAMES, ConfigError
 from esper.leyline import constants as c
 from esper.leyline.events import ANOMALIES
-from esper.simic.telemetry import (
+from esper.simic.telemetry.anomaly_detector import (
     AnomalyDetector,
     AnomalyThresholds,
     Escalation,
-    GradientEMATracker,
-    RatioExplosionDiagnostic,
+    check_entropy,
+    check_kl,
+    value_threshold,
 )
-from esper.simic.telemetry.anomaly_detector import check_entropy, check_kl, value_threshold
+from esper.simic.telemetry.gradient_collector import GradientEMATracker
+from esper.simic.telemetry.ratio_diagnostic import RatioExplosionDiagnostic
 
 HEALTHY = {
     "ratio_max": 1.4,

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from esper.simic.telemetry import (
+from esper.simic.telemetry.debug_telemetry import (
     check_numerical_stability,
     collect_per_layer_gradients,
     summarize_layers,

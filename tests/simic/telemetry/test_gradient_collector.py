@@ -10,8 +10,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from esper.leyline import ConfigError
-from esper.simic.telemetry import (
-    AnomalyDetector,
+from esper.simic.telemetry.anomaly_detector import AnomalyDetector
+from esper.simic.telemetry.gradient_collector import (
     GradientEMATracker,
     GradientThresholds,
     collect_gradients,

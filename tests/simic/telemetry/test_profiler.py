@@ -2,7 +2,7 @@
 
 import os
 
-from esper.simic.telemetry import resident_mb
+from esper.simic.telemetry.profiler import resident_mb
 
 
 def test_memory_of_this_process_is_told_where_the_system_tells_it(tmp_path):

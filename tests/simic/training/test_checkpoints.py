@@ -13,7 +13,7 @@ import pytest
 import esper.simic.training as training
 from esper.api.training import resume_ppo
 from esper.leyline import ConfigError, sealed
-from esper.observatory import RunDirectory
+from esper.observatory.run_directory import RunDirectory
 from esper.simic.training.checkpoint import (
     MANIFEST,
     STATE,
@@ -23,8 +23,8 @@ from esper.simic.training.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
+from esper.simic.training.env_specs import space_of
 from esper.simic.training.loop import Hooks
-from esper.simic.training.scenes import space_of
 from esper.simic.training.state import new_state
 from training_support import same_run, tiny_config, tiny_run, tiny_task
 

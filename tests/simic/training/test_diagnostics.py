@@ -8,7 +8,12 @@ import torch
 from esper.leyline import HEAD_NAMES
 from esper.leyline.events import AnomalyDetected
 from esper.simic.agent import PPOUpdateMetrics
-from esper.simic.telemetry import AnomalyDetector, AnomalyReport, AnomalyThresholds, Escalation
+from esper.simic.telemetry.anomaly_detector import (
+    AnomalyDetector,
+    AnomalyReport,
+    AnomalyThresholds,
+    Escalation,
+)
 from esper.simic.training.state import TrainState
 from training_support import analytic_state, play, rows, tiny_run
 

@@ -7,11 +7,12 @@ import pytest
 
 from esper.api.training import resume_ppo, train_ppo
 from esper.leyline import ConfigError
-from esper.simic.training import load_config
+from esper.simic.training.config import load_config
+from esper.simic.training.env_specs import ShardSpec, episode_key, most_steps
 from esper.simic.training.round_log import RoundLog
-from esper.simic.training.scenes import ShardSpec, episode_key, most_steps
 from esper.simic.training.shard import Shard
-from esper.tamiyo import RandomController, wait
+from esper.tamiyo.controllers.random import RandomController
+from esper.tamiyo.situation import wait
 from training_support import (
     REMEDIES,
     family_run,
@@ -45,7 +46,7 @@ def family_shard(**flags) -> Shard:
 def played(shard: Shard, act) -> list[tuple]:
     """All that a round gives, step by step, with the actions of `act(step, part)`."""
     found = [shard.reset(0)]
-    for step in range(most_steps(shard.config, FAMILY.task, shard.scenery.spec.data, FAMILY)):
+    for step in range(most_steps(shard.config, FAMILY.task, shard.specs.spec.data, FAMILY)):
         found.append(shard.step(np.concatenate([act(step, part) for part in shard.parts])))
     return found
 
@@ -83,7 +84,7 @@ def test_the_same_round_has_the_same_hosts_and_another_has_others():
     keys = []
     for round_ in (0, 1, 0):
         shard.reset(round_)
-        keys.append([part.scene.keys[0] for part in shard.parts])
+        keys.append([part.spec.keys[0] for part in shard.parts])
     assert keys[0] == keys[2] != keys[1]
 
 
@@ -100,7 +101,7 @@ def test_rewards_add_up_to_what_is_left_behind():
     def act(step, part):
         if step == 0:
             for env, score in enumerate(part.situation.signals.val_score.tolist()):
-                began[part.scene.rows.start + env] = score
+                began[part.spec.rows.start + env] = score
         return by_chance(step, part)
 
     found = played(shard, act)

@@ -7,13 +7,17 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import esper
-from esper.growth import LifecycleRules, default_catalogue
+from esper.growth.blueprints.catalogue import default_catalogue
+from esper.growth.lifecycle import LifecycleRules
 from esper.leyline import BLUEPRINT, OP, ConfigError, LifecycleOp
-from esper.simic.training import LearnedController, Space, load_state, new_state
-from esper.tamiyo import HeuristicController
-from esper.tolaria.environment import GrowthEnv
-from esper.tolaria.population import LoopedPopulation
-from esper.tolaria.trial import play
+from esper.simic.training.checkpoint import load_state
+from esper.simic.training.policy_controller import LearnedController
+from esper.simic.training.space import Space
+from esper.simic.training.state import new_state
+from esper.tamiyo.controllers.heuristic import HeuristicController
+from esper.tolaria.engine.environment import GrowthEnv
+from esper.tolaria.engine.population import LoopedPopulation
+from esper.tolaria.engine.run import play
 from training_support import tiny_config, tiny_run, tiny_task
 
 

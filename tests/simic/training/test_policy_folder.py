@@ -17,7 +17,10 @@ from command_support import esper_here
 from esper.api import export_policy, find_controller
 from esper.leyline import ConfigError, policy_card
 from esper.leyline.policy_card import CARD, WEIGHTS, find_policy, read_card, shipped_policies
-from esper.simic.training import LearnedController, TrainState, load_state, write_policy
+from esper.simic.training.checkpoint import load_state
+from esper.simic.training.policy_controller import LearnedController
+from esper.simic.training.policy_folder import write_policy
+from esper.simic.training.state import TrainState
 from training_support import tiny_run
 
 ROOT = Path(__file__).parents[3]

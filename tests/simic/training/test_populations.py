@@ -10,7 +10,9 @@ import pytest
 from esper.api.training import resume_ppo, train_ppo
 from esper.leyline import ConfigError
 from esper.simic.training.shard import Shard
-from esper.tolaria import FusedPopulation, LoopedPopulation, choice
+from esper.tolaria.engine.population import LoopedPopulation
+from esper.tolaria.fused import choice
+from esper.tolaria.fused.population import FusedPopulation
 from training_support import tiny_config, tiny_run, tiny_task
 
 

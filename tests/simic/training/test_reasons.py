@@ -10,9 +10,9 @@ import torch
 from esper.leyline import BLEND_NAMES, HEAD_NAMES, History, LifecycleOp
 from esper.leyline.events import Decided, event_from_row
 from esper.simic.agent.types import MaskTensors
-from esper.simic.training import LearnedController
-from esper.tamiyo import Situation
-from esper.tolaria import TrialRules, make_env, play
+from esper.simic.training.policy_controller import LearnedController
+from esper.tamiyo.situation import Situation
+from esper.tolaria.engine.run import TrialRules, make_env, play
 from training_support import tiny_run, tiny_task
 
 KEYS = [1, 2]

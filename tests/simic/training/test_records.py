@@ -8,19 +8,21 @@ import numpy as np
 import pytest
 
 from esper.api.training import train_ppo
-from esper.growth import LifecycleRules, default_catalogue
+from esper.growth.blueprints.catalogue import default_catalogue
+from esper.growth.lifecycle import LifecycleRules
 from esper.leyline import EpisodeOutcome, History
 from esper.observatory.comparison import AVERAGED
 from esper.observatory.run_directory import episode_script
 from esper.observatory.training_progress import round_line
-from esper.simic.telemetry import lstm_health, resident_mb
+from esper.simic.telemetry import lstm_health
+from esper.simic.telemetry.profiler import resident_mb
 from esper.simic.training.loop import Hooks
 from esper.simic.training.round_log import PHASES
-from esper.tamiyo import ScriptedController
-from esper.tolaria.environment import GrowthEnv
-from esper.tolaria.fused import FusedPopulation
+from esper.tamiyo.controllers.scripted import ScriptedController
+from esper.tolaria.engine.environment import GrowthEnv
+from esper.tolaria.engine.run import play
+from esper.tolaria.fused.population import FusedPopulation
 from esper.tolaria.governor import Governor
-from esper.tolaria.trial import play
 from training_support import rows, tiny_config, tiny_run, tiny_task
 
 

@@ -6,12 +6,12 @@ import torch
 
 from esper.leyline import SeedStage
 from esper.leyline.events import RewardHackingSuspected
-from esper.simic.rewards import compute_reward
+from esper.simic.rewards.modes import compute_reward
 from esper.simic.training import part as part_module
 from esper.simic.training.round_log import RoundLog
 from esper.simic.training.shard import Shard
 from esper.simic.training.state import new_state
-from esper.tamiyo import wait
+from esper.tamiyo.situation import wait
 from esper.tolaria.governor import Governor
 from reward_support import one_seed, transition
 from training_support import rows, tiny_config, tiny_run, tiny_spec

@@ -13,7 +13,7 @@ from esper.api.training import resume_ppo, train_ppo
 from esper.leyline import ConfigError
 from esper.simic.training.loop import Hooks
 from esper.simic.training.workers import worker_devices
-from esper.tolaria import DataSplits
+from esper.tolaria.data.splits import DataSplits
 from training_support import (
     load_few,
     remember_workers,

@@ -5,7 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from esper.growth import LifecycleRules, SlotTable, default_catalogue, germinate
+from esper.growth.blueprints.catalogue import default_catalogue
+from esper.growth.lifecycle import LifecycleRules, germinate
+from esper.growth.slot_table import SlotTable
 from esper.leyline import (
     BLEND_NAMES,
     BLUEPRINT,
@@ -17,17 +19,13 @@ from esper.leyline import (
     SlotConfig,
     TrainingSignals,
 )
-from esper.tamiyo import (
-    GrowthLimits,
-    HeuristicConfig,
-    HeuristicController,
-    RandomController,
-    Situation,
-    StaticController,
-    compute_action_masks,
-    make_controller,
-)
+from esper.tamiyo.controllers import make_controller
+from esper.tamiyo.controllers.heuristic import HeuristicConfig, HeuristicController
+from esper.tamiyo.controllers.random import RandomController
 from esper.tamiyo.controllers.scripted import ScriptedController, parse_script
+from esper.tamiyo.controllers.static import StaticController
+from esper.tamiyo.policy.action_masks import GrowthLimits, compute_action_masks
+from esper.tamiyo.situation import Situation
 
 CATALOGUE = default_catalogue()
 N = len(CATALOGUE)

@@ -2,7 +2,9 @@ import numpy as np
 import pytest
 import torch
 
-from esper.growth import LifecycleRules, SlotTable, default_catalogue, germinate
+from esper.growth.blueprints.catalogue import default_catalogue
+from esper.growth.lifecycle import LifecycleRules, germinate
+from esper.growth.slot_table import SlotTable
 from esper.leyline import (
     BLEND_NAMES,
     IS_LIVE,

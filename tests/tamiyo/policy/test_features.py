@@ -7,16 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from esper.growth import BlueprintCatalogue, default_catalogue
-from esper.tamiyo import (
+from esper.growth.blueprints.catalogue import BlueprintCatalogue, default_catalogue
+from esper.tamiyo.controllers import make_controller
+from esper.tamiyo.policy.features import (
     FeatureExtractionContext,
-    Situation,
     feature_names,
     feature_size,
-    make_controller,
     signals_to_features,
 )
-from esper.tolaria.trial import play
+from esper.tamiyo.situation import Situation
+from esper.tolaria.engine.run import play
 from helpers import digits_env
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from esper.leyline import SeedStage
 from esper.leyline import constants as c
-from esper.tamiyo import FeatureExtractionContext, signals_to_features
+from esper.tamiyo.policy.features import FeatureExtractionContext, signals_to_features
 from reward_support import one_seed, situation
 
 

@@ -6,21 +6,19 @@ import numpy as np
 import pytest
 import torch
 
-from esper.growth import BlueprintCatalogue
+from esper.growth.blueprints.catalogue import BlueprintCatalogue
 from esper.leyline import ActionMasks, ConfigError, LifecycleOp
-from esper.tamiyo import (
-    SetLayout,
-    Situation,
-    make_controller,
-    pad_masks,
-    set_features,
-)
+from esper.tamiyo.controllers import make_controller
 from esper.tamiyo.policy.set_features import (
     CANDIDATE_FEATURES,
     GLOBAL_FEATURES,
     SLOT_FEATURES,
+    SetLayout,
+    pad_masks,
+    set_features,
 )
-from esper.tolaria.trial import TrialRules, make_env, play
+from esper.tamiyo.situation import Situation
+from esper.tolaria.engine.run import TrialRules, make_env, play
 from helpers import digits_env, small_digits
 
 pytestmark = pytest.mark.filterwarnings("error")

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from esper.leyline import ConfigError
-from esper.tolaria import DataSplits, find_task
 from esper.tolaria.data.shared import SharedSplits, share
+from esper.tolaria.data.splits import DataSplits
+from esper.tolaria.tasks import find_task
 
 NAMES = [field.name for field in fields(DataSplits)]
 

@@ -7,9 +7,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from esper.growth import BlueprintCatalogue, MLPHost
+from esper.growth.blueprints.catalogue import BlueprintCatalogue
+from esper.growth.hosts.mlp import MLPHost
 from esper.leyline import SeedStage
-from esper.tolaria import FusedPopulation, HostRecipe, LoopedPopulation
+from esper.tolaria.engine.population import LoopedPopulation
+from esper.tolaria.engine.recipe import HostRecipe
+from esper.tolaria.fused.population import FusedPopulation
 from esper.tolaria.fused.rows import Row
 from helpers import small_digits
 

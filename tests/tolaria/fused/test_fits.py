@@ -8,9 +8,14 @@ from fused_support import recipe
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW
 
-from esper.growth import CNNHost, GrownModule, default_catalogue
+from esper.growth.blueprints.catalogue import default_catalogue
+from esper.growth.grown_module import GrownModule
+from esper.growth.hosts.cnn import CNNHost
 from esper.leyline import ConfigError
-from esper.tolaria import FusedPopulation, HostRecipe, LoaderSource, TensorSource, why_not_fused
+from esper.tolaria.engine.batches import LoaderSource, TensorSource
+from esper.tolaria.engine.recipe import HostRecipe
+from esper.tolaria.fused.fits import why_not_fused
+from esper.tolaria.fused.population import FusedPopulation
 from helpers import everywhere
 
 

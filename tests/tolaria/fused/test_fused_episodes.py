@@ -10,7 +10,8 @@ import torch
 from fused_support import recipe
 from torch import Tensor, nn
 
-from esper.growth import BlueprintCatalogue, LifecycleRules, default_catalogue
+from esper.growth.blueprints.catalogue import BlueprintCatalogue, default_catalogue
+from esper.growth.lifecycle import LifecycleRules
 from esper.leyline import History, SeedStage
 from esper.leyline.events import (
     Event,
@@ -21,9 +22,14 @@ from esper.leyline.events import (
     SeedGerminated,
     SeedStageChanged,
 )
-from esper.tamiyo import RandomController, StaticController
+from esper.tamiyo.controllers.random import RandomController
 from esper.tamiyo.controllers.scripted import ScriptedController
-from esper.tolaria import FusedPopulation, GrowthEnv, HostRecipe, LoopedPopulation, play, settle
+from esper.tamiyo.controllers.static import StaticController
+from esper.tolaria.engine.environment import GrowthEnv
+from esper.tolaria.engine.population import LoopedPopulation
+from esper.tolaria.engine.recipe import HostRecipe
+from esper.tolaria.engine.run import play, settle
+from esper.tolaria.fused.population import FusedPopulation
 from helpers import everywhere
 
 

@@ -10,9 +10,10 @@ from fused_support import adopt, assert_epochs_equal, largest_gap, pair, plant, 
 from torch import Tensor, nn
 from torch.optim import AdamW
 
-from esper.growth import GATED, default_catalogue
+from esper.growth.blueprints.catalogue import default_catalogue
+from esper.growth.lifecycle import GATED
 from esper.leyline import BLEND_NAMES, SeedStage
-from esper.tolaria.objectives import LOSSES, SCORES
+from esper.tolaria.engine.objectives import LOSSES, SCORES
 from helpers import everywhere, fitting
 
 STAGES = {

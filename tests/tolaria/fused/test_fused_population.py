@@ -9,10 +9,13 @@ import torch
 from fused_support import adopt, pair, plant, recipe, shake
 from torch import Tensor, nn
 
-from esper.growth import GATED, default_catalogue, largest_difference
+from esper.growth.blueprints.catalogue import default_catalogue
+from esper.growth.export import largest_difference
+from esper.growth.lifecycle import GATED
 from esper.leyline import ConfigError, InvalidStateMachineError, SeedStage
-from esper.tolaria import FusedPopulation, TensorSource
+from esper.tolaria.engine.batches import TensorSource
 from esper.tolaria.fused.network import Seed
+from esper.tolaria.fused.population import FusedPopulation
 from helpers import everywhere, fitting
 
 ALL = np.ones(3, dtype=bool)

@@ -8,11 +8,12 @@ import pytest
 import torch
 from torch import nn
 
-from esper.growth import CNNHost, MLPHost
-from esper.tolaria import find_task
+from esper.growth.hosts.cnn import CNNHost
+from esper.growth.hosts.mlp import MLPHost
+from esper.tolaria.engine.recipe import new_host
 from esper.tolaria.fused import newborns as module
 from esper.tolaria.fused.newborns import newborns
-from esper.tolaria.recipe import new_host
+from esper.tolaria.tasks import find_task
 
 KEYS, CPU = [5, 3, 11, 4], torch.device("cpu")
 

@@ -6,7 +6,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from esper.growth import CNNHost, Mean, keyed
+from esper.growth.blueprints.bypass import Mean
+from esper.growth.grown_module import keyed
+from esper.growth.hosts.cnn import CNNHost
 from esper.tolaria.fused.rows import Kind
 from esper.tolaria.fused.stacked import (
     _pool,

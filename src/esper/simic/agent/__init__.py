@@ -16,28 +16,3 @@ from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.simic.agent.saving import agent_from_state, agent_state
 from esper.simic.agent.set_network import SetActorCritic, new_network
 from esper.simic.agent.types import Decision, Hidden, MaskTensors
-
-__all__ = [
-    "Decision",
-    "FactoredRecurrentActorCritic",
-    "Hidden",
-    "MaskTensors",
-    "NetworkConfig",
-    "PPOAgent",
-    "PPOConfig",
-    "PPOUpdateMetrics",
-    "ReplayMismatchError",
-    "SetActorCritic",
-    "TamiyoRolloutBuffer",
-    "VectorEnv",
-    "action_draws",
-    "agent_from_state",
-    "agent_state",
-    "check_groups",
-    "compute_gae",
-    "compute_per_head_advantages",
-    "head_relevance",
-    "leave_one_out",
-    "new_network",
-    "play_round",
-]

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from esper.leyline import HEAD_NAMES
-from esper.simic.telemetry import LayerGradientStats, RatioExplosionDiagnostic
+from esper.simic.telemetry.debug_telemetry import LayerGradientStats
+from esper.simic.telemetry.ratio_diagnostic import RatioExplosionDiagnostic
 
 Value = float | str | None
 # What was shown under each name, in the order in which it was: numbers, or lists of one per head.

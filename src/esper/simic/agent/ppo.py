@@ -44,12 +44,9 @@ from esper.simic.agent.optimization import (
 )
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.simic.agent.types import Decision, Hidden, MaskTensors, SequenceBatch
-from esper.simic.telemetry import (
-    GradientThresholds,
-    RatioExplosionDiagnostic,
-    collect_per_layer_gradients,
-    start_collecting,
-)
+from esper.simic.telemetry.debug_telemetry import collect_per_layer_gradients
+from esper.simic.telemetry.gradient_collector import GradientThresholds, start_collecting
+from esper.simic.telemetry.ratio_diagnostic import RatioExplosionDiagnostic
 
 logger = logging.getLogger(__name__)
 

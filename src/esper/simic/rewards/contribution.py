@@ -7,13 +7,13 @@ score counts. Culling a seed ends its loan, which is the reference's 'sign flip'
 
 import numpy as np
 
-from esper.growth import SlotTable
+from esper.growth.slot_table import SlotTable
 from esper.leyline import HOLDS_SEED, IS_LIVE, OP, SLOT, LifecycleOp, SeedStage
 from esper.simic.rewards import terms
 from esper.simic.rewards.components import Hint, Parts
 from esper.simic.rewards.config import ContributionRewardConfig
 from esper.simic.rewards.potential import table_pbrs
-from esper.tolaria import Transition
+from esper.tolaria.engine.transition import Transition
 
 
 def shaped(t: Transition, config: ContributionRewardConfig, gamma: float) -> Parts:

@@ -5,10 +5,10 @@ from functools import partial
 
 import numpy as np
 
-from esper.growth import SlotTable
+from esper.growth.slot_table import SlotTable
 from esper.leyline import constants as c
 from esper.leyline.events import RewardHackingSuspected
-from esper.tolaria import Transition
+from esper.tolaria.engine.transition import Transition
 
 
 def ransomware(table: SlotTable) -> np.ndarray:

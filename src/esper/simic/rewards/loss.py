@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from esper.growth import SlotTable
+from esper.growth.slot_table import SlotTable
 from esper.simic.rewards.components import Hint, Parts
 from esper.simic.rewards.config import LossRewardConfig
 from esper.simic.rewards.potential import STAGE_POTENTIAL, pbrs
 from esper.simic.rewards.terms import rent
-from esper.tolaria import Transition
+from esper.tolaria.engine.transition import Transition
 
 
 def loss_delta_reward(

@@ -23,7 +23,7 @@ from esper.simic.rewards.contribution import minimal, shaped, simplified, sparse
 from esper.simic.rewards.hacking import suspicions
 from esper.simic.rewards.loss import loss_reward
 from esper.simic.rewards.objective import budget, objective
-from esper.tolaria import Transition
+from esper.tolaria.engine.transition import Transition
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ import numpy as np
 
 from esper.simic.rewards.components import Parts
 from esper.simic.rewards.config import BudgetRewardConfig, ObjectiveRewardConfig
-from esper.tolaria import Transition
+from esper.tolaria.engine.transition import Transition
 
 
 def objective(t: Transition, config: ObjectiveRewardConfig, gamma: float) -> Parts:

@@ -6,10 +6,10 @@ return. Over an episode it telescopes: sum_t gamma^t F_t = -w Phi(s_0), because 
 
 import numpy as np
 
-from esper.growth import SlotTable
+from esper.growth.slot_table import SlotTable
 from esper.leyline import SeedStage
 from esper.leyline import constants as c
-from esper.tolaria import Transition
+from esper.tolaria.engine.transition import Transition
 
 # Indexed by stage value.
 STAGE_POTENTIAL = np.zeros(max(SeedStage) + 1)

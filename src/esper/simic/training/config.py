@@ -14,14 +14,12 @@ from esper.leyline import ConfigError, LifecycleOp, constants
 from esper.leyline.settings import check_types, nearest, read_toml, refuse_unknown, settings_of
 from esper.simic.agent import PPOConfig
 from esper.simic.agent.network import Kind
-from esper.simic.rewards import MODES, RewardConfig, check_gamma
-from esper.tolaria import (
-    Budget,
-    Precision,
-    check_population,
-    check_precision,
-    find_family,
-)
+from esper.simic.rewards.config import RewardConfig, check_gamma
+from esper.simic.rewards.modes import MODES
+from esper.tolaria.engine.garden import Budget
+from esper.tolaria.engine.recipe import Precision, check_precision
+from esper.tolaria.families import find_family
+from esper.tolaria.fused.choice import check_population
 
 # What growth costs it costs at once, what it gains comes epochs later, and the episode has an end:
 # any discount is a thumb on the scale against growing. Rewards are divided by their deviation, so

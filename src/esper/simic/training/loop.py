@@ -25,12 +25,8 @@ from esper.simic.agent import (
     check_groups,
     play_round,
 )
-from esper.simic.telemetry import (
-    LSTMHealth,
-    check_numerical_stability,
-    compute_lstm_health,
-    summarize_layers,
-)
+from esper.simic.telemetry.debug_telemetry import check_numerical_stability, summarize_layers
+from esper.simic.telemetry.lstm_health import LSTMHealth, compute_lstm_health
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.round_log import RoundLog
 from esper.simic.training.scaling import ScaledEnv, scale_returns

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from esper.growth import BlueprintCatalogue
+from esper.growth.blueprints.catalogue import BlueprintCatalogue
 from esper.leyline import HEAD_NAMES, ConfigError, LifecycleOp, generator
 from esper.leyline.events import Decided
 from esper.simic.agent import PPOAgent, SetActorCritic
@@ -15,7 +15,7 @@ from esper.simic.training.checkpoint import load_state
 from esper.simic.training.reasons import Look, reasons_of
 from esper.simic.training.space import Space
 from esper.simic.training.state import TrainState
-from esper.tamiyo import Situation
+from esper.tamiyo.situation import Situation
 from esper.tolaria.families import BUILT_IN
 
 

@@ -13,7 +13,8 @@ from esper.leyline import BLEND_NAMES, HEAD_NAMES, OP, RELEVANT_HEADS, SLOT, Lif
 from esper.leyline.events import Decided
 from esper.simic.agent import PPOAgent
 from esper.simic.agent.types import Hidden, MaskTensors
-from esper.tamiyo import Situation, why_no_blueprint, why_no_op, why_no_slot
+from esper.tamiyo.policy.mask_reasons import why_no_blueprint, why_no_op, why_no_slot
+from esper.tamiyo.situation import Situation
 
 MOST_ENTRIES, MOST_PER_BLOCK, MOST_CHOICES = 40, 6, 12
 TOLD = ("op", "slot", "blueprint", "blend")  # the order in which heads are drawn

@@ -9,7 +9,7 @@ from torch.profiler import record_function
 
 from esper.leyline import History, NullRecorder, RoundRecorder
 from esper.leyline.events import Event, GovernorSnapshot
-from esper.simic.telemetry import resident_mb
+from esper.simic.telemetry.profiler import resident_mb
 
 # What a round spends its time on; `hosts` is training and evaluating them.
 PHASES = ("hosts", "reward", "policy", "update", "validation", "telemetry", "checkpoint")

@@ -7,7 +7,7 @@ import torch
 
 from esper.leyline import ActionMasks
 from esper.simic.agent import TamiyoRolloutBuffer, VectorEnv
-from esper.simic.control import RewardNormalizer, RunningMeanStd
+from esper.simic.control.normalization import RewardNormalizer, RunningMeanStd
 from esper.simic.training.round_log import Clock
 
 # Returns whose deviation is below this share of their mean do not differ.

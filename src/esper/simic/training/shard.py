@@ -10,9 +10,9 @@ from dataclasses import fields, replace
 import numpy as np
 
 from esper.leyline import ActionMasks
-from esper.simic.training.part import Part
+from esper.simic.training.env_batch import Part
+from esper.simic.training.env_specs import RoundSpecs, ShardSpec, space_of
 from esper.simic.training.round_log import RoundLog
-from esper.simic.training.scenes import Scenery, ShardSpec, space_of
 
 
 class Shard:
@@ -27,15 +27,15 @@ class Shard:
         self.config, self.log = spec.config, log
         self.names = spec.task.name, spec.controller
         self.envs, self.device, self.num_envs = spec.envs, spec.device, len(spec.envs)
-        self.scenery = Scenery(spec)
-        self.groups = self.scenery.groups
+        self.specs = RoundSpecs(spec)
+        self.groups = self.specs.groups
         self.space = space_of(spec.task, spec.family, kind=spec.config.network.kind)
         self.modes = np.array([self.config.mode_of(env) for env in self.envs])
 
     def reset(self, round_: int) -> tuple[np.ndarray, ActionMasks]:
         self.parts = [
-            Part(scene, self.config, self.modes[scene.rows], self.names, self.device, self.log)
-            for scene in self.scenery.of_round(round_)
+            Part(spec, self.config, self.modes[spec.rows], self.names, self.device, self.log)
+            for spec in self.specs.of_round(round_)
         ]
         for part in self.parts:
             part.reset()
@@ -46,7 +46,7 @@ class Shard:
     ) -> tuple[np.ndarray, ActionMasks, np.ndarray, np.ndarray, np.ndarray]:
         rewards, ended = np.zeros(self.num_envs), np.zeros(self.num_envs, dtype=bool)
         for part in self.parts:
-            rows = part.scene.rows
+            rows = part.spec.rows
             rewards[rows], ended[rows] = part.step(actions[rows])
         observations, masks = self._look()
         return observations, masks, rewards, ended, np.zeros_like(ended)
@@ -61,7 +61,7 @@ class Shard:
 
     def _tell(self) -> None:
         for part in self.parts:
-            told, envs = part.told, self.envs[part.scene.rows]
+            told, envs = part.told, self.envs[part.spec.rows]
             for row in sorted(told.rows, key=lambda row: row["env"]):
                 self.log.metrics({**row, "env": envs[row["env"]]})
             for event in sorted(told.events, key=lambda event: event.env):

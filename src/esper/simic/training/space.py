@@ -8,19 +8,21 @@ import numpy as np
 
 from esper.leyline import ActionMasks, ConfigError
 from esper.simic.agent.network import Kind
-from esper.simic.control import RunningMeanStd, Unscaled
-from esper.tamiyo import (
-    SET_COLUMNS,
+from esper.simic.control.normalization import RunningMeanStd, Unscaled
+from esper.tamiyo.policy.features import (
     FeatureExtractionContext,
-    SetLayout,
-    Situation,
     feature_names,
     feature_size,
+    signals_to_features,
+)
+from esper.tamiyo.policy.set_features import (
+    SET_COLUMNS,
+    SetLayout,
     pad_masks,
     set_feature_names,
     set_features,
-    signals_to_features,
 )
+from esper.tamiyo.situation import Situation
 
 
 @dataclass(frozen=True)

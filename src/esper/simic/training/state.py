@@ -16,8 +16,9 @@ from esper.simic.agent import (
     agent_state,
     new_network,
 )
-from esper.simic.control import RewardNormalizer, RunningMeanStd
-from esper.simic.telemetry import AnomalyDetector, Escalation, GradientEMATracker
+from esper.simic.control.normalization import RewardNormalizer, RunningMeanStd
+from esper.simic.telemetry.anomaly_detector import AnomalyDetector, Escalation
+from esper.simic.telemetry.gradient_collector import GradientEMATracker
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.space import Space
 

@@ -21,10 +21,12 @@ import torch
 from esper.leyline import ActionMasks, ConfigError, EsperError, History
 from esper.simic.agent import VectorEnv
 from esper.simic.training.config import TrainingConfig
+from esper.simic.training.env_specs import ShardSpec, groups_of
 from esper.simic.training.round_log import Clock, RoundLog
-from esper.simic.training.scenes import ShardSpec, groups_of
 from esper.simic.training.shard import Shard, joined_masks
-from esper.tolaria import DataSplits, Family, Task
+from esper.tolaria.data.splits import DataSplits
+from esper.tolaria.families.base import Family
+from esper.tolaria.tasks.base import Task
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from esper.growth import BlueprintCatalogue
+from esper.growth.blueprints.catalogue import BlueprintCatalogue
 from esper.leyline import (
     BLEND_NAMES,
     OP,

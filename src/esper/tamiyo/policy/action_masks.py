@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from esper.growth import NOOP, BlueprintCatalogue, LifecycleRules, SlotTable, gate_passes
+from esper.growth.blueprints.catalogue import NOOP, BlueprintCatalogue
+from esper.growth.lifecycle import LifecycleRules, gate_passes
+from esper.growth.slot_table import SlotTable
 from esper.leyline import (
     BLEND_NAMES,
     IS_LIVE,

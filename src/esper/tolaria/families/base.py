@@ -10,14 +10,14 @@ import numpy as np
 import torch
 from torch import nn
 
-from esper.growth import BlueprintCatalogue, count_params, default_catalogue
+from esper.growth.blueprints.catalogue import BlueprintCatalogue, count_params, default_catalogue
 from esper.leyline import ConfigError, draw_key
-from esper.tolaria.choice import PopulationKind
 from esper.tolaria.data.splits import DataSplits
-from esper.tolaria.garden import TRAINING_COST
-from esper.tolaria.recipe import HostRecipe, Precision
+from esper.tolaria.engine.garden import TRAINING_COST
+from esper.tolaria.engine.recipe import HostRecipe, Precision
+from esper.tolaria.engine.run import RESCUE, SETTLING_EVALUATIONS, TrialRules
+from esper.tolaria.fused.choice import PopulationKind
 from esper.tolaria.tasks.base import Task, block_slots
-from esper.tolaria.trial import RESCUE, SETTLING_EVALUATIONS, TrialRules
 
 Shape = tuple[int, ...]
 Range = tuple[int, int]  # least and most

@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from esper.growth import CNNHost
+from esper.growth.hosts.cnn import CNNHost
 from esper.tolaria.families.base import Family, Shape
 from esper.tolaria.tasks.digits import TASK
 

@@ -13,15 +13,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from esper.growth import read_tree, write_tree
+from esper.growth.storage import read_tree, write_tree
 from esper.leyline import ConfigError
-from esper.tamiyo import StaticController
-from esper.tolaria.choice import PopulationKind
+from esper.tamiyo.controllers.static import StaticController
 from esper.tolaria.data.splits import DataSplits
+from esper.tolaria.engine.recipe import Precision, new_network
+from esper.tolaria.engine.run import host_rules, train
 from esper.tolaria.families.base import Member
-from esper.tolaria.fused import why_not_fused
-from esper.tolaria.recipe import Precision, new_network
-from esper.tolaria.trial import host_rules, train
+from esper.tolaria.fused.choice import PopulationKind
+from esper.tolaria.fused.fits import why_not_fused
 
 log = logging.getLogger("esper")
 

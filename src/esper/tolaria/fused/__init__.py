@@ -27,11 +27,6 @@ branches are added to the output at the end, in the order of slots.
 | `fits.py` | `why_not_fused` |
 | `population.py` | `FusedPopulation` and its snapshots |
 
-What cannot be fused (`why_not_fused` says it) is trained by `LoopedPopulation`; `tolaria/choice.py`
-has the rule.
+What cannot be fused (`why_not_fused` says it) is trained by `LoopedPopulation`; `choice.py` has
+the rule.
 """
-
-from esper.tolaria.fused.fits import refuse_unless_fusable, why_not_fused
-from esper.tolaria.fused.population import FusedPopulation, FusedSnapshot
-
-__all__ = ["FusedPopulation", "FusedSnapshot", "refuse_unless_fusable", "why_not_fused"]

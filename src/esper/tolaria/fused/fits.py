@@ -6,12 +6,15 @@ import torch
 from torch import nn
 from torch.optim import AdamW
 
-from esper.growth import BlueprintSpec, CNNHost, GrownModule, MLPHost, OutputSpec, keyed
+from esper.growth.blueprints.catalogue import BlueprintSpec, OutputSpec
+from esper.growth.grown_module import GrownModule, keyed
+from esper.growth.hosts.cnn import CNNHost
+from esper.growth.hosts.mlp import MLPHost
 from esper.leyline import ConfigError, InjectionSpec
-from esper.tolaria.batches import TensorSource
+from esper.tolaria.engine.batches import TensorSource
+from esper.tolaria.engine.recipe import HostRecipe
 from esper.tolaria.fused.rows import Kind
 from esper.tolaria.fused.stacked import MAX_PIXELS, is_per_pixel, objectives, run
-from esper.tolaria.recipe import HostRecipe
 
 _RANDOM = (nn.modules.dropout._DropoutNd, nn.RReLU)
 _STATEFUL = (nn.modules.batchnorm._NormBase,)

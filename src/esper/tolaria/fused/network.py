@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from esper.growth import CNNHost
+from esper.growth.hosts.cnn import CNNHost
 from esper.leyline import IS_BLENDED, SeedStage
 from esper.tolaria.fused.rows import Kind, Params, Row
 from esper.tolaria.fused.stacked import Add, cnn_block, in_windows, is_large, mlp_block, run

@@ -6,9 +6,9 @@ from itertools import starmap
 import torch
 from torch import nn
 
-from esper.growth import keyed
+from esper.growth.grown_module import keyed
 from esper.leyline import draw_key
-from esper.tolaria.recipe import HostRecipe, new_host
+from esper.tolaria.engine.recipe import HostRecipe, new_host
 
 
 def newborns(

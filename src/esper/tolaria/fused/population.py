@@ -7,7 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from esper.growth import GrownModule, scale_output
+from esper.growth.grown_module import GrownModule
+from esper.growth.output_scale import scale_output
 from esper.leyline import (
     IS_ACTIVE,
     IS_FULL,
@@ -15,18 +16,18 @@ from esper.leyline import (
     SeedStage,
     draw_key,
 )
-from esper.tolaria.batches import TensorSource
+from esper.tolaria.engine.batches import TensorSource
+from esper.tolaria.engine.gradients import MEASURED
+from esper.tolaria.engine.population import Evaluation, TrainReadings
+from esper.tolaria.engine.recipe import HostRecipe, export_network, new_host, new_network, on_device
+from esper.tolaria.engine.schedule import batch_factors
+from esper.tolaria.engine.starvation import STRIDE, can_starve, starvation
 from esper.tolaria.fused.fits import refuse_unless_fusable
 from esper.tolaria.fused.network import CoalitionNet, Group, Seed, TrainNet, Trunk
 from esper.tolaria.fused.newborns import newborns
 from esper.tolaria.fused.readings import Meter
 from esper.tolaria.fused.rows import AdamW, Arena, Kind, Row
 from esper.tolaria.fused.stacked import aligned, asks_for_mode, examples, objectives
-from esper.tolaria.gradients import MEASURED
-from esper.tolaria.population import Evaluation, TrainReadings
-from esper.tolaria.recipe import HostRecipe, export_network, new_host, new_network, on_device
-from esper.tolaria.schedule import batch_factors
-from esper.tolaria.starvation import STRIDE, can_starve, starvation
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from esper.tolaria.engine.gradients import MEASURED, STRIDE, gradient_ratio
 from esper.tolaria.fused.network import Seed
 from esper.tolaria.fused.rows import Arena
-from esper.tolaria.gradients import MEASURED, STRIDE, gradient_ratio
 
 
 class Meter:

@@ -14,9 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from esper.growth import ChannelAttention, Mean, Renormalize
+from esper.growth.blueprints.bypass import Mean
+from esper.growth.blueprints.modules import ChannelAttention, Renormalize
+from esper.tolaria.engine.objectives import Objective, accuracy, cross_entropy
 from esper.tolaria.fused.rows import Params
-from esper.tolaria.objectives import Objective, accuracy, cross_entropy
 
 MAX_PIXELS = 64
 ALIGNED_BATCH = 16

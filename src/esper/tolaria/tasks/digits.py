@@ -4,9 +4,9 @@ from functools import partial
 
 from torch import nn
 
-from esper.growth import CNNHost
+from esper.growth.hosts.cnn import CNNHost
 from esper.tolaria.data import digits
-from esper.tolaria.schedule import RateSchedule
+from esper.tolaria.engine.schedule import RateSchedule
 from esper.tolaria.tasks.base import Task, block_slots
 
 

@@ -5,7 +5,7 @@ from functools import partial
 
 from torch import nn
 
-from esper.growth import CNNHost
+from esper.growth.hosts.cnn import CNNHost
 from esper.tolaria.data import idx
 from esper.tolaria.tasks.base import Task, block_slots
 

@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from esper.growth import TransformerHost
+from esper.growth.hosts.transformer import TransformerHost
 from esper.tolaria.data import pydocs
 from esper.tolaria.tasks.base import Task, block_slots
 

@@ -1,0 +1,191 @@
+"""Learn from episodes, from Python: record them, imitate a controller, learn offline.
+
+Each leaves the folder of a run: the episodes, or a policy that `find_controller` and `--warm-start`
+take. Everything that can be wrong is found before the first episode; raises EsperError.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from esper.api.checks import FAMILY_NAME, NETWORK_KIND, checked
+from esper.api.controllers import find_controller
+from esper.api.training import Chosen, one_thread
+from esper.growth.blueprints.catalogue import default_catalogue
+from esper.leyline import ConfigError
+from esper.observatory.run_directory import RunDirectory
+from esper.simic.agent.network import Kind
+from esper.simic.recordings.episodes import Episodes, join, load_episodes, save_episodes, shown_in
+from esper.simic.recordings.imitation import CloningConfig, CloningReport, clone
+from esper.simic.recordings.offline import Advantage, OfflineConfig, OfflineReport
+from esper.simic.recordings.offline import learn_offline as learn
+from esper.simic.recordings.recording import record_episodes
+from esper.simic.training.checkpoint import save_checkpoint
+from esper.simic.training.config import TrainingConfig, load_config
+from esper.simic.training.state import TrainState, new_state
+from esper.tolaria.data.catalogue import data_root
+
+SIDE_BY_SIDE = 64  # hosts of a task that are recorded together
+
+# Told what is under way, how much of it is done, and of how much.
+Progress = Callable[[str, int, int], None]
+
+
+def _silent(phase: str, done: int, total: int) -> None:
+    pass
+
+
+@checked(network=NETWORK_KIND, family=FAMILY_NAME)
+def record(
+    controller: str,
+    *,
+    out: str | Path,
+    task: str = "digits",
+    family: str | None = None,
+    group: int | None = None,
+    episodes: int = 64,
+    steps: int | None = None,
+    network: Kind | None = None,
+    key: int = 0,
+    overwrite: bool = False,
+    progress: Progress = _silent,
+) -> Episodes:
+    """Episodes of a controller on hosts of a task, or of a family, which then says what the task
+    is; rewarded as PPO is by default. `group` episodes of a family begin with the same host.
+    `network` is the kind of policy that is to learn from them; None: flat, of a family set."""
+    with one_thread():
+        config = _config(task, family, key, network, steps, group)
+        play = _player(controller, config, episodes)
+        with _folder(
+            out, overwrite, config, "record", controller=controller, episodes=episodes
+        ) as run:
+            return play(run, progress)
+
+
+@checked(network=NETWORK_KIND, family=FAMILY_NAME)
+def imitate(
+    teacher: str,
+    *,
+    out: str | Path,
+    task: str = "digits",
+    family: str | None = None,
+    group: int | None = None,
+    episodes: int = 64,
+    steps: int | None = None,
+    epochs: int = 60,
+    entropy: float = 0.0,
+    network: Kind | None = None,
+    key: int = 0,
+    overwrite: bool = False,
+    progress: Progress = _silent,
+) -> tuple[Episodes, CloningReport]:
+    """A policy that does what `teacher` did in episodes that are recorded for it, as `record` does
+    it. With `entropy` it keeps doubts, from 0 to 1: what PPO can explore from."""
+    cloning = CloningConfig(epochs=epochs, entropy=entropy)
+    with one_thread():
+        config = _config(task, family, key, network, steps, group)
+        play, state = _player(teacher, config, episodes), _fresh_state(config)
+        with _folder(
+            out, overwrite, config, "imitate", controller=teacher, episodes=episodes
+        ) as run:
+            lessons = play(run, progress)
+            learnt = partial(progress, "learning")
+            report = clone(state.agent.network, state.observations, lessons, cloning, key, learnt)
+            row = asdict(report)
+            agreement = row.pop("held_out")
+            row |= {f"agreement.{name}": value for name, value in agreement.items()}
+            run.metrics({"kind": "imitation", **row})
+            save_checkpoint(run.path, state, run.sync())
+    return lessons, report
+
+
+@checked(family=FAMILY_NAME)
+def learn_offline(
+    runs: Sequence[str | Path],
+    *,
+    out: str | Path,
+    task: str = "digits",
+    family: str | None = None,
+    advantage: Advantage = "iql",
+    expectile: float = 0.9,
+    beta: float = 5.0,
+    key: int = 0,
+    overwrite: bool = False,
+    progress: Progress = _silent,
+) -> tuple[Episodes, OfflineReport]:
+    """A policy from the recorded episodes of `runs` alone, by implicit Q-learning; with the
+    advantage "group" by comparison with episodes that began alike; with a `beta` of 0 it imitates
+    them all alike. They may be of several families, if the hosts of `task` or `family` have all
+    their slots and blueprints."""
+    offline = OfflineConfig(advantage=advantage, expectile=expectile, beta=beta)
+    names = ", ".join(map(str, runs))
+    with one_thread():
+        parts = [load_episodes(run) for run in runs]
+        if not parts:
+            raise ConfigError("there are no episodes to learn from; name a run that has some")
+        config = _config(task, family, key, parts[0].space.kind)
+        state = _fresh_state(config)
+        lessons = join([shown_in(part, state.space) for part in parts])
+        settings = {"episodes": names, "advantage": advantage, "expectile": expectile, "beta": beta}
+        with _folder(out, overwrite, config, "offline", **settings) as run:
+            learnt = partial(progress, "learning")
+            report = learn(state.agent.network, state.observations, lessons, offline, key, learnt)
+            run.metrics({"kind": "offline", **asdict(report)})
+            save_checkpoint(run.path, state, run.sync())
+    return lessons, report
+
+
+def _config(
+    task: str,
+    family: str | None,
+    key: int,
+    network: Kind | None,
+    steps: int | None = None,
+    group: int | None = None,
+) -> TrainingConfig:
+    """As PPO has it by default, so that it can go on from here."""
+    given: dict[str, Any] = {"key": key, "network.kind": network, "steps": steps, "group": group}
+    if family is None:
+        given |= {"task": task, "envs": SIDE_BY_SIDE}
+    else:
+        given |= {"family": family, "envs": group}
+    return load_config(None, given)
+
+
+def _folder(
+    out: str | Path, overwrite: bool, config: TrainingConfig, command: str, **settings: Any
+) -> RunDirectory:
+    common = {"command": command, "task": config.task, "family": config.family, "key": config.key}
+    common |= {"steps": config.steps, "network": config.network.kind}
+    return RunDirectory.create(Path(out), common | settings, overwrite=overwrite)
+
+
+def _player(
+    controller: str, config: TrainingConfig, episodes: int
+) -> Callable[[RunDirectory, Progress], Episodes]:
+    """What records the episodes into a run, once all that it needs has been found."""
+    chosen = Chosen.of(config, None, None)
+    who = find_controller(controller, len(chosen.task.slots), default_catalogue())
+    data = chosen.task.load(data_root())
+
+    def play(run: RunDirectory, progress: Progress) -> Episodes:
+        recorded = record_episodes(
+            config,
+            chosen.task,
+            data,
+            who,
+            episodes=episodes,
+            family=chosen.family,
+            recorder=run,
+            progress=partial(progress, "recording"),
+        )
+        save_episodes(run.path, recorded)
+        return recorded
+
+    return play
+
+
+def _fresh_state(config: TrainingConfig) -> TrainState:
+    return new_state(config, Chosen.of(config, None, None).space(config))

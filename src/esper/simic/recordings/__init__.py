@@ -1,0 +1,1 @@
+"""Learning from episodes that were played before: recording them, cloning, offline learning."""

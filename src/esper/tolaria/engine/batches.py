@@ -1,0 +1,209 @@
+"""Where batches come from: tensors in memory, or loaders of the user's own."""
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from esper.growth.sites import CallInput, batch_size
+from esper.leyline import ConfigError, EsperWarning
+
+Batch = tuple[Any, Any]
+# A default: how validation is cut into batches changes its speed and memory, not what it finds.
+VAL_BATCH = 512
+# Batches after which a loader that does not say how long it is may well be endless.
+LONG_EPOCH = 10_000
+
+
+@dataclass(frozen=True)
+class DataSize:
+    """Batches and examples of an epoch, and examples of validation; None where that is not known.
+    Batches of loaders are taken to be as large as the first."""
+
+    batches: int | None
+    train: int | None
+    val: int | None
+
+
+class DataSource(Protocol):
+    """Training batches for one epoch, in an order that `key` decides, and validation batches."""
+
+    def train_batches(self, key: int) -> Iterator[Batch]: ...
+
+    def val_batches(self) -> Iterator[Batch]: ...
+
+    def example(self) -> Any:
+        """One input, as the model receives it."""
+
+    def size(self) -> DataSize: ...
+
+
+class TensorSource:
+    """Data sets that fit into memory, shuffled anew every epoch.
+
+    An epoch is at most `max_batches` of them, another random part of the data each time.
+    `augment(inputs, generator)`, if given, changes a batch of training inputs. Validation goes
+    through `val_batch` examples at a time.
+    """
+
+    def __init__(
+        self,
+        train: tuple[Tensor, Tensor],
+        val: tuple[Tensor, Tensor],
+        batch: int,
+        augment: Callable[[Tensor, torch.Generator], Tensor] | None = None,
+        max_batches: int | None = None,
+        val_batch: int = VAL_BATCH,
+    ) -> None:
+        for name, (inputs, targets) in (("training", train), ("validation", val)):
+            if len(inputs) == 0 or len(inputs) != len(targets):
+                raise ConfigError(
+                    f"{name} data must have as many targets as inputs and at least one, "
+                    f"got {len(inputs)} and {len(targets)}"
+                )
+        self.train, self.val, self.batch, self.augment = train, val, batch, augment
+        self.max_batches, self.val_batch = max_batches, val_batch
+
+    def train_order(self, generator: torch.Generator) -> Tensor:
+        """The places of an epoch's examples, in the order in which batches are cut from them."""
+        return torch.randperm(len(self.train[0]), generator=generator)
+
+    def train_batches(self, key: int) -> Iterator[Batch]:
+        generator = torch.Generator().manual_seed(key)
+        inputs, targets = self.train
+        order = self.train_order(generator)
+        for rows in order.split(self.batch)[: self.max_batches]:
+            x = inputs[rows]
+            yield (x if self.augment is None else self.augment(x, generator)), targets[rows]
+
+    def val_batches(self) -> Iterator[Batch]:
+        inputs, targets = (part.split(self.val_batch) for part in self.val)
+        return zip(inputs, targets, strict=True)
+
+    def example(self) -> Any:
+        return self.train[0][: min(2, len(self.train[0]))]
+
+    def size(self) -> DataSize:
+        examples = len(self.train[0])
+        batches = -(-examples // self.batch)
+        if self.max_batches is not None:
+            batches = min(batches, self.max_batches)
+        return DataSize(batches, min(examples, batches * self.batch), len(self.val[0]))
+
+
+class LoaderSource:
+    """Loaders of the user's own, which shuffle themselves.
+
+    They yield (input, target), or a dict that is both: the model takes it as keywords, loss and
+    score find the target in it. `forward(model, input)`, if given, calls the model instead; then a
+    batch may be anything. An epoch is the first `batches_per_epoch` batches, or all.
+
+    Raises ConfigError for what cannot be read once per epoch; warns of an epoch that does not end.
+    """
+
+    def __init__(
+        self,
+        train_loader: Iterable[Any],
+        val_loader: Iterable[Any],
+        example: Any = None,
+        forward: Callable[[nn.Module, Any], Any] | None = None,
+        batches_per_epoch: int | None = None,
+    ) -> None:
+        self.train_loader, self.val_loader = train_loader, val_loader
+        self.forward, self.batches_per_epoch = forward, batches_per_epoch
+        self._batch_sizes = []
+        if example is not None:
+            example = self._input(example)
+        for name, loader in (("train_loader", train_loader), ("val_loader", val_loader)):
+            if isinstance(loader, Iterator):
+                raise ConfigError(
+                    f"{name} is a generator, which is used up after one pass; give something that "
+                    "can be read again every epoch, such as a list or a DataLoader"
+                )
+            first = next(iter(loader), None)
+            if first is None:
+                raise ConfigError(f"{name} is empty; it must yield at least one batch")
+            self._check(name, first)
+            inputs, _ = self._pair(first)
+            self._batch_sizes.append(batch_size(inputs))
+            if example is None:
+                example = inputs
+        self._example = example
+
+    def _check(self, name: str, batch: Any) -> None:
+        if not isinstance(batch, Mapping) and self.forward is None and not _is_pair(batch):
+            raise ConfigError(
+                f"{name} must yield pairs (input, target) or dicts, got {type(batch).__name__}; "
+                "with forward=(model, batch) -> output a batch may be anything"
+            )
+        inputs, target = self._pair(batch)
+        single = isinstance(target, Tensor) and target.dim() == 0
+        if single or isinstance(target, int | float):
+            raise ConfigError(
+                f"{name} must yield batches, its target is a single number; put a data set into a "
+                "DataLoader"
+            )
+        if isinstance(target, Tensor) and len(target) != batch_size(inputs):
+            raise ConfigError(
+                f"{name} yields {batch_size(inputs)} inputs with {len(target)} targets; "
+                "there must be one target for every input"
+            )
+
+    def _pair(self, batch: Any) -> Batch:
+        if isinstance(batch, Mapping):
+            return self._input(dict(batch)), batch
+        inputs, target = batch if _is_pair(batch) else (batch, batch)
+        return self._input(inputs), target
+
+    def _input(self, value: Any) -> Any:
+        return value if self.forward is None else CallInput(self.forward, value)
+
+    def train_batches(self, key: int) -> Iterator[Batch]:
+        limited = islice(self.train_loader, self.batches_per_epoch)
+        watched = self.batches_per_epoch is None and not has_length(self.train_loader)
+        return self._pairs("train_loader", limited, watched)
+
+    def val_batches(self) -> Iterator[Batch]:
+        return self._pairs("val_loader", self.val_loader, not has_length(self.val_loader))
+
+    def _pairs(self, name: str, batches: Iterable[Any], watched: bool) -> Iterator[Batch]:
+        # Nobody can know whether an iterable without a length ends.
+        for number, batch in enumerate(batches):
+            if watched and number == LONG_EPOCH:
+                warnings.warn(
+                    f"{name} has no length and has given {number} batches; if it never ends, "
+                    "neither does the epoch: give batches_per_epoch=..., or a loader that ends",
+                    EsperWarning,
+                    stacklevel=2,
+                )
+            yield self._pair(batch)
+
+    def example(self) -> Any:
+        return self._example
+
+    def size(self) -> DataSize:
+        batches, val_batches = _length(self.train_loader), _length(self.val_loader)
+        if self.batches_per_epoch is not None:
+            batches = min(self.batches_per_epoch, batches or self.batches_per_epoch)
+        sizes = zip((batches, val_batches), self._batch_sizes, strict=True)
+        return DataSize(batches, *(None if n is None else n * size for n, size in sizes))
+
+
+def has_length(loader: Any) -> bool:
+    """Asked, not looked up: a DataLoader has a length in name even where its data set has none."""
+    return _length(loader) is not None
+
+
+def _length(loader: Any) -> int | None:
+    try:
+        return len(loader)
+    except TypeError:
+        return None
+
+
+def _is_pair(batch: Any) -> bool:
+    return isinstance(batch, (tuple, list)) and len(batch) == 2

@@ -1,0 +1,80 @@
+"""Cooling: the output of a starved host is scaled down, so that it has something to learn again.
+
+A classifier that has memorised its data has outputs so large that the loss asks for nothing more,
+neither of it nor of what grows in it. A factor below 1 on the output changes no prediction and
+gives the gradients back. It is folded into the last layer: rollbacks, snapshots and exports know
+nothing of it.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from esper.growth.grown_module import keyed
+from esper.growth.sites import batch_size, call_model, evaluating
+from esper.leyline import draw_key
+from esper.leyline.constants import COOLING_ANSWERS, COOLING_SAMPLES
+from esper.tolaria.engine.batches import Batch
+from esper.tolaria.engine.population import Population
+from esper.tolaria.engine.recipe import HostRecipe, on_device
+from esper.tolaria.engine.starvation import answers, find_tau
+
+
+@dataclass(frozen=True)
+class Cooling:
+    """What became of a host: its `rho` before, by which its output was scaled, and the examples
+    that were looked at. `refused` says why it could not be, if it should have been."""
+
+    rho: float
+    tau: float
+    samples: int
+    refused: str | None = None
+
+
+class Cooler:
+    """Looks at hosts of a population, and cools those that are starved."""
+
+    def __init__(self, population: Population, recipe: HostRecipe, device: torch.device) -> None:
+        self.population, self.recipe, self.device = population, recipe, device
+
+    def cost(self, macs: np.ndarray) -> np.ndarray:
+        """Most multiply-adds of looking at networks that cost `macs` per example."""
+        return COOLING_SAMPLES * macs
+
+    def cool(self, env: int, step: int) -> Cooling:
+        key = draw_key(int(self.population.keys[env]), "cooling", step)
+        found, samples = self._look(env, key)
+        if found is None:
+            return Cooling(math.nan, 1.0, samples)
+        rho, tau = find_tau(*found)
+        refused = None if tau == 1.0 else self.population.cool(env, tau)
+        return Cooling(rho, tau if refused is None else 1.0, samples, refused)
+
+    def _look(self, env: int, key: int) -> tuple[tuple[Tensor, Tensor] | None, int]:
+        """Logits and classes of some training examples, and how many examples these are."""
+        network, data = self.population.network(env), self.recipe.data
+        logits, classes, samples = list[Tensor](), list[Tensor](), 0
+        with evaluating(network), keyed(key):
+            for batch in data.train_batches(key):
+                inputs, target = _first(batch, COOLING_SAMPLES - samples)
+                output = call_model(network, on_device(inputs, self.device))
+                found = answers(output, on_device(target, self.device))
+                samples += batch_size(inputs)
+                if found is None:
+                    return None, samples
+                logits.append(found[0])
+                classes.append(found[1])
+                if samples >= COOLING_SAMPLES or sum(map(len, classes)) >= COOLING_ANSWERS:
+                    break
+        return (torch.cat(logits), torch.cat(classes)), samples
+
+
+def _first(batch: Batch, size: int) -> Batch:
+    """At most `size` examples, where input and target are plain tensors."""
+    inputs, target = batch
+    if isinstance(inputs, Tensor) and isinstance(target, Tensor):
+        return inputs[:size], target[:size]
+    return batch

@@ -1,0 +1,182 @@
+"""Turns what happened in the environment into typed events and flat rows for the recorder."""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from esper.growth.blueprints.catalogue import BlueprintCatalogue
+from esper.growth.grown_module import GrownModule
+from esper.growth.lifecycle import LifecycleRules, StageChange, gate_result
+from esper.growth.slot_table import SlotTable
+from esper.leyline import (
+    BLEND_NAMES,
+    GATE_FOR_TARGET,
+    GateLevel,
+    LifecycleOp,
+    SeedStage,
+    SeedStateReport,
+    SlotConfig,
+)
+from esper.leyline.events import (
+    Event,
+    SeedCulled,
+    SeedFossilized,
+    SeedGateEvaluated,
+    SeedGerminated,
+    SeedStageChanged,
+)
+from esper.tolaria.engine.transition import Transition
+
+
+def absent(value: float) -> float | None:
+    """What a record carries: None instead of NaN or infinity."""
+    return float(value) if math.isfinite(value) else None
+
+
+class EventLog:
+    """Knows the names behind the indices."""
+
+    def __init__(self, template: GrownModule) -> None:
+        self.slots: SlotConfig = template.slot_config
+        self.catalogue: BlueprintCatalogue = template.catalogue
+
+    def changes(
+        self, before: SlotTable, after: SlotTable, changes: list[StageChange], step: int
+    ) -> list[Event]:
+        """Events for what the lifecycle did; `before` is the table before any of it."""
+        events: list[Event] = []
+        for change in changes:
+            for env, slot in np.argwhere(change.where):
+                events += self._change(before, after, change, int(env), int(slot), step)
+        return events
+
+    def _change(
+        self,
+        before: SlotTable,
+        after: SlotTable,
+        change: StageChange,
+        env: int,
+        slot: int,
+        step: int,
+    ) -> list[Event]:
+        table = after if change.target == SeedStage.GERMINATED else before
+        names = self._names(table, env, slot, step)
+        source = SeedStage(change.source[env, slot]).name
+        events: list[Event] = [
+            SeedStageChanged(**names, from_stage=source, to_stage=change.target.name)
+        ]
+        if change.target == SeedStage.GERMINATED:
+            blend = BLEND_NAMES[table.blend[env, slot]]
+            params = int(table.params[env, slot])
+            events.append(SeedGerminated(**names, blend=blend, params=params))
+        if change.target in (SeedStage.CULLED, SeedStage.FOSSILIZED):
+            life: dict[str, Any] = {
+                "epochs_total": int(table.epochs_total[env, slot]),
+                "epochs_in_stage": int(table.epochs_in_stage[env, slot]),
+                "improvement": absent(table.total_improvement[env, slot]),
+                "counterfactual": absent(table.contribution[env, slot]),
+                "params": int(table.params[env, slot]),
+            }
+            if change.target == SeedStage.CULLED:
+                events.append(SeedCulled(**names, **life, reason=change.reason or ""))
+            else:
+                events.append(SeedFossilized(**names, **life))
+        return events
+
+    def closed_gates(
+        self, table: SlotTable, rules: LifecycleRules, running: np.ndarray, step: int
+    ) -> list[Event]:
+        """For every seed old enough to move on that its gate keeps back: which checks failed."""
+        waiting = {
+            SeedStage.TRAINING: (SeedStage.BLENDING, rules.training_epochs),
+            SeedStage.BLENDING: (SeedStage.HOLDING, rules.blending_steps),
+        }
+        events: list[Event] = []
+        for stage, (target, patience) in waiting.items():
+            kept = (table.stage == stage) & (table.epochs_in_stage >= patience) & running[:, None]
+            for env, slot in np.argwhere(kept):
+                gate: GateLevel = GATE_FOR_TARGET[target]
+                result = gate_result(gate, table, rules, int(env), int(slot))
+                events.append(
+                    SeedGateEvaluated(
+                        **self._names(table, int(env), int(slot), step),
+                        gate=gate.name,
+                        passed=result.passed,
+                        target_stage=target.name,
+                        checks_failed=result.checks_failed,
+                    )
+                )
+        return events
+
+    def _names(self, table: SlotTable, env: int, slot: int, step: int) -> dict[str, Any]:
+        """What every event about a seed begins with."""
+        return {
+            "env": env,
+            "step": step,
+            "module": self.slots.names[slot],
+            "slot_id": self.slots.slot_ids[slot],
+            "blueprint": self.blueprint_name(table.blueprint[env, slot]),
+        }
+
+    def blueprint_name(self, index: int) -> str:
+        return self.catalogue[index].name if index >= 0 else ""
+
+    def report(self, table: SlotTable, env: int, slot: int) -> SeedStateReport:
+        at = (env, slot)
+        return SeedStateReport(
+            module=self.slots.names[slot],
+            slot_id=self.slots.slot_ids[slot],
+            blueprint=self.blueprint_name(table.blueprint[at]),
+            blend=BLEND_NAMES[table.blend[at]],
+            stage=SeedStage(table.stage[at]).name,
+            previous_stage=SeedStage(table.previous_stage[at]).name,
+            epochs_in_stage=int(table.epochs_in_stage[at]),
+            epochs_total=int(table.epochs_total[at]),
+            alpha=float(table.alpha[at]),
+            improvement_since_stage_start=absent(table.improvement_since_stage_start[at]),
+            total_improvement=absent(table.total_improvement[at]),
+            counterfactual_contribution=absent(table.contribution[at]),
+            gradient_norm_ratio=absent(table.gradient_ratio[at]),
+            params=int(table.params[at]),
+            is_healthy=bool(table.healthy[at]),
+        )
+
+    def metrics_rows(self, transition: Transition, macs: np.ndarray) -> list[dict[str, Any]]:
+        """One flat row for each environment that took the step."""
+        return [
+            self._metrics_row(transition, env, int(macs[env]))
+            for env in np.flatnonzero(transition.acted).tolist()
+        ]
+
+    def _metrics_row(self, transition: Transition, env: int, macs: int) -> dict[str, Any]:
+        after = transition.after
+        signals, table = after.signals, after.table
+        slot, blueprint, blend, op = transition.actions[env].tolist()
+        germinates = op == LifecycleOp.GERMINATE
+        row: dict[str, Any] = {
+            "kind": "step",
+            "env": env,
+            "step": after.step,
+            "op": LifecycleOp(op).name,
+            "slot": None if op == LifecycleOp.WAIT else self.slots.names[slot],
+            "blueprint": self.blueprint_name(blueprint) if germinates else None,
+            "blend": BLEND_NAMES[blend] if germinates else None,
+            "train_loss": absent(signals.train_loss[env]),
+            "train_score": absent(signals.train_score[env]),
+            "val_loss": absent(signals.val_loss[env]),
+            "val_score": absent(signals.val_score[env]),
+            "score_noise": absent(table.noise[env, 0]),
+            "plateau_epochs": int(signals.plateau_epochs[env]),
+            "host_stabilized": bool(signals.host_stabilized[env]),
+            "rolled_back": bool(transition.rolled_back[env]),
+            "params": int(after.total_params[env]),
+            "macs": macs,
+            "train_macs": int(transition.train_macs[env]),
+        }
+        for s, module in enumerate(self.slots.names):
+            row[f"{module}.stage"] = SeedStage(table.stage[env, s]).name
+            row[f"{module}.blueprint"] = self.blueprint_name(table.blueprint[env, s]) or None
+            for name in SlotTable.told():
+                row[f"{module}.{name}"] = absent(getattr(table, name)[env, s])
+        return row

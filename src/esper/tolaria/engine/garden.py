@@ -1,0 +1,388 @@
+"""The garden: hosts and the table of their slots, kept in step with each other.
+
+Everything that changes a slot goes through here, so that modules, optimisers, table and events
+always tell the same story.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from esper.growth.blueprints.catalogue import count_params, seed_costs
+from esper.growth.lifecycle import (
+    GATED,
+    LifecycleRules,
+    StageChange,
+    act_from_birth,
+    cull,
+    fossilize,
+    germinate,
+    move,
+    one_slot,
+    tick,
+)
+from esper.growth.seed_slot import valve_params
+from esper.growth.slot_table import SlotTable
+from esper.leyline import (
+    IS_ACTIVE,
+    IS_BLENDED,
+    IS_LIVE,
+    OP,
+    ConfigError,
+    LifecycleOp,
+    Recorder,
+    SeedStage,
+    draw_key,
+)
+from esper.tamiyo.policy.action_masks import GrowthLimits, usable_blueprints
+from esper.tamiyo.slot_facts import describe_slots
+from esper.tolaria.engine.event_log import EventLog
+from esper.tolaria.engine.population import Hosts, Snapshot, TrainReadings
+
+# A backward pass costs about twice a forward pass.
+TRAINING_COST = 3
+
+# A budget above this is a number of parameters or multiply-adds, not a multiple of the host's.
+MOST_MULTIPLE = 100.0
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Hard caps on a grown network; None for no cap. Up to 100 a cap is a multiple of the host,
+    above that it is a number of parameters, or of multiply-adds per example."""
+
+    params: float | None = None
+    macs: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in (("params", self.params), ("macs", self.macs)):
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise ConfigError(f"budget {name} must be a number, got {value!r}")
+            if not value >= 1.0:
+                raise ConfigError(
+                    f"budget {name}={value} is below the host itself; give 1.0 or more"
+                )
+            if not math.isfinite(value):
+                raise ConfigError(f"budget {name}={value} is no cap; leave it out instead")
+
+    def room(self, host_params: int, host_macs: int) -> tuple[int | None, int | None]:
+        """Parameters and multiply-adds that may be added to a host; raises ConfigError if it is
+        above a cap itself."""
+        caps = ((self.params, host_params, "parameters"), (self.macs, host_macs, "multiply-adds"))
+        params, macs = (_room(*cap) for cap in caps)
+        return params, macs
+
+
+@dataclass(frozen=True)
+class Validation:
+    """What was measured of E hosts; NaN where a host was not evaluated.
+
+    loss, score    [E], with all seeds present
+    without_loss, without_score   [E, S], with the seed of one slot taken out
+    alpha          [E, S], what each seed's blend applied
+    samples        examples behind each number; 0 if that is not known
+    """
+
+    loss: np.ndarray
+    score: np.ndarray
+    without_loss: np.ndarray
+    without_score: np.ndarray
+    alpha: np.ndarray
+    samples: int
+
+    @staticmethod
+    def nothing(n_envs: int, n_slots: int, samples: int) -> "Validation":
+        loss, score = np.full((2, n_envs), np.nan)
+        without_loss, without_score, alpha = np.full((3, n_envs, n_slots), np.nan)
+        return Validation(loss, score, without_loss, without_score, alpha, samples)
+
+    def updated(self, envs: np.ndarray, later: "Validation") -> "Validation":
+        """This one, with the hosts of `envs` (bool[E]) as `later` found them."""
+        mine, new = vars(self), vars(later)
+        arrays = {name: mine[name].copy() for name in mine if name != "samples"}
+        for name, array in arrays.items():
+            array[envs] = new[name][envs]
+        return Validation(**arrays, samples=later.samples)
+
+
+@dataclass(frozen=True)
+class SavedHost:
+    """A host after `step`, with its row of the slot table."""
+
+    step: int
+    host: Snapshot
+    row: SlotTable
+
+
+class Garden:
+    """E hosts with S slots each. `counts` says what happened to seeds, [E] each."""
+
+    def __init__(
+        self,
+        population: Hosts,
+        rules: LifecycleRules,
+        budget: Budget,
+        max_seeds: int | None,
+        recorder: Recorder,
+        counterfactuals: bool = True,
+    ) -> None:
+        self.population, self.rules, self.recorder = population, rules, recorder
+        self.counterfactuals = counterfactuals
+        template = population.template
+        self.event_log = EventLog(template)
+        self.host_params, self.host_macs = count_params(template.host), template.host_macs
+        self.valve_params = valve_params(template.catalogue, template.sites)
+        self.limits = self._limits(budget, max_seeds)
+        self._check_room()
+        self.facts = describe_slots(template, self.limits)
+        n_envs = len(population.keys)
+        self.table = SlotTable.empty(n_envs, len(template.sites))
+        self.counts = {
+            name: np.zeros(n_envs, dtype=np.int64)
+            for name in ("germinated", "fossilized", "culled", "rollbacks")
+        }
+        self.train_macs = np.zeros(n_envs, dtype=np.int64)
+        self.host_train_macs = np.zeros(n_envs, dtype=np.int64)
+
+    def _limits(self, budget: Budget, max_seeds: int | None) -> GrowthLimits:
+        template = self.population.template
+        fits, params, macs = seed_costs(template.catalogue, template.sites, template.output)
+        max_params, max_macs = budget.room(self.host_params, self.host_macs)
+        return GrowthLimits(
+            fits=usable_blueprints(template.catalogue, fits),
+            # Any blend might be gated: its valve has to fit the budget while it lasts.
+            params=params + self.valve_params,
+            macs=macs,
+            max_params=max_params,
+            max_macs=max_macs,
+            max_seeds=max_seeds,
+        )
+
+    def _check_room(self) -> None:
+        """Raises ConfigError if nothing can grow anywhere, with the least budget that would do."""
+        limits, names = self.limits, ", ".join(self.event_log.slots.names)
+        if not limits.fits.any():
+            raise ConfigError(f"no blueprint fits {names}: choose other slots, or add blueprints")
+        if not limits.affordable.any():
+            params = 1.0 + limits.params[limits.fits] / self.host_params
+            macs = 1.0 + limits.macs[limits.fits] / max(1, self.host_macs)
+            least = (params + macs).argmin()
+            raise ConfigError(
+                f"the budget leaves no room for any seed in {names}: the smallest one needs "
+                f"params={_rounded_up(params[least])} and macs={_rounded_up(macs[least])}"
+            )
+
+    # --- actions -------------------------------------------------------------------------------
+
+    def apply(self, actions: np.ndarray, step: int, score: np.ndarray) -> np.ndarray:
+        """Carry out legal actions [E, 4]; `score` [E] is the network's last validation score.
+
+        Gives bool[E]: where a seed was fossilised.
+        """
+        before = self.table.copy()
+        changes = []
+        for env in np.flatnonzero(actions[:, OP] != LifecycleOp.WAIT).tolist():
+            slot, blueprint, blend, op = actions[env].tolist()
+            if op == LifecycleOp.GERMINATE:
+                changes.append(self._germinate(env, slot, blueprint, blend, step, score[env]))
+                self.counts["germinated"][env] += 1
+                if self.rules.incubation == "joint":
+                    newborn = one_slot(self.table, env, slot)
+                    changes += act_from_birth(self.table, newborn, self.rules)
+                    self._show_blend(env, slot)
+            elif op == LifecycleOp.CULL:
+                changes.append(self._cull(one_slot(self.table, env, slot), "controller"))
+            else:
+                changes.append(fossilize(self.table, one_slot(self.table, env, slot)))
+                self.counts["fossilized"][env] += 1
+                self._show_blend(env, slot)
+        self._tell(before, changes, step)
+        return actions[:, OP] == LifecycleOp.FOSSILIZE
+
+    def plant_fossil(self, env: int, slot: int, blueprint: int) -> None:
+        """Give a host a seed that was there from the start."""
+        self._germinate(env, slot, blueprint, blend=0, step=-1, score=np.nan)
+        where = one_slot(self.table, env, slot)
+        move(self.table, where, SeedStage.TRAINING)
+        move(self.table, where, SeedStage.BLENDING)
+        move(self.table, where, SeedStage.HOLDING)
+        fossilize(self.table, where)
+        self.table.alpha[where] = 1.0
+        self._show_blend(env, slot)
+
+    def _germinate(
+        self, env: int, slot: int, blueprint: int, blend: int, step: int, score: float
+    ) -> StageChange:
+        key = draw_key(int(self.population.keys[env]), "seed", step, slot)
+        self.population.germinate(env, slot, blueprint, blend, key)
+        valve = 0 if blend == GATED else self.valve_params[slot, blueprint]
+        return germinate(
+            self.table,
+            env,
+            slot,
+            blueprint=blueprint,
+            blend=blend,
+            params=self.limits.params[slot, blueprint] - valve,
+            macs=self.limits.macs[slot, blueprint],
+            score=score,
+        )
+
+    def _cull(self, where: np.ndarray, reason: str) -> StageChange:
+        self._remove(where)
+        return cull(self.table, where, reason)
+
+    def _remove(self, where: np.ndarray) -> None:
+        for env, slot in np.argwhere(where).tolist():
+            self.population.remove(env, slot)
+            self.counts["culled"][env] += 1
+
+    def _show_blend(self, env: int, slot: int) -> None:
+        stage, alpha = SeedStage(self.table.stage[env, slot]), float(self.table.alpha[env, slot])
+        self.population.set_blend(env, slot, stage, alpha)
+
+    def _tell(self, before: SlotTable, changes: list[StageChange], step: int) -> None:
+        for event in self.event_log.changes(before, self.table, changes, step):
+            self.recorder.event(event)
+
+    # --- measuring -----------------------------------------------------------------------------
+
+    def evaluate(self, envs: np.ndarray) -> Validation:
+        """The whole networks of `envs` (bool[E]) and, with counterfactuals, each of them without
+        each seed that acts on it."""
+        shape, chosen = self.table.shape, np.flatnonzero(envs)
+        acting = envs[:, None] & IS_BLENDED[self.table.stage] & self.counterfactuals
+        without = np.argwhere(acting)
+        rows = np.concatenate([chosen, without[:, 0]])
+        present = np.ones((len(rows), shape[1]), dtype=bool)
+        present[np.arange(len(chosen), len(rows)), without[:, 1]] = False
+        found = self.population.evaluate(rows, present)
+        np.add.at(self.train_macs, rows, self.coalition_macs(rows, present) * found.samples)
+        self.host_train_macs[chosen] += self.host_macs * found.samples
+        validation = Validation.nothing(*shape, found.samples)
+        whole = slice(0, len(chosen))
+        validation.loss[chosen], validation.score[chosen] = found.loss[whole], found.score[whole]
+        validation.alpha[chosen] = found.alpha[whole]
+        validation.without_loss[acting] = found.loss[len(chosen) :]
+        validation.without_score[acting] = found.score[len(chosen) :]
+        return validation
+
+    def coalition_macs(self, envs: np.ndarray, present: np.ndarray) -> np.ndarray:
+        """int[K]: multiply-adds per example of hosts `envs` (int[K]) with some of their seeds."""
+        return self.host_macs + (present * self._active_macs()[envs]).sum(axis=1)
+
+    def record(
+        self, validation: Validation, envs: np.ndarray, train: TrainReadings | None = None
+    ) -> None:
+        """Enter into the table what an evaluation, and the epoch before it, showed of hosts."""
+        table, held = self.table, envs[:, None] & self.table.holds_seed
+        acting = envs[:, None] & IS_BLENDED[table.stage]
+        scores = np.broadcast_to(validation.score[:, None], table.shape)
+        table.score[held] = scores[held]
+        # NaN where nothing was left out, which is what is known of it.
+        table.contribution[envs] = (scores - validation.without_score)[envs]
+        table.alpha[acting] = validation.alpha[acting]
+        for name, readings in (train.seeds if train is not None else {}).items():
+            if name == "healthy":
+                table.healthy[envs] &= readings[envs]
+            else:
+                getattr(table, name)[envs] = readings[envs]
+
+    def charge_training(self, samples: int, running: np.ndarray) -> None:
+        per_example = self.host_macs + self._active_macs().sum(axis=1)
+        self.train_macs += np.where(running, TRAINING_COST * samples * per_example, 0)
+        self.host_train_macs += np.where(running, TRAINING_COST * samples * self.host_macs, 0)
+
+    def _active_macs(self) -> np.ndarray:
+        return np.where(IS_ACTIVE[self.table.stage], self.table.macs, 0)
+
+    def total_params(self) -> np.ndarray:
+        """int[E]: trainable parameters of host and seeds."""
+        return self.host_params + self.table.params.sum(axis=1)
+
+    def total_macs(self) -> np.ndarray:
+        """int[E]: multiply-adds per example of host and the seeds that act on its output."""
+        acting = np.where(IS_BLENDED[self.table.stage], self.table.macs, 0)
+        return self.host_macs + acting.sum(axis=1)
+
+    # --- time ----------------------------------------------------------------------------------
+
+    def tick(self, envs: np.ndarray, step: int) -> None:
+        """The lifecycle's end of an epoch for the environments in `envs` (bool[E])."""
+        before = self.table.copy()
+        changes = tick(self.table, self.rules, envs)
+        for change in changes:
+            if change.target == SeedStage.CULLED:
+                self._remove(change.where)
+            if change.target == SeedStage.HOLDING:
+                gated = change.where & (self.table.blend == GATED)
+                slots = np.nonzero(gated)[1]
+                self.table.params[gated] -= self.valve_params[slots, self.table.blueprint[gated]]
+        for env, slot in np.argwhere(self.table.holds_seed & envs[:, None]).tolist():
+            self._show_blend(env, slot)
+        self._tell(before, changes, step)
+        for event in self.event_log.closed_gates(self.table, self.rules, envs, step):
+            self.recorder.event(event)
+
+    # --- going back ----------------------------------------------------------------------------
+
+    def save(self, envs: np.ndarray, step: int) -> list[SavedHost]:
+        """The hosts `envs` (int[n]) as they are now."""
+        hosts = self.population.snapshot(envs)
+        return [
+            SavedHost(step, host, self.table.row(env))
+            for env, host in zip(envs.tolist(), hosts, strict=True)
+        ]
+
+    def restore(self, envs: np.ndarray, saved: Sequence[SavedHost]) -> None:
+        self.population.restore(envs, [each.host for each in saved])
+        for env, each in zip(envs.tolist(), saved, strict=True):
+            self.table.set_row(env, each.row)
+
+    def on_trial(self) -> np.ndarray:
+        """bool[E, S]: seeds that act on the output and are not yet fossils."""
+        return IS_LIVE[self.table.stage] & IS_BLENDED[self.table.stage]
+
+    def suspects(self, env: int, broken: Validation) -> list[int]:
+        """The seed on trial without which the broken network does best; empty without any.
+
+        Best by its loss; where no loss is finite, or none is known, by its score; where that does
+        not tell them apart either, it is the youngest.
+        """
+        loss = np.nan_to_num(broken.without_loss[env], nan=np.inf)
+        deficit = np.nan_to_num(-broken.without_score[env], nan=np.inf)
+        age = self.table.epochs_total[env]
+        candidates = np.flatnonzero(self.on_trial()[env]).tolist()
+        ranked = sorted(candidates, key=lambda slot: (loss[slot], deficit[slot], age[slot]))
+        return ranked[:1]
+
+    def embargo(self, env: int, slot: int, step: int) -> None:
+        """Close a slot for a while after a rollback, and cull the seed in it unless a fossil."""
+        before, where = self.table.copy(), one_slot(self.table, env, slot)
+        if self.table.stage[env, slot] == SeedStage.DORMANT:
+            move(self.table, where, SeedStage.GERMINATED)
+        if IS_LIVE[self.table.stage[env, slot]]:
+            self._tell(before, [self._cull(where, "governor_rollback")], step)
+
+    def drop_unproven(self, envs: np.ndarray, step: int) -> None:
+        """Remove live seeds that the last `record` of hosts (bool[E]) did not show to help."""
+        before = self.table.copy()
+        live = envs[:, None] & IS_LIVE[self.table.stage] & ~(self.table.contribution > 0.0)
+        self._tell(before, [self._cull(live, "unproven")], step)
+
+
+def _rounded_up(multiple: float) -> str:
+    return f"{math.ceil(multiple * 1000) / 1000:g}"
+
+
+def _room(cap: float | None, of_host: int, unit: str) -> int | None:
+    if cap is None:
+        return None
+    if cap <= MOST_MULTIPLE:
+        return int((cap - 1.0) * of_host)
+    if cap < of_host:
+        raise ConfigError(f"a budget of {cap:g} {unit} is below the host itself, with {of_host}")
+    return int(cap) - of_host

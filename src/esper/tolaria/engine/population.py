@@ -1,0 +1,287 @@
+"""Populations of hosts behind one small protocol over arrays of environments, and its readable
+form: a loop over ordinary modules."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from esper.growth.grown_module import GrownModule, keyed
+from esper.growth.optimizer import (
+    add_slot_groups,
+    forget,
+    scaled_rates,
+    sync_slot_group,
+    without_empty_groups,
+)
+from esper.growth.output_scale import scale_output
+from esper.growth.sites import batch_size, call_model, evaluating
+from esper.growth.snapshot import HostSnapshot, restore_snapshot, take_snapshot
+from esper.leyline import SeedStage, draw_key
+from esper.tolaria.engine.batches import Batch
+from esper.tolaria.engine.gradients import GradientMeter
+from esper.tolaria.engine.objectives import WholeSetScore
+from esper.tolaria.engine.recipe import HostRecipe, export_network, new_network, on_device
+from esper.tolaria.engine.schedule import batch_factors
+from esper.tolaria.engine.starvation import STRIDE, batch_rho
+
+
+@dataclass(frozen=True)
+class TrainReadings:
+    """One epoch of training: arrays [E], NaN where nothing was measured.
+
+    finite   bool[E], False if the training of a host went to NaN or infinity
+    samples  examples that each host was trained on
+    rho      how much was left to learn, see `tolaria/engine/starvation.py`
+    seeds    columns of the slot table that training measures, [E, S] each
+    """
+
+    loss: np.ndarray
+    score: np.ndarray
+    finite: np.ndarray
+    batches: int
+    samples: int
+    seeds: dict[str, np.ndarray]
+    rho: np.ndarray
+
+    @staticmethod
+    def nothing(n_envs: int) -> "TrainReadings":
+        """Of hosts that were not trained."""
+        loss, score, rho = np.full((3, n_envs), np.nan)
+        return TrainReadings(loss, score, np.ones(n_envs, dtype=bool), 0, 0, {}, rho)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Validation of K networks: loss [K] and score [K] over `samples` examples.
+
+    `alpha` [K, S] is what each seed's blend applied on average in its complete network.
+    """
+
+    loss: np.ndarray
+    score: np.ndarray
+    alpha: np.ndarray
+    samples: int
+
+
+class Snapshot(Protocol):
+    """One host as it was, in the form of its population."""
+
+    def all_tensors(self) -> list[Tensor]: ...
+
+
+class Hosts(Protocol):
+    """E hosts that can grow, whoever trains them. Environments and slots are indices; `envs` is an
+    int array of environments."""
+
+    keys: np.ndarray
+
+    @property
+    def template(self) -> GrownModule:
+        """A network to read sites, output and costs from; the same for every host."""
+
+    def germinate(self, env: int, slot: int, blueprint: int, blend: int, key: int) -> None: ...
+
+    def remove(self, env: int, slot: int) -> None: ...
+
+    def set_blend(self, env: int, slot: int, stage: SeedStage, alpha: float) -> None: ...
+
+    def evaluate(self, envs: np.ndarray, present: np.ndarray) -> Evaluation:
+        """For each k host `envs[k]` with only the seeds of which `present[k]` (bool[K, S]) is True;
+        a host may be asked for several times."""
+
+    def snapshot(self, envs: np.ndarray) -> Sequence[Snapshot]: ...
+
+    def restore(self, envs: np.ndarray, snapshots: Sequence[Any]) -> None:
+        """`snapshots` are some that `snapshot` gave, one for each of `envs`."""
+
+    def cool(self, env: int, tau: float) -> str | None:
+        """Scale what the network puts out by `tau`, in its parameters, and let its optimiser begin
+        anew: gradients have another size. If it cannot be, nothing changes, and the reason is
+        given."""
+
+    def export(self, env: int) -> nn.Module: ...
+
+
+class Population(Hosts, Protocol):
+    """Hosts that are trained side by side."""
+
+    def network(self, env: int) -> GrownModule:
+        """One host with its seeds as ordinary modules, to be read only."""
+
+    def train_epoch(
+        self, running: np.ndarray, step: int, rates: np.ndarray | None = None
+    ) -> TrainReadings:
+        """One epoch of the hosts where `running` (bool[E]). By `rates` [E, 2] each host's learning
+        rate is multiplied at the begin and at the end of the epoch, linearly in between."""
+
+
+class LoopedPopulation:
+    """E ordinary modules, trained one after another; works with any nn.Module.
+
+    What a host does depends on its own key and on nothing that happens to the others.
+    """
+
+    def __init__(
+        self, recipe: HostRecipe, keys: Iterable[int], device: str | torch.device = "cpu"
+    ) -> None:
+        self.recipe = recipe
+        self.keys = np.array(list(keys), dtype=np.int64)
+        self.device = torch.device(device)
+        self.networks = [new_network(recipe, int(key), self.device) for key in self.keys]
+        self.optimizers = [self._make_optimizer(network) for network in self.networks]
+
+    def _make_optimizer(self, network: GrownModule) -> Optimizer:
+        optimizer = self.recipe.optimizer(network.host_parameters())
+        add_slot_groups(optimizer, network.slot_config.slot_ids)
+        return optimizer
+
+    @property
+    def template(self) -> GrownModule:
+        return self.networks[0]
+
+    def germinate(self, env: int, slot: int, blueprint: int, blend: int, key: int) -> None:
+        self.networks[env].germinate(slot, blueprint, blend, key)
+        self._sync(env, slot)
+
+    def remove(self, env: int, slot: int) -> None:
+        self.networks[env].remove(slot)
+        self._sync(env, slot)
+
+    def set_blend(self, env: int, slot: int, stage: SeedStage, alpha: float) -> None:
+        network = self.networks[env]
+        had_valve = network.slot(slot).valve is not None
+        network.set_blend(slot, stage, alpha)
+        if had_valve and network.slot(slot).valve is None:
+            self._sync(env, slot)
+
+    def _sync(self, env: int, slot: int) -> None:
+        network = self.networks[env]
+        slot_id = network.sites[slot].slot_id
+        sync_slot_group(self.optimizers[env], slot_id, network.seed_parameters(slot))
+
+    def train_epoch(
+        self, running: np.ndarray, step: int, rates: np.ndarray | None = None
+    ) -> TrainReadings:
+        loss, score, rho = np.full((3, len(self.keys)), np.nan)
+        meters = [GradientMeter(network) for network in self.networks]
+        samples = 0
+        for env in np.flatnonzero(running).tolist():
+            rate = np.ones(2) if rates is None else rates[env]
+            means, samples = self._train_one(env, step, meters[env], rate)
+            loss[env], score[env], rho[env] = means
+        columns = [meter.result() for meter in meters]
+        seeds = {name: np.stack([column[name] for column in columns]) for name in columns[0]}
+        batches = max(meter.batches for meter in meters)
+        return TrainReadings(loss, score, np.isfinite(loss), batches, samples, seeds, rho)
+
+    def _train_one(
+        self, env: int, step: int, meter: GradientMeter, rates: np.ndarray
+    ) -> tuple[tuple[float, float, float], int]:
+        """Loss, score and rho of the epoch, and its examples."""
+        recipe, network, optimizer = self.recipe, self.networks[env], self.optimizers[env]
+        key = int(self.keys[env])
+        network.train()
+        host = network.host_parameters()
+        seeds = [network.seed_parameters(index) for index, _ in network.each_slot()]
+        # Host and seeds are clipped apart: a seed can never shrink or poison the host's gradients.
+        groups = [params for params in (host, *seeds) if params]
+        trained = [param for params in groups for param in params]
+        readings, sizes, rhos = [], list[int](), list[Tensor]()
+        scheduled = bool((rates != 1.0).any())
+        batches = recipe.data.size().batches if scheduled else None
+        with (
+            keyed(draw_key(key, "noise", step)),
+            scaled_rates(optimizer) if scheduled else nullcontext() as scale,
+            without_empty_groups(optimizer),
+        ):
+            for inputs, target in self._batches(
+                recipe.data.train_batches(draw_key(key, "shuffle", step))
+            ):
+                for param in trained:
+                    param.grad = None
+                with self._casting():
+                    output = call_model(network.host, inputs)
+                    loss = recipe.loss(output, target)
+                loss.backward()
+                # What the loss asks for is read, not what clipping leaves of it.
+                meter.observe()
+                if recipe.max_grad_norm is not None:
+                    for params in groups:
+                        nn.utils.clip_grad_norm_(params, recipe.max_grad_norm)
+                if scale is not None:
+                    scale(float(batch_factors(rates, len(sizes), batches)))
+                optimizer.step()
+                with torch.no_grad():
+                    readings += [loss.detach(), recipe.score(output, target)]
+                    if len(sizes) % STRIDE == 0:
+                        rhos.append(batch_rho(recipe.loss, output, target))
+                sizes.append(batch_size(inputs))
+        # One transfer from the device per epoch.
+        values = np.array(torch.stack(readings).tolist()).reshape(-1, 2)
+        loss_mean, score_mean = np.average(values, axis=0, weights=sizes).tolist()
+        return (loss_mean, score_mean, float(torch.stack(rhos).mean())), sum(sizes)
+
+    def evaluate(self, envs: np.ndarray, present: np.ndarray) -> Evaluation:
+        means, alpha, samples = np.empty((len(envs), 2)), np.empty(present.shape), 0
+        for env in np.unique(envs).tolist():
+            rows = np.flatnonzero(envs == env)
+            means[rows], alpha[rows], samples = self._evaluate_one(env, present[rows])
+        return Evaluation(means[:, 0], means[:, 1], alpha, samples)
+
+    def _evaluate_one(self, env: int, present: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
+        """Mean loss and score [K, 2] of the coalitions, the alphas applied [S], and the samples."""
+        recipe, network, samples = self.recipe, self.networks[env], 0
+        totals = torch.zeros(len(present), 2, dtype=torch.float64, device=self.device)
+        whole = recipe.score if isinstance(recipe.score, WholeSetScore) else None
+        tallies = [] if whole is None else [whole.tally() for _ in present]
+        with evaluating(network), self._casting():
+            for inputs, target in self._batches(recipe.data.val_batches()):
+                size = batch_size(inputs)
+                for k, coalition in enumerate(present):
+                    with network.coalition(coalition.tolist()):
+                        output = call_model(network, inputs)
+                    readings = [recipe.loss(output, target), recipe.score(output, target)]
+                    totals[k] += torch.stack(readings) * size
+                    if tallies:
+                        tallies[k].add(output, target)
+                samples += size
+        alpha = np.array([slot.applied_alpha() for _, slot in network.each_slot()])
+        means = (totals / samples).cpu().numpy()
+        if tallies:
+            means[:, 1] = [tally.result() for tally in tallies]
+        return means, alpha, samples
+
+    def snapshot(self, envs: np.ndarray) -> list[HostSnapshot]:
+        return [take_snapshot(self.networks[env], self.optimizers[env]) for env in envs.tolist()]
+
+    def restore(self, envs: np.ndarray, snapshots: Sequence[HostSnapshot]) -> None:
+        for env, snapshot in zip(envs.tolist(), snapshots, strict=True):
+            restore_snapshot(self.networks[env], self.optimizers[env], snapshot)
+
+    def network(self, env: int) -> GrownModule:
+        return self.networks[env]
+
+    def cool(self, env: int, tau: float) -> str | None:
+        example = on_device(self.recipe.data.example(), self.device)
+        reason = scale_output(self.networks[env], example, tau)
+        if reason is None:
+            forget(self.optimizers[env])
+        return reason
+
+    def export(self, env: int) -> nn.Module:
+        return export_network(self.recipe, self.networks[env])
+
+    def _casting(self) -> AbstractContextManager[None]:
+        """Autocast where the recipe asks for it; what the caller has set up stays otherwise."""
+        if self.recipe.precision == "fp32":
+            return nullcontext()
+        return torch.autocast(self.device.type, torch.bfloat16)
+
+    def _batches(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        return ((on_device(x, self.device), on_device(y, self.device)) for x, y in batches)

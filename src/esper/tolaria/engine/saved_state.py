@@ -1,0 +1,106 @@
+"""All that a growth cycle knows, as a tree of tensors and plain values, and the way back.
+
+A cycle that is given the state of another one, over the same hosts and rules, goes on like it.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from esper.growth.slot_table import SlotTable
+from esper.growth.snapshot import HostSnapshot, check_fits, snapshot_from_tree, snapshot_tree
+from esper.leyline import ConfigError, TrainingSignals
+from esper.tolaria.engine.cycle import GrowthCycle
+from esper.tolaria.engine.garden import SavedHost
+
+# What a cycle keeps of its own; the rest is with its parts.
+_COUNTERS = ("step_count", "batches_done")
+_ARRAYS = (
+    *("running", "broken", "score", "best_score", "culled_before", "actions"),
+    *("steps_taken", "progress", "rho"),
+)
+
+
+def cycle_state(cycle: GrowthCycle) -> dict[str, Any]:
+    """For hosts whose snapshots are `HostSnapshot`s; call it between two steps."""
+    assert cycle.situation is not None, "there is a state once the first epoch is over"
+    garden = cycle.garden
+    now = garden.save(np.arange(cycle.n_envs), cycle.step_count)
+    return {
+        "slots": list(garden.event_log.slots.names),
+        "blueprints": list(garden.event_log.catalogue.names),
+        **{name: getattr(cycle, name) for name in _COUNTERS},
+        **_tensors({name: getattr(cycle, name) for name in _ARRAYS}),
+        "counts": _tensors(garden.counts),
+        "macs": _tensors({"all": garden.train_macs, "hosts": garden.host_train_macs}),
+        "tracker": _tensors(vars(cycle.tracker)),
+        "governor": _tensors(vars(cycle.governor)),
+        "compute_budget": _tensors(vars(cycle.compute_budget)),
+        "signals": _tensors(vars(cycle.situation.signals)),
+        "now": [_saved_tree(saved) for saved in now],
+        "healthy": [_saved_tree(saved) for saved in cycle.governor.saved],
+        "best": [_saved_tree(saved) for saved in cycle.best],
+    }
+
+
+def load_cycle_state(cycle: GrowthCycle, state: dict[str, Any]) -> None:
+    """Raises ConfigError, before anything is changed, if the state is of other hosts."""
+    garden = cycle.garden
+    for what, mine in (
+        ("slots", garden.event_log.slots.names),
+        ("blueprints", garden.event_log.catalogue.names),
+    ):
+        if list(mine) != state[what]:
+            raise ConfigError(
+                f"what was saved has the {what} {', '.join(state[what])}; here they are "
+                f"{', '.join(mine)}"
+            )
+    now, healthy, best = ([_saved(tree) for tree in state[k]] for k in ("now", "healthy", "best"))
+    current = [saved for saved in now if saved is not None]
+    for saved in current:
+        assert isinstance(saved.host, HostSnapshot)
+        check_fits(cycle.population.template, saved.host)
+    for name in _COUNTERS:
+        setattr(cycle, name, state[name])
+    for name in _ARRAYS:
+        setattr(cycle, name, _array(state[name]))
+    garden.counts = {name: _array(count) for name, count in state["counts"].items()}
+    garden.train_macs = _array(state["macs"]["all"])
+    garden.host_train_macs = _array(state["macs"]["hosts"])
+    parts = {
+        "tracker": cycle.tracker,
+        "governor": cycle.governor,
+        "compute_budget": cycle.compute_budget,
+    }
+    for told, part in parts.items():
+        for name, value in state[told].items():
+            setattr(part, name, _array(value))
+    cycle.governor.saved, cycle.best = healthy, best
+    garden.restore(np.arange(cycle.n_envs), current)
+    cycle.resume(TrainingSignals(**{k: _array(v) for k, v in state["signals"].items()}))
+
+
+def _tensors(values: dict[str, Any]) -> dict[str, Any]:
+    """The arrays among some values, as tensors of their own."""
+    arrays = {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
+    return {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
+
+
+def _array(tensor: torch.Tensor) -> np.ndarray:
+    return tensor.numpy().copy()
+
+
+def _saved_tree(saved: SavedHost | None) -> dict[str, Any] | None:
+    if saved is None:
+        return None
+    assert isinstance(saved.host, HostSnapshot)
+    host, row = snapshot_tree(saved.host), _tensors(vars(saved.row))
+    return {"step": saved.step, "host": host, "row": row}
+
+
+def _saved(tree: dict[str, Any] | None) -> SavedHost | None:
+    if tree is None:
+        return None
+    row = SlotTable(**{name: _array(column) for name, column in tree["row"].items()})
+    return SavedHost(tree["step"], snapshot_from_tree(tree["host"]), row)

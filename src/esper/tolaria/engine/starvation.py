@@ -1,0 +1,66 @@
+"""Is anything left to learn? How far the outputs of a classifier are from saying it all."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from esper.leyline.constants import COOLING_STARVED, COOLING_TARGET
+from esper.tolaria.engine.objectives import IGNORED, Objective, cross_entropy, prediction
+
+# Of the batches of an epoch every so many-th is measured, from the first.
+STRIDE = 4
+# Halvings of the interval in which tau is sought: float64 has no more.
+HALVINGS = 60
+
+
+def answers(output: Any, target: Any) -> tuple[Tensor, Tensor] | None:
+    """Logits [N, K] and classes [N] of a batch, without those to be ignored; None if this is no
+    classification by class indices."""
+    if not isinstance(target, Tensor) or target.is_floating_point():
+        return None
+    logits = prediction(output)
+    if logits.dim() != target.dim() + 1 or logits.shape[-1] < 2:
+        return None
+    logits, classes = logits.flatten(0, -2), target.flatten()
+    counted = classes != IGNORED
+    return logits[counted], classes[counted]
+
+
+def starvation(logits: Tensor, classes: Tensor) -> Tensor:
+    """rho: the mean of ||softmax(z) - onehot(y)||, of logits [..., N, K] and classes [..., N].
+    Near 0 nothing is left to learn; the norm is that of the gradient of the loss by the logits."""
+    gap = logits.softmax(dim=-1)
+    gap = gap.scatter_add(-1, classes[..., None], -torch.ones_like(gap[..., :1]))
+    return gap.norm(dim=-1).mean(dim=-1)
+
+
+def find_tau(logits: Tensor, classes: Tensor) -> tuple[float, float]:
+    """(rho, tau) of logits [N, K]: the factor with which rho is COOLING_TARGET, for a host that is
+    starved, else 1. At 0 rho is sqrt(1 - 1/K), so that there always is one."""
+    logits = logits.double()
+    rho = float(starvation(logits, classes))
+    if not rho < COOLING_STARVED:
+        return rho, 1.0
+    low, high = 0.0, 1.0
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        if float(starvation(middle * logits, classes)) >= COOLING_TARGET:
+            low = middle
+        else:
+            high = middle
+    return rho, high
+
+
+def can_starve(loss: Objective) -> bool:
+    """Is this the loss of a classification?"""
+    return loss is cross_entropy
+
+
+def batch_rho(loss: Objective, output: Any, target: Any) -> Tensor:
+    """rho of a batch while it is trained; NaN where it means nothing."""
+    found = answers(output, target) if can_starve(loss) else None
+    if found is None:
+        return torch.tensor(math.nan)
+    return starvation(found[0].detach().float(), found[1])

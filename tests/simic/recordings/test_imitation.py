@@ -1,0 +1,174 @@
+"""Behaviour cloning: it learns what it is shown, and says truly how well."""
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from esper.leyline import HEAD_NAMES, OP, ConfigError, LifecycleOp
+from esper.simic.agent import FactoredRecurrentActorCritic
+from esper.simic.control.normalization import RunningMeanStd
+from esper.simic.recordings.episodes import Episodes
+from esper.simic.recordings.imitation import (
+    CloningConfig,
+    CloningReport,
+    Lesson,
+    agreement,
+    clone,
+    split,
+    weighted_nll,
+)
+from recorded import SPACE, best_player, learner, play_analytic, random_player, small_network
+
+QUICK = CloningConfig(epochs=25, minibatch=16, learning_rate=2e-3)
+
+
+def new_scale() -> RunningMeanStd:
+    return RunningMeanStd((SPACE.observation_dim,))
+
+
+@cache
+def taught() -> tuple[FactoredRecurrentActorCritic, RunningMeanStd, CloningReport]:
+    network, scale = small_network(), new_scale()
+    episodes = play_analytic(best_player(), 160, key=0)
+    return network, scale, clone(network, scale, episodes, QUICK)
+
+
+def test_a_clone_of_the_best_agrees_and_earns_as_much() -> None:
+    network, scale, report = taught()
+    assert report.held_out.overall > 0.97
+    assert report.held_out.acting is not None
+    assert report.held_out.acting > 0.95
+    assert report.held_out.always_wait < 0.9, "waiting would do; the test shows nothing"
+    teacher = play_analytic(best_player(), 200, key=7).returns.mean()
+    pupil = play_analytic(learner(network, scale), 200, key=7).returns.mean()
+    assert pupil > 0.95 * teacher > 2.0
+
+
+def test_what_is_reported_is_what_is_kept() -> None:
+    network, scale, report = taught()
+    _, held_out = split(play_analytic(best_player(), 160, key=0), QUICK.held_out, 0)
+    exam = Lesson.of(held_out, scale)
+    assert report.loss < 0.2 * report.first_loss
+    assert weighted_nll(network, exam).item() == pytest.approx(report.loss, rel=1e-5)
+    assert agreement(network, exam) == report.held_out
+
+
+def test_noise_cannot_be_imitated_and_the_report_says_so() -> None:
+    network = small_network()
+    episodes = play_analytic(random_player(0), 40, key=0)
+    report = clone(network, new_scale(), episodes, CloningConfig(epochs=5))
+    assert report.held_out.overall < 0.6
+
+
+def test_the_loss_is_the_cross_entropy_of_relevant_heads() -> None:
+    """By hand: log of the share among legal choices for a policy that knows nothing yet."""
+    network, scale = small_network(), new_scale()
+    for head in HEAD_NAMES:
+        torch.nn.init.zeros_(network.head(head)[2].weight)
+    episodes = play_analytic(random_player(1), 6, key=0)
+    choices = []
+    for n, t in np.argwhere(episodes.valid).tolist():
+        slot, _, _, op = episodes.actions[n, t].tolist()
+        choices.append(episodes.op_masks[n, t].sum())
+        if op != LifecycleOp.WAIT:
+            choices.append(episodes.slot_masks[n, t, op].sum())
+        if op == LifecycleOp.GERMINATE:
+            choices.append(episodes.blueprint_masks[n, t, slot].sum())
+            choices.append(episodes.blend_masks[n, t].sum())
+    steps, lesson = episodes.valid.sum(), Lesson.of(episodes, scale)
+    expected = np.log(choices).sum() / steps
+    assert weighted_nll(network, lesson).item() == pytest.approx(expected)
+    # Who knows nothing is as undecided as can be wherever there is a choice.
+    undecided = sum(count > 1 for count in choices) / steps
+    assert weighted_nll(network, lesson, entropy=0.3).item() == pytest.approx(
+        expected - 0.3 * undecided
+    )
+
+
+def test_a_clone_that_is_to_keep_doubts_agrees_and_can_still_explore() -> None:
+    episodes = play_analytic(best_player(), 160, key=0)
+    sure, scale, _ = taught()
+    doubting = small_network()
+    report = clone(doubting, new_scale(), episodes, replace(QUICK, entropy=0.4))
+    assert report.held_out.overall > 0.97
+    lesson = Lesson.of(episodes, scale)
+    hidden = doubting.get_initial_hidden(len(episodes))
+    entropies = [
+        network.evaluate_actions(lesson.observations, lesson.actions, lesson.masks, hidden)[1]
+        for network in (sure, doubting)
+    ]
+    assert entropies[0].mean() < 0.02
+    assert entropies[1].mean() > 5 * entropies[0].mean()
+
+
+def _shortened(episodes: Episodes, length: int) -> Episodes:
+    return replace(episodes, lengths=np.full(len(episodes), length))
+
+
+def test_padding_does_not_count() -> None:
+    network, scale = small_network(), new_scale()
+    full = play_analytic(random_player(1), 5, key=0)
+    cut = _shortened(full, 4)
+    changed = _shortened(full, 4)
+    changed.actions[:, 4:] = 0
+    changed.observations[:, 5:] = 1e6
+    losses = [weighted_nll(network, Lesson.of(e, scale)).item() for e in (cut, changed)]
+    assert losses[0] == losses[1]
+    assert agreement(network, Lesson.of(cut, scale)).steps == 20
+
+
+def test_weights_choose_what_is_learnt() -> None:
+    """Of two teachers in one recording, only the one with weight is imitated."""
+    episodes = play_analytic(random_player(2), 40, key=0)
+    weights = (episodes.actions[..., OP] == LifecycleOp.WAIT).astype(np.float32)
+    network, scale = small_network(), new_scale()
+    from esper.simic.recordings.imitation import fit
+
+    lesson = Lesson.of(episodes, scale, weights)
+    fit(network, lesson, CloningConfig(epochs=8, learning_rate=3e-3), 0, lambda epoch: None)
+    hidden = network.get_initial_hidden(len(episodes))
+    features, _ = network.encode(lesson.observations, hidden)
+    chosen = network.decide(features, lesson.masks)[0]
+    assert (chosen[..., OP] == LifecycleOp.WAIT).float().mean() > 0.99
+
+
+def test_cloning_is_a_function_of_its_key() -> None:
+    episodes = play_analytic(random_player(0), 8, key=0)
+    found = [
+        clone(small_network(), new_scale(), episodes, CloningConfig(epochs=2), key)
+        for key in (0, 0, 1)
+    ]
+    assert found[0] == found[1] != found[2]
+
+
+def test_held_out_episodes_are_never_learnt_from() -> None:
+    episodes = play_analytic(random_player(0), 9, key=0)
+    learn, held_out = split(episodes, 0.25, key=3)
+    assert (len(learn), len(held_out)) == (7, 2)
+    shared = {row.tobytes() for row in learn.actions} & {row.tobytes() for row in held_out.actions}
+    assert not shared
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"epochs": 0},
+        {"learning_rate": 0.0},
+        {"held_out": 1.0},
+        {"minibatch": 0},
+        {"entropy": -0.1},
+        {"entropy": 1.5},
+    ],
+)
+def test_bad_settings_are_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        CloningConfig(**settings)
+
+
+def test_one_episode_is_not_enough() -> None:
+    with pytest.raises(ConfigError, match="at least 2"):
+        clone(small_network(), new_scale(), play_analytic(random_player(0), 1, key=0))
