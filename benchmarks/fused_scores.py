@@ -15,9 +15,10 @@ from pathlib import Path
 
 import torch
 
+from esper.leyline.growth_settings import GrowthSettings
 from esper.proof.statistics import paired_difference
 from esper.tamiyo.controllers import make_controller
-from esper.tolaria.engine.run import TrialRules, train
+from esper.tolaria.engine.run import train
 from esper.tolaria.fused.choice import PopulationKind
 from esper.tolaria.tasks import find_task
 
@@ -27,7 +28,7 @@ HALF_WIDTH_GOAL = 0.2
 def scores(controller: str, kind: PopulationKind, keys: range) -> list[float]:
     task = find_task("digits")
     data = task.load(Path("unused"))
-    rules = TrialRules(task.steps, population=kind)
+    rules = GrowthSettings(task.steps, population=kind)
     who = make_controller(controller)
     trained = train(task.recipe(data), keys, rules, who, task=task.name, attribute=False)
     return [task.score_on(run.model, data.test_x, data.test_y) for run in trained]

@@ -74,7 +74,15 @@ def run_api(folder: Path) -> None:
     import esper
 
     model, train, val = small_model()
-    esper.grow(model, train, val, slots=["0", "2"], steps=12, out=folder / "api", progress=False)
+    esper.grow(
+        model,
+        train,
+        val,
+        slots=["0", "2"],
+        steps=12,
+        out=folder / "api",
+        settings=esper.GrowthSettings(progress=False),
+    )
     model, train, val = small_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from esper.growth.blueprints.catalogue import default_catalogue
+from esper.leyline.growth_settings import GrowthSettings
 from esper.simic.rewards.config import ObjectiveRewardConfig
 from esper.simic.rewards.modes import compute_reward
 from esper.tamiyo.controllers import make_controller
@@ -24,7 +25,6 @@ from esper.tolaria.data.catalogue import data_root
 from esper.tolaria.engine import run
 from esper.tolaria.engine.environment import GrowthEnv
 from esper.tolaria.engine.recipe import HostRecipe
-from esper.tolaria.engine.run import TrialRules
 from esper.tolaria.engine.transition import Transition
 from esper.tolaria.tasks import find_task
 
@@ -32,7 +32,7 @@ TASK = find_task("digits")
 FIRST_KEY = 2_000_000  # hosts that no evaluation and no tuning uses
 
 
-def make_env(recipe: HostRecipe, episodes: int, rules: TrialRules) -> GrowthEnv:
+def make_env(recipe: HostRecipe, episodes: int, rules: GrowthSettings) -> GrowthEnv:
     return run.make_env(recipe, range(FIRST_KEY, FIRST_KEY + episodes), rules)
 
 
@@ -55,7 +55,7 @@ def main() -> None:
     torch.set_num_threads(1)
     catalogue = default_catalogue()
     recipe = TASK.recipe(TASK.load(data_root()), catalogue)
-    rules = TrialRules(TASK.steps, options.incubation, keep_best=False)
+    rules = GrowthSettings(TASK.steps, incubation=options.incubation, keep_best=False)
     env = make_env(recipe, options.episodes, rules)
     fits = env.garden.limits.fits
     alone = play(env, make_controller("static"))

@@ -24,7 +24,7 @@ import torch
 
 from esper.growth.grown_module import keyed
 from esper.growth.hosts.cnn import CNNHost
-from esper.growth.lifecycle import LifecycleRules
+from esper.leyline.growth_settings import GrowthSettings
 from esper.tamiyo.controllers.random import RandomController
 from esper.tolaria.data.splits import DataSplits
 from esper.tolaria.engine.environment import GrowthEnv
@@ -83,7 +83,10 @@ def serve(plain: bool, name: str, envs: int, steps: int, pipe: Connection) -> No
         population: LoopedPopulation = PlainPopulation(plain_task.recipe(data), range(envs))
     else:
         population = LoopedPopulation(task.recipe(data), range(envs))
-    env, controller = GrowthEnv(population, LifecycleRules(steps)), RandomController()
+    env, controller = (
+        GrowthEnv(population, GrowthSettings(steps, on_panic="terminate", keep_best=False)),
+        RandomController(),
+    )
     situation = env.reset()
     while pipe.recv():
         actions = controller.act(situation)

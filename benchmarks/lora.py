@@ -160,7 +160,13 @@ def growth(model: Any, controller: str | Controller, key: int) -> GrowCallback:
     # Esper counts what is trained: of a frozen model, what of it is not.
     params = sum(p.numel() for p in model.parameters() if p.requires_grad)
     budget = esper.Budget(params=params + ALLOWANCE)
-    return GrowCallback(SLOTS, controller=controller, budget=budget, incubation="joint", key=key)
+    return GrowCallback(
+        SLOTS,
+        controller=controller,
+        budget=budget,
+        key=key,
+        settings=esper.GrowthSettings(incubation="joint"),
+    )
 
 
 def prepare(way: str, model: Any, key: int) -> tuple[nn.Module, TrainerCallback]:

@@ -29,8 +29,8 @@ import torch
 
 from esper.growth.grown_module import keyed
 from esper.growth.hosts.cnn import CNNHost
-from esper.growth.lifecycle import LifecycleRules
 from esper.leyline import ActionMasks, draw_key, generator
+from esper.leyline.growth_settings import GrowthSettings
 from esper.simic.training.config import load_config
 from esper.simic.training.round_log import RoundLog
 from esper.simic.training.workers import growth_environments
@@ -124,7 +124,10 @@ def plain_speed(work: Work, rounds: int) -> float:
     for round_ in range(1 + rounds):
         began = time.process_time()
         keys = [draw_key(0, "host", round_, env) for env in range(PLAIN_ENVS)]
-        env = GrowthEnv(PlainPopulation(recipe, keys), LifecycleRules(STEPS))
+        env = GrowthEnv(
+            PlainPopulation(recipe, keys),
+            GrowthSettings(STEPS, on_panic="terminate", keep_best=False),
+        )
         masks = env.reset().masks
         for _ in range(STEPS):
             masks = env.step(draw(masks, random)).after.masks

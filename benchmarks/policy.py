@@ -22,6 +22,7 @@ import torch
 
 from esper.growth.blueprints.catalogue import default_catalogue
 from esper.leyline import ActionMasks, LifecycleOp
+from esper.leyline.growth_settings import GrowthSettings
 from esper.simic.agent import PPOAgent, action_draws
 from esper.simic.training.config import load_config
 from esper.simic.training.space import Space
@@ -30,7 +31,7 @@ from esper.tamiyo.controllers import make_controller
 from esper.tamiyo.policy.set_features import FITS, PRESENT, SetLayout
 from esper.tamiyo.situation import Situation
 from esper.tolaria.data.catalogue import data_root
-from esper.tolaria.engine.run import TrialRules, make_env
+from esper.tolaria.engine.run import make_env
 from esper.tolaria.tasks import find_task
 from ppo_update import ENVS, EPOCHS, MINIBATCHES, STEPS, Ours, Theirs, cpu_time
 
@@ -97,7 +98,7 @@ class ActsForMore(Ours):
 def situation() -> Situation:
     """Of 64 hosts in which something has grown."""
     task = find_task("digits")
-    rules = TrialRules(steps=8, population="fused")
+    rules = GrowthSettings(steps=8, population="fused")
     env = make_env(task.recipe(task.load(data_root())), range(ACTING), rules)
     controller = make_controller("random")
     controller.reset(ACTING)

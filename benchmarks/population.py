@@ -25,8 +25,8 @@ import torch
 from esper.growth.blueprints.catalogue import count_params
 from esper.growth.hosts.cnn import CNNHost
 from esper.growth.hosts.mlp import MLPHost
-from esper.growth.lifecycle import LifecycleRules
 from esper.leyline import OP, LifecycleOp, generator
+from esper.leyline.growth_settings import GrowthSettings
 from esper.proof.arms import Plan, train
 from esper.tamiyo.controllers import make_controller
 from esper.tamiyo.controllers.random import RandomController
@@ -34,7 +34,6 @@ from esper.tamiyo.situation import Situation, wait
 from esper.tolaria.engine.environment import GrowthEnv
 from esper.tolaria.engine.population import LoopedPopulation
 from esper.tolaria.engine.recipe import HostRecipe
-from esper.tolaria.engine.run import TrialRules
 from esper.tolaria.fused.population import FusedPopulation
 from esper.tolaria.tasks import find_task
 from loop import compare as loop_speedup
@@ -78,7 +77,10 @@ def fused_over_looped(recipe: HostRecipe, n_envs: int) -> dict[str, float]:
     """Ratio of CPU times of the same steps; seeds per environment, and distinct pairs of slot and
     blueprint, that they had on average."""
     arms = [
-        GrowthEnv(make(recipe, range(n_envs)), LifecycleRules(STEPS))  # type: ignore[operator]
+        GrowthEnv(
+            make(recipe, range(n_envs)),
+            GrowthSettings(STEPS, on_panic="terminate", keep_best=False),
+        )  # type: ignore[operator]
         for make in (LoopedPopulation, FusedPopulation)
     ]
     sower, ratios, held, banks = Sower(1), [], [], []
@@ -114,7 +116,7 @@ def evaluation_speedup(keys: int = 20, steps: int = 8, repeats: int = 3) -> dict
     for _ in range(repeats):
         seconds = []
         for kind, blocks in (("looped", [[key] for key in range(keys)]), ("fused", [range(keys)])):
-            plan = Plan(task, make_controller("heuristic"), TrialRules(steps, population=kind))
+            plan = Plan(task, make_controller("heuristic"), GrowthSettings(steps, population=kind))
             began = time.process_time()
             for block in blocks:
                 train(plan, data, block, attribute=True)

@@ -15,7 +15,7 @@ import torch
 
 from esper.growth.blueprints.catalogue import default_catalogue
 from esper.growth.hosts.mlp import MLPHost
-from esper.growth.lifecycle import LifecycleRules
+from esper.leyline.growth_settings import GrowthSettings
 from esper.simic.rewards.modes import MODES, compute_reward
 from esper.tamiyo.controllers.random import RandomController
 from esper.tamiyo.policy.features import FeatureExtractionContext, signals_to_features
@@ -46,7 +46,10 @@ def real_steps() -> tuple[list[Transition], list[float]]:
         optimizer=partial(torch.optim.AdamW, lr=1e-2),
         catalogue=default_catalogue(),
     )
-    env = GrowthEnv(LoopedPopulation(recipe, range(ENVS)), LifecycleRules(STEPS))
+    env = GrowthEnv(
+        LoopedPopulation(recipe, range(ENVS)),
+        GrowthSettings(STEPS, on_panic="terminate", keep_best=False),
+    )
     controller = RandomController()
     situation, transitions, seconds = env.reset(), [], []
     while situation.running.any():

@@ -30,7 +30,7 @@ def main() -> None:
             esper.trackers.WandB("logs", "digits"),
             esper.trackers.MLflow("logs/mlflow", "digits"),
         ],
-        progress=False,
+        settings=esper.GrowthSettings(progress=False),
     )
     print(grown)
     print("tensorboard --logdir logs/tensorboard")

@@ -35,8 +35,8 @@ def main() -> None:
         monitor="eval_accuracy",
         compute_metrics=accuracy,
         controller=ScriptedController("2 GERMINATE r0c0 mlp_small linear\nauto FOSSILIZE", "mine"),
-        incubation="joint",  # seeds act from birth, when they change nothing yet
         budget=esper.Budget(params=1.5),
+        settings=esper.GrowthSettings(incubation="joint"),
     )
     trainer = Trainer(
         BertForSequenceClassification(config),

@@ -12,8 +12,9 @@ from pathlib import Path
 import optuna
 
 from esper.api import find_controller, one_thread
+from esper.leyline.growth_settings import GrowthSettings
 from esper.tolaria.data.catalogue import data_root
-from esper.tolaria.engine.run import TrialRules, train
+from esper.tolaria.engine.run import train
 from esper.tolaria.fused.choice import choose_population
 from esper.tolaria.tasks import find_task
 
@@ -28,7 +29,7 @@ def main() -> None:
     task, file = find_task("digits"), Path("tuned.toml")
     recipe = task.recipe(task.load(data_root()))
     kind = choose_population(recipe, given.keys)
-    rules = TrialRules(given.steps, schedule=task.schedule, population=kind)
+    rules = GrowthSettings(given.steps, schedule=task.schedule, population=kind)
     keys = range(1_000_000, 1_000_000 + given.keys)  # those of evaluations are smaller
 
     def validation_score(trial: optuna.Trial) -> float:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 
+import esper
 from esper.growth.blueprints.catalogue import BlueprintCatalogue, BlueprintSpec, default_catalogue
 from esper.growth.grown_module import GrownModule, keyed
 from esper.growth.hosts.cnn import CNNHost
 from esper.growth.hosts.mlp import MLPHost
 from esper.growth.hosts.transformer import TransformerHost
-from esper.growth.lifecycle import LifecycleRules
-from esper.leyline import SeedStage
+from esper.leyline import Recorder, SeedStage
+from esper.leyline.growth_settings import GrowthSettings
 from esper.tolaria.engine.environment import GrowthEnv
 from esper.tolaria.engine.population import LoopedPopulation
 from esper.tolaria.fused.population import FusedPopulation
@@ -176,13 +178,18 @@ def small_digits(train: int = 128, val: int = 297) -> tuple[Task, Any]:
     return task, small
 
 
+def episode_settings(max_steps: int, **own: Any) -> GrowthSettings:
+    """As in training runs: a rollback ends an episode, which keeps its last epoch."""
+    return GrowthSettings(max_steps, **{"on_panic": "terminate", "keep_best": False, **own})
+
+
 def digits_env(
     keys: list[int],
     max_steps: int = 30,
     catalogue: BlueprintCatalogue | None = None,
     train: int = 128,
-    rules: LifecycleRules | None = None,
     kind: str = "looped",
+    recorder: Recorder | None = None,
     **settings: Any,
 ) -> GrowthEnv:
     task, data = small_digits(train)
@@ -190,9 +197,9 @@ def digits_env(
     make: Any = {"looped": LoopedPopulation, "fused": FusedPopulation}[kind]
     return GrowthEnv(
         make(recipe, keys),
-        rules or LifecycleRules(max_steps),
+        episode_settings(max_steps, **settings),
         random_guess_loss=math.log(10),
-        **settings,
+        recorder=recorder,
     )
 
 
@@ -229,3 +236,20 @@ def break_host(env: GrowthEnv, index: int) -> None:
     with torch.no_grad():
         for parameter in population.networks[index].host.parameters():
             parameter.fill_(torch.nan)
+
+
+def grow_arguments(**options: Any) -> dict[str, Any]:
+    """Arguments of `grow` or `attach`; settings and fields of `Slots` may be given by name."""
+    known = {each.name for each in fields(GrowthSettings)} - {"steps", "budget", "start"}
+    own = {name: options.pop(name) for name in list(options) if name in known}
+    if own:
+        options["settings"] = replace(options.get("settings") or GrowthSettings(), **own)
+    about = {name: options.pop(name) for name in SLOT_FIELDS if name in options}
+    if about:
+        options["slots"] = esper.Slots(options["slots"], **about)
+    if "scheduler" in options:
+        options["optimizer"] = (options.get("optimizer"), options.pop("scheduler"))
+    return options
+
+
+SLOT_FIELDS = ("layout", "causal", "forward", "blueprints")

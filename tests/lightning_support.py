@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import esper
 from architectures import MLP
 from esper.growth.grown_module import keyed
+from helpers import grow_arguments
 
 EPOCHS, RATE, CLIP = 14, 3e-3, 0.5
 SLOTS = ["layer1", "layer2"]
@@ -74,7 +75,7 @@ def grower(**changes: Any) -> Any:
         "example": data()[0][:2],
         "controller": "scripted:early",
     }
-    return Grow(**given | changes)
+    return Grow(**grow_arguments(**given | changes))
 
 
 def trainer(folder: Any, *callbacks: Any, **changes: Any) -> pl.Trainer:

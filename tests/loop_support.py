@@ -10,6 +10,7 @@ from torch import Tensor
 import esper
 from architectures import MLP
 from esper.growth.grown_module import keyed
+from helpers import grow_arguments
 
 
 class Loop:
@@ -28,7 +29,7 @@ class Loop:
             "steps": 14,
             "controller": "scripted:early",
         }
-        self.body = esper.attach(self.model, **{**arguments, **settings})
+        self.body = esper.attach(self.model, **grow_arguments(**{**arguments, **settings}))
 
     def accuracy(self) -> float:
         self.model.eval()

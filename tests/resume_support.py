@@ -16,6 +16,7 @@ import esper
 from esper.growth.grown_module import keyed
 from esper.leyline import BLUEPRINT, OP, LifecycleOp, sealed
 from esper.tamiyo.situation import Situation, wait
+from helpers import grow_arguments
 
 EPOCHS = 18
 
@@ -75,16 +76,18 @@ def own_run(out: Path, **settings: Any) -> esper.Grown:
         model,
         train,
         val,
-        **{
-            "slots": ["body"],
-            "steps": EPOCHS,
-            "optimizer": lambda params: torch.optim.AdamW(params, lr=2e-2),
-            "scheduler": lambda optimizer: CosineAnnealingLR(optimizer, EPOCHS),
-            "out": out,
-            "resume": True,
-            "progress": False,
-            **settings,
-        },
+        **grow_arguments(
+            **{
+                "slots": ["body"],
+                "steps": EPOCHS,
+                "optimizer": lambda params: torch.optim.AdamW(params, lr=2e-2),
+                "scheduler": lambda optimizer: CosineAnnealingLR(optimizer, EPOCHS),
+                "out": out,
+                "resume": True,
+                "progress": False,
+                **settings,
+            }
+        ),
     )
 
 

@@ -7,7 +7,6 @@ import torch
 
 from esper.growth.blueprints.catalogue import default_catalogue
 from esper.growth.hosts.mlp import MLPHost
-from esper.growth.lifecycle import LifecycleRules
 from esper.growth.slot_table import SlotTable
 from esper.leyline import (
     BLEND_NAMES,
@@ -30,6 +29,7 @@ from esper.tolaria.engine.objectives import accuracy, cross_entropy
 from esper.tolaria.engine.population import LoopedPopulation
 from esper.tolaria.engine.recipe import HostRecipe
 from esper.tolaria.engine.transition import Transition
+from helpers import episode_settings
 
 GAMMA = 0.995
 
@@ -187,5 +187,7 @@ def small_env(keys, steps=30, *, min_contribution=-100.0, recorder=None, on_pani
         optimizer=lambda params: torch.optim.AdamW(params, lr=3e-2),
         catalogue=default_catalogue(),
     )
-    rules = LifecycleRules(steps, blending_steps=3, min_fossilize_contribution=min_contribution)
-    return GrowthEnv(LoopedPopulation(recipe, keys), rules, recorder=recorder, on_panic=on_panic)
+    settings = episode_settings(
+        steps, blending_steps=3, min_contribution=min_contribution, on_panic=on_panic
+    )
+    return GrowthEnv(LoopedPopulation(recipe, keys), settings, recorder=recorder)

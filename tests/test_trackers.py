@@ -71,7 +71,7 @@ def tracked(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, esper.Grown
             controller="scripted:early",
             out=folder / "run",
             callbacks=trackers,
-            progress=False,
+            settings=esper.GrowthSettings(progress=False),
         )
     return folder, grown
 

@@ -20,6 +20,7 @@ import esper
 from esper.growth.grown_module import keyed
 from esper.tamiyo.controllers.scripted import ScriptedController
 from esper.transformers import GrowCallback, blueprints_inside
+from helpers import grow_arguments
 
 EPOCHS, BATCH, EVAL_BATCH, RATE, CLIP = 8, 8, 16, 3e-3, 0.5
 SLOTS = {"bert": "bert.encoder.layer.0", "gpt2": "transformer.h.0"}
@@ -103,7 +104,7 @@ def grower(kind: str, **changes: Any) -> GrowCallback:
         "controller": ScriptedController(SCRIPT, "test"),
         "incubation": "joint",
     }
-    return GrowCallback(**given | changes)
+    return GrowCallback(**grow_arguments(**given | changes))
 
 
 def train(
@@ -151,15 +152,14 @@ def plain_loop(kind: str, accumulate: int = 1) -> esper.Body:
     slot = SLOTS[kind]
     body = esper.attach(
         model,
-        slots=[slot],
-        layout={slot: "BTC"},
-        causal=kind == "gpt2",
+        slots=esper.Slots(
+            [slot], layout={slot: "BTC"}, causal=kind == "gpt2", blueprints=blueprints_inside()
+        ),
         example=train_batches[0],
         evaluate=score,
         steps=EPOCHS,
         controller=ScriptedController(SCRIPT, "test"),
-        blueprints=blueprints_inside(),
-        incubation="joint",
+        settings=esper.GrowthSettings(incubation="joint"),
     )
     body.manage(optimizer)
     updates = -(-len(train_batches) // accumulate)

@@ -25,12 +25,12 @@ from esper.growth.blueprints.modules import nearly_zero_
 from esper.growth.hosts.transformer import TransformerHost
 from esper.growth.sites import evaluating
 from esper.leyline import BLUEPRINT, OP, SLOT, LifecycleOp
+from esper.leyline.growth_settings import GrowthSettings, RateSchedule
 from esper.tamiyo.controllers.static import StaticController
 from esper.tamiyo.situation import Controller, Situation, wait
 from esper.tolaria.data import pydocs
 from esper.tolaria.data.splits import DataSplits
-from esper.tolaria.engine.run import TrialRules, train
-from esper.tolaria.engine.schedule import RateSchedule
+from esper.tolaria.engine.run import train
 from esper.tolaria.tasks import find_task
 from esper.tolaria.tasks.base import Task
 
@@ -138,13 +138,13 @@ def task_of(arm: Arm) -> Task:
 
 def run(arm: Arm, key: int, data: DataSplits, *, test: bool) -> dict[str, Any]:
     task = task_of(arm)
-    rules = TrialRules(
+    rules = GrowthSettings(
         # More than the budget ever pays for: it is what ends a run.
         steps=300,
         incubation="joint",
         counterfactuals=arm.grows,
         schedule=SCHEDULE,
-        max_macs=arm.budget,
+        max_train_macs=arm.budget,
     )
     controller: Controller = Deepen(GROW_AT) if arm.grows else StaticController()
     (trained,) = train(task.recipe(data), [key], rules, controller, task=task.name, attribute=False)

@@ -67,14 +67,13 @@ def trials_of(policy: str, blueprints: BlueprintCatalogue) -> Callable[[str, int
                 model,
                 train,
                 val,
-                slots=SLOTS,
-                start=start,  # type: ignore[arg-type]
+                slots=esper.Slots(SLOTS, blueprints=blueprints),
+                start=start,
                 controller=controller,
                 steps=steps,
                 optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-2),
-                blueprints=blueprints,
                 key=key,
-                progress=False,
+                settings=esper.GrowthSettings(progress=False),
             )
             return grown.export()
 

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
         Body,
         Callback,
         Grown,
+        Slots,
         attach,
         grow,
         load,
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from esper.growth.grown_module import GrownModule
     from esper.growth.sites import list_slots
     from esper.leyline import EsperError, EsperWarning
-    from esper.tolaria.engine.garden import Budget
+    from esper.leyline.growth_settings import Budget, GrowthSettings, RateSchedule
 
     __version__: str
     """The version that is installed."""
@@ -32,12 +33,15 @@ _HOMES = {
     "BlueprintCatalogue": "esper.growth.blueprints.catalogue",
     "BlueprintSpec": "esper.growth.blueprints.catalogue",
     "Body": "esper.api",
-    "Budget": "esper.tolaria.engine.garden",
+    "Budget": "esper.leyline.growth_settings",
     "Callback": "esper.api",
     "EsperError": "esper.leyline",
     "EsperWarning": "esper.leyline",
     "Grown": "esper.api",
+    "GrowthSettings": "esper.leyline.growth_settings",
     "GrownModule": "esper.growth.grown_module",
+    "RateSchedule": "esper.leyline.growth_settings",
+    "Slots": "esper.api",
     "attach": "esper.api",
     "default_catalogue": "esper.growth.blueprints.catalogue",
     "export": "esper.api",

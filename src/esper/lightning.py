@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from esper.api import Body, attach
+from esper.api import Body, Slots, attach
 from esper.growth.grown_module import GrownModule
 from esper.growth.hooks import SAVED_BESIDE
 from esper.growth.sites import SlotChoice, evaluating
@@ -47,7 +47,7 @@ class Grow(Callback):
 
     def __init__(
         self,
-        slots: SlotChoice,
+        slots: SlotChoice | Slots,
         monitor: str,
         *,
         mode: Literal["max", "min"] = "max",

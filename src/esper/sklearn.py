@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from esper.api import grow
 from esper.leyline import ConfigError, PackageMissingError
-from esper.tolaria.engine.garden import Budget
+from esper.leyline.growth_settings import Budget, GrowthSettings
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
@@ -101,11 +101,10 @@ class _Growing(BaseEstimator):
                 optimizer=lambda params: torch.optim.AdamW(params, lr=self.learning_rate),
                 controller=self.controller,
                 budget=Budget(params=self.max_params),
-                patience=self.patience,
                 key=key,
                 loss=loss,
                 score=score,
-                progress=False,
+                settings=GrowthSettings(patience=self.patience, progress=False),
             )
         self.module_ = grown.export()
         self.outcome_, self.history_ = grown.outcome, grown.history

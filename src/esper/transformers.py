@@ -8,6 +8,7 @@ grow.export().save_pretrained("grown")
 import os
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from inspect import signature
 from pathlib import Path
 from typing import Any, Literal
@@ -17,6 +18,7 @@ import torch
 from torch import nn
 
 from esper.api import Body, attach, list_slots, save_network
+from esper.api.slots import Slots, as_slots
 from esper.growth.blueprints.catalogue import BlueprintCatalogue, default_catalogue
 from esper.growth.hooks import SAVED_BESIDE
 from esper.growth.optimizer import SLOT_KEY
@@ -54,7 +56,7 @@ class GrowCallback(TrainerCallback):
 
     def __init__(
         self,
-        slots: SlotChoice,
+        slots: SlotChoice | Slots,
         monitor: str = "eval_loss",
         *,
         mode: Literal["max", "min"] | None = None,
@@ -107,15 +109,20 @@ class GrowCallback(TrainerCallback):
     ) -> None:
         _check_arguments(args)
         example = _example(parts["train_dataloader"]) if self.example is None else self.example
-        options = {"layout": _layouts(model, example), "causal": _is_causal(model), **self.options}
-        options.setdefault("blueprints", blueprints_inside())
+        spec = as_slots(self.slots)
+        spec = replace(
+            spec,
+            layout=_layouts(model, example) if spec.layout is None else spec.layout,
+            causal=_is_causal(model) if spec.causal is None else spec.causal,
+            blueprints=spec.blueprints or blueprints_inside(),
+        )
         self.body = attach(
             model,
-            slots=self.slots,
+            slots=spec,
             example=example,
             evaluate=lambda: self._score_again(args, model),
             steps=self.steps or _evaluations(args, state),
-            **options,
+            **self.options,
         )
         optimizer = getattr(parts["optimizer"], "optimizer", parts["optimizer"])
         self.body.manage(optimizer, parts["lr_scheduler"], **self.seed_settings)

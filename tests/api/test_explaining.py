@@ -13,10 +13,11 @@ from command_support import esper_here
 from esper.api import explain, find_controller
 from esper.leyline import ConfigError, History
 from esper.leyline.events import Decided
+from esper.leyline.growth_settings import GrowthSettings
 from esper.observatory.explained import explanation_in_words
 from esper.proof import EvaluationSettings, evaluate
 from esper.simic.training.policy_controller import LearnedController
-from esper.tolaria.engine.run import TrialRules, make_env, play
+from esper.tolaria.engine.run import make_env, play
 from training_support import rows, tiny_run, tiny_task
 from view_support import write_evaluation_folder, write_growth
 
@@ -120,7 +121,7 @@ def test_an_evaluation_has_recorded_those_of_learned_policies(
     for key in (0, 1):
         told = explain(tmp_path, arm=policy, key=key, step=2)
         alone = History()
-        rules = TrialRules(4, schedule=task.schedule)
+        rules = GrowthSettings(4, schedule=task.schedule)
         play(make_env(task.recipe(data), [key], rules, alone), find_controller(policy))
         expected = next(e for e in alone.events if isinstance(e, Decided) and e.step == 2)
         assert told["did"]["op"] == expected.taken[0]

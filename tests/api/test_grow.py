@@ -15,6 +15,7 @@ from esper.growth.export import largest_difference
 from esper.growth.grown_module import GrownModule, keyed
 from esper.leyline import ConfigError
 from esper.observatory.run_directory import read_rows
+from helpers import grow_arguments
 
 
 def loaders(
@@ -44,8 +45,7 @@ def test_grow_any_model_and_get_a_plain_one_back(name: str) -> None:
         model,
         train,
         val,
-        slots=slots,
-        example=x,
+        slots=esper.Slots(slots, example=x),
         controller="scripted:early" if name != "gru" else "random",
         steps=14,
         optimizer=torch.optim.AdamW(model.parameters(), lr=3e-3),
@@ -185,7 +185,7 @@ def test_bad_arguments_get_one_sentence_before_anything_is_trained(
         **changes,
     }
     with pytest.raises(ConfigError, match=message):
-        esper.grow(model, **arguments)
+        esper.grow(model, **grow_arguments(**arguments))
     assert all(torch.equal(t, before[n]) for n, t in model.state_dict().items())
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
 

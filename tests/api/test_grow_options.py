@@ -19,6 +19,7 @@ from esper.growth.grown_module import keyed
 from esper.leyline import ConfigError, EpisodeOutcome
 from esper.leyline.events import Event, SeedGerminated
 from esper.tolaria.engine.objectives import accuracy, prediction
+from helpers import grow_arguments
 
 
 def batches(n: int = 5, size: int = 16) -> list[tuple[Tensor, Tensor]]:
@@ -43,7 +44,7 @@ def run(model: nn.Module | None = None, **settings: Any) -> esper.Grown:
         "controller": "static",
         "progress": False,
     }
-    return esper.grow(model or mlp(), **{**arguments, **settings})
+    return esper.grow(model or mlp(), **grow_arguments(**{**arguments, **settings}))
 
 
 # --- how long ----------------------------------------------------------------------------------
@@ -229,7 +230,7 @@ def test_regression_by_r2() -> None:
         loss="mse",
         score=lambda outputs, targets: 100.0 * r2_score(targets, outputs),
         steps=4,
-        progress=False,
+        settings=esper.GrowthSettings(progress=False),
     )
     with torch.no_grad():
         expected = 100.0 * r2_score(y[40:], grown.model.eval()(x[40:]))

@@ -15,7 +15,7 @@ from esper.growth.grown_module import keyed
 from esper.leyline import BLEND, BLUEPRINT, OP, SLOT, LifecycleOp, generator
 from esper.leyline.reports import TwinReport
 from esper.tamiyo.situation import Situation, wait
-from helpers import Clocked, everywhere, exploding, nan_after
+from helpers import Clocked, everywhere, exploding, grow_arguments, nan_after
 from resume_support import Own, kill_in, own_run
 
 
@@ -77,15 +77,13 @@ def episode(
         model,
         train,
         val,
-        slots=["body", "head"],
+        slots=esper.Slots(["body", "head"], blueprints=bad_blueprints()),
         steps=10,
         controller=controller,
-        blueprints=bad_blueprints(),
         optimizer=lambda params: torch.optim.AdamW(params, lr=2e-2),
         key=key,
-        insured=insured,
         out=out,
-        progress=False,
+        settings=esper.GrowthSettings(insured=insured, progress=False),
     )
     return grown, model
 
@@ -168,6 +166,11 @@ def test_an_optimiser_that_was_given_is_the_twins_too() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-2)
     settings: dict[str, Any] = {"slots": ["body"], "steps": 5, "progress": False}
     grown = esper.grow(
-        model, train, val, optimizer=optimizer, controller="static", insured=True, **settings
+        model,
+        train,
+        val,
+        optimizer=optimizer,
+        controller="static",
+        **grow_arguments(**settings, insured=True),
     )
     assert grown.outcome.twin.val_score == grown.outcome.val_score  # type: ignore[union-attr]

@@ -97,9 +97,9 @@ def plant_everywhere(case: ModelCase) -> None:
 def test_layout_and_causality_reach_the_network() -> None:
     case = MODELS["own layer, told"]
     x, y = case.example(), torch.zeros(4, dtype=torch.int64)
-    told: dict[str, Any] = {"slots": ["own"], "example": x, "layout": {"own": "BTC"}}
+    told: dict[str, Any] = {"slots": esper.Slots(["own"], x, {"own": "BTC"})}
     grown = esper.grow(case.make(), [(x, y)], [(x, y)], controller="static", steps=2, **told)
-    body = esper.attach(case.make(), evaluate=lambda: 0.0, steps=2, causal=True, **told)
+    body = esper.attach(case.make(), evaluate=lambda: 0.0, steps=2, **told)
     assert [(s.layout, s.causal) for s in grown.model.sites] == [("BTC", False)]
     assert [(s.layout, s.causal) for s in body.model.sites] == [("BTC", True)]
     assert esper.list_slots(case.make(), x, {"own": "BTC"})[0].layout == "BTC"

@@ -104,9 +104,9 @@ def test_another_model_is_refused(tmp_path: Path) -> None:
             train,
             slots=["body"],
             steps=EPOCHS,
-            scheduler=lambda optimizer: CosineAnnealingLR(optimizer, EPOCHS),
             out=tmp_path / "run",
             resume=True,
+            optimizer=(None, lambda optimizer: CosineAnnealingLR(optimizer, EPOCHS)),
         )
 
 

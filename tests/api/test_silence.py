@@ -32,6 +32,7 @@ from esper.tamiyo.situation import Situation, wait
 from esper.tolaria.engine import batches
 from esper.tolaria.engine.objectives import accuracy, negative_mse
 from esper.tolaria.tasks import find_task
+from helpers import grow_arguments
 
 Batches = list[tuple[Tensor, Tensor]]
 
@@ -51,7 +52,7 @@ def grow(**changes: Any) -> esper.Grown:
         "train_loader": train, "val_loader": val, "slots": ["layer1", "layer2"], "steps": 4,
         "controller": "static",
     }  # fmt: skip
-    return esper.grow(model, **{**arguments, **changes})
+    return esper.grow(model, **grow_arguments(**{**arguments, **changes}))
 
 
 def told(grown: esper.Grown) -> list[str]:

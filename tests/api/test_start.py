@@ -25,7 +25,10 @@ def small_model() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
 
 
-SETTINGS: dict[str, Any] = {"slots": ["1", "3"], "progress": False}
+SETTINGS: dict[str, Any] = {
+    "slots": ["1", "3"],
+    "settings": esper.GrowthSettings(progress=False),
+}
 
 
 def test_a_trained_model_is_grown_before_its_first_epoch() -> None:

@@ -19,11 +19,12 @@ import esper.gym
 from esper.gym.analytic import solution
 from esper.gym.rendering import CELL, CURVE
 from esper.leyline import ConfigError, LifecycleOp, PackageMissingError
+from esper.leyline.growth_settings import GrowthSettings
 from esper.observatory.looks import STAGE_COLOURS
 from esper.simic import analytic
 from esper.tamiyo.controllers.static import StaticController
 from esper.tolaria.data.catalogue import data_root
-from esper.tolaria.engine.run import TrialRules, train
+from esper.tolaria.engine.run import train
 from esper.tolaria.tasks import find_task
 
 QUICK = replace(find_task("digits"), batches_per_epoch=2)
@@ -124,7 +125,7 @@ def test_the_return_is_what_the_score_gained() -> None:
     assert over
     assert not truncated
     assert sum(rewards) == pytest.approx((facts["val_score"] - first) / 100, abs=1e-9)
-    rules = TrialRules(4, keep_best=False, schedule=QUICK.schedule)
+    rules = GrowthSettings(4, keep_best=False, schedule=QUICK.schedule)
     recipe = QUICK.recipe(QUICK.load(data_root()))
     trained = train(recipe, [3], rules, StaticController(), task="digits")
     assert trained[0].outcome.val_score == facts["val_score"]

@@ -69,7 +69,7 @@ def test_it_grows_as_a_plain_call_of_grow_does(kind: type) -> None:
         optimizer=lambda params: torch.optim.AdamW(params, lr=1e-2),
         steps=14,
         key=key,
-        progress=False,
+        settings=esper.GrowthSettings(progress=False),
     )
     assert grown.outcome.germinated > 0
     ours, theirs = estimator.outcome_, grown.outcome

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from esper.leyline import ConfigError, EpisodeOutcome
+from esper.leyline.growth_settings import GrowthSettings
 from esper.proof import Made, Piece, work
 from esper.proof import evaluation as module
 from esper.proof.arms import (
@@ -27,7 +28,7 @@ from esper.proof.evaluation import EvaluationReport, EvaluationSettings, evaluat
 from esper.tamiyo.controllers import make_controller
 from esper.tamiyo.controllers.scripted import ScriptedController
 from esper.tamiyo.situation import Controller, Situation, wait
-from esper.tolaria.engine.run import Trained, TrialRules
+from esper.tolaria.engine.run import Trained
 from esper.tolaria.tasks.base import Task
 from helpers import small_digits
 
@@ -77,7 +78,7 @@ def outcome_of(plan: Plan, data: Any) -> EpisodeOutcome:
 @cache
 def grown(key: int = 0) -> Trained:
     task, data = narrow_digits()
-    (trained,) = train(Plan(task, make_arm("grow"), TrialRules(STEPS)), data, [key])
+    (trained,) = train(Plan(task, make_arm("grow"), GrowthSettings(STEPS)), data, [key])
     return trained
 
 
@@ -102,7 +103,7 @@ def test_arms_of_one_key_share_host_and_shuffles() -> None:
     first_epochs, last_scores = [], []
     for name in ("static", "random", "heuristic", "grow"):
         watcher = Rows()
-        train(Plan(task, make_arm(name), TrialRules(6)), data, [5], watcher)
+        train(Plan(task, make_arm(name), GrowthSettings(6)), data, [5], watcher)
         first_epochs.append([watcher.rows[0][k] for k in ("val_score", "val_loss", "train_loss")])
         last_scores.append(watcher.rows[-1]["val_loss"])
     assert all(scores == first_epochs[0] for scores in first_epochs)
@@ -114,7 +115,7 @@ def test_other_keys_are_other_hosts() -> None:
     losses = set()
     for key in (0, 1):
         watcher = Rows()
-        train(Plan(task, make_arm("static"), TrialRules(1)), data, [key], watcher)
+        train(Plan(task, make_arm("static"), GrowthSettings(1)), data, [key], watcher)
         losses.add(watcher.rows[0]["val_loss"])
     assert len(losses) == 2
 
@@ -227,7 +228,7 @@ def test_growing_costs_more_than_the_network_it_ends_with() -> None:
     """Rejected keys and counterfactual passes are in the bill of the arm that made them."""
     task, data = narrow_digits()
     rejected = ScriptedController("1 GERMINATE r0c0 branch linear\n3 CULL r0c0\n", "cull")
-    outcome = outcome_of(Plan(task, rejected, TrialRules(6)), data)
+    outcome = outcome_of(Plan(task, rejected, GrowthSettings(6)), data)
     assert outcome.params == outcome.host_params
     assert outcome.train_macs > training_macs(task, data, outcome.host_macs, 6)
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from esper.leyline import ConfigError
+from esper.leyline.growth_settings import GrowthSettings
 from esper.proof import (
     Alone,
     EvaluationReport,
@@ -23,7 +24,6 @@ from esper.proof import (
 from esper.proof import evaluation as module
 from esper.proof import record as record_module
 from esper.tamiyo.controllers.scripted import ScriptedController
-from esper.tolaria.engine.run import TrialRules
 from esper.tolaria.fused.choice import PopulationKind
 from evaluation_support import Killed, make_arm, narrow_digits, numbers
 
@@ -79,7 +79,7 @@ def test_a_network_that_was_kept_is_the_same_bit_for_bit(
     task, data = narrow_digits()
     script = "1 GERMINATE r0c0 branch gated\n2 GERMINATE r0c1 conv_heavy linear\n"
     # Not the best network, which may have no seeds, but the last.
-    rules = TrialRules(8, population=population, keep_best=False)
+    rules = GrowthSettings(8, population=population, keep_best=False)
     plans = [Plan(task, ScriptedController(script, "grow"), rules)] * 2
     job = Job("grow", lambda: plans, data, [0, 1], attribute=True, keep=True)
     runs = [next(carry_out([job], Record(tmp_path, {}), Alone())) for _ in range(2)]

@@ -16,6 +16,7 @@ from torch import nn
 from esper.growth.blueprints.catalogue import count_params
 from esper.growth.hosts.cnn import CNNHost
 from esper.leyline import ConfigError
+from esper.leyline.growth_settings import GrowthSettings
 from esper.proof import (
     EvaluationReport,
     EvaluationSettings,
@@ -33,7 +34,7 @@ from esper.proof.shapes import random_shapes
 from esper.tamiyo.controllers import make_controller
 from esper.tamiyo.controllers.scripted import ScriptedController
 from esper.tamiyo.situation import Controller
-from esper.tolaria.engine.run import Trained, TrialRules
+from esper.tolaria.engine.run import Trained
 from esper.tolaria.tasks import find_task
 from helpers import small_digits
 
@@ -170,7 +171,7 @@ def test_arms_begin_with_the_host_as_its_training_left_it(monkeypatch: pytest.Mo
     scores = [[t.test_score for t in trials(found, name)] for name in ("host", "continue +0.4")]
     assert scores[0] == scores[1]
     task, data = narrow_digits()
-    rules = TrialRules(STEPS, counterfactuals=False, keep_best=False, schedule=task.schedule)
+    rules = GrowthSettings(STEPS, counterfactuals=False, keep_best=False, schedule=task.schedule)
     for plan, keys in begun:
         for key in keys:
             (alone,) = real(Plan(task, DO_NOTHING, rules), data, [key])
@@ -182,7 +183,7 @@ def test_arms_begin_with_the_host_as_its_training_left_it(monkeypatch: pytest.Mo
 def test_only_what_is_asked_for_is_cooled_and_all_have_one_schedule(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    rules: dict[str, TrialRules] = {}
+    rules: dict[str, GrowthSettings] = {}
     real = module.Record.read
 
     def noted(record: Record, job: Job, plans: Any) -> list[Run] | None:

@@ -5,18 +5,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from esper.growth.lifecycle import LifecycleRules
 from esper.leyline import BLUEPRINT, OP, SLOT, LifecycleOp
 from esper.tamiyo.controllers import make_controller
 from esper.tolaria.engine.environment import GrowthEnv
 from esper.tolaria.engine.population import LoopedPopulation
+from helpers import episode_settings
 from training_support import tiny_task
 
 
 def first_and_second(envs: int, name: str = "each", key: int = 3) -> tuple[GrowthEnv, list]:
     task = tiny_task()
     env = GrowthEnv(
-        LoopedPopulation(task.recipe(task.load(None)), [key] * envs), LifecycleRules(max_steps=3)
+        LoopedPopulation(task.recipe(task.load(None)), [key] * envs), episode_settings(3)
     )
     controller, taken = make_controller(name), []
     situation = env.reset()

@@ -10,15 +10,15 @@ from torch import Tensor
 
 from esper.growth.blueprints.catalogue import default_catalogue
 from esper.leyline import ConfigError, LifecycleOp
+from esper.leyline.growth_settings import GrowthSettings, RateSchedule
 from esper.tamiyo.controllers.random import RandomController
 from esper.tamiyo.controllers.scripted import ScriptedController
 from esper.tamiyo.controllers.static import StaticController
 from esper.tamiyo.situation import Situation, wait
 from esper.tolaria.engine.population import LoopedPopulation
 from esper.tolaria.engine.recipe import HostRecipe
-from esper.tolaria.engine.run import TrialRules, make_env, play, train
+from esper.tolaria.engine.run import make_env, play, train
 from esper.tolaria.engine.saved_state import cycle_state, load_cycle_state
-from esper.tolaria.engine.schedule import RateSchedule
 from esper.tolaria.fused.population import FusedPopulation
 from helpers import small_digits
 
@@ -68,7 +68,7 @@ def test_weights_that_are_missing_or_of_another_host_are_refused() -> None:
 
 def test_a_trained_host_is_looked_at_and_then_goes_on() -> None:
     recipe = trained_recipe([3])
-    env = make_env(recipe, [3], TrialRules(2, start="trained"))
+    env = make_env(recipe, [3], GrowthSettings(2, start="trained"))
     situation = env.reset()
     by_itself = LoopedPopulation(recipe, [3])
     whole = np.ones((1, 3), dtype=bool)
@@ -89,7 +89,7 @@ def test_training_that_harms_a_trained_host_leaves_it_as_it_came() -> None:
     recipe = trained_recipe([3])
     assert recipe.weights is not None
     harmful = replace(recipe, optimizer=lambda p: torch.optim.SGD(p, lr=0.5, momentum=0.9))
-    rules = TrialRules(2, start="trained")
+    rules = GrowthSettings(2, start="trained")
     (found,) = train(harmful, [3], rules, StaticController(), task="digits")
     assert found.outcome.best_step == 0
     assert same(dict(recipe.weights[3]), found.model.state_dict())
@@ -99,7 +99,7 @@ def test_a_high_first_loss_of_a_trained_host_is_no_panic() -> None:
     recipe = trained_recipe([3])
     assert recipe.weights is not None
     sure = {name: t * (50.0 if "head" in name else 1.0) for name, t in recipe.weights[3].items()}
-    env = make_env(replace(recipe, weights={3: sure}), [3], TrialRules(2, start="trained"))
+    env = make_env(replace(recipe, weights={3: sure}), [3], GrowthSettings(2, start="trained"))
     situation = env.reset()
     assert situation.signals.val_loss[0] > 10.0
     assert env.governor.panics[0] == 0
@@ -133,7 +133,7 @@ def test_a_host_that_does_not_grow_trains_as_long_as_its_budget_lasts(start: Any
     recipe = trained_recipe([3])
     training, evaluation = epoch_macs(recipe)
     for budget in range(8 * evaluation + training, 6 * (training + evaluation), training // 2):
-        rules = TrialRules(40, start=start, max_macs=budget)
+        rules = GrowthSettings(40, start=start, max_train_macs=budget)
         (found,) = train(recipe, [3], rules, StaticController(), task="digits")
         # Kept for a rollback that did not come, and for settling.
         spare = (3 + (start == "trained")) * evaluation
@@ -168,7 +168,7 @@ def test_no_growth_exceeds_the_budget(controller: Any, incubation: Any) -> None:
     draws = np.random.default_rng(1)
     for epochs in draws.uniform(2.0, 30.0, size=4).tolist():
         budget = int(epochs * (training + evaluation)) + 4 * evaluation
-        rules = TrialRules(30, incubation, start="trained", max_macs=budget)
+        rules = GrowthSettings(30, incubation=incubation, start="trained", max_train_macs=budget)
         for found in train(recipe, keys, rules, controller, task="digits", attribute=False):
             assert found.outcome.train_macs <= budget
 
@@ -176,8 +176,8 @@ def test_no_growth_exceeds_the_budget(controller: Any, incubation: Any) -> None:
 def test_one_environment_ends_and_the_others_go_on() -> None:
     recipe = trained_recipe([3, 4])
     training, evaluation = epoch_macs(recipe)
-    rules = TrialRules(
-        30, "joint", start="trained", max_macs=10 * (training + evaluation), max_seeds=1
+    rules = GrowthSettings(
+        30, "joint", start="trained", max_train_macs=10 * (training + evaluation), max_seeds=1
     )
     grown, plain = train(recipe, [3, 4], rules, OnlyFirst(), task="digits", attribute=False)
     assert 0 < grown.outcome.steps < plain.outcome.steps < 10
@@ -187,7 +187,9 @@ def test_a_schedule_ends_with_the_budget_and_what_is_left_is_told() -> None:
     recipe = trained_recipe([3])
     training, evaluation = epoch_macs(recipe)
     budget = int(7.4 * (training + evaluation))
-    rules = TrialRules(30, start="trained", max_macs=budget, schedule=RateSchedule(decay=0.5))
+    rules = GrowthSettings(
+        30, start="trained", max_train_macs=budget, schedule=RateSchedule(decay=0.5)
+    )
     env = make_env(recipe, [3], rules)
     left, progress = [], []
 
@@ -205,7 +207,7 @@ def test_a_schedule_ends_with_the_budget_and_what_is_left_is_told() -> None:
 
 
 def test_what_is_left_without_a_budget_is_steps() -> None:
-    env = make_env(trained_recipe([3]), [3], TrialRules(4))
+    env = make_env(trained_recipe([3]), [3], GrowthSettings(4))
     assert env.reset().left.tolist() == [1.0]
     assert env.step(wait(1)).after.left.tolist() == [0.75]
 
@@ -215,22 +217,22 @@ def test_budgets_that_cannot_work_are_refused() -> None:
     training, evaluation = epoch_macs(recipe)
     least = training + 4 * evaluation
     with pytest.raises(ConfigError, match=f"max_macs={least - 1} .* takes {least}; give that"):
-        make_env(recipe, [3], TrialRules(4, max_macs=least - 1)).reset()
-    make_env(recipe, [3], TrialRules(4, max_macs=least)).reset()
+        make_env(recipe, [3], GrowthSettings(4, max_train_macs=least - 1)).reset()
+    make_env(recipe, [3], GrowthSettings(4, max_train_macs=least)).reset()
     with pytest.raises(ConfigError, match="needs keep_best"):
-        TrialRules(4, max_macs=least, keep_best=False)
+        GrowthSettings(4, max_train_macs=least, keep_best=False)
     with pytest.raises(ConfigError, match="fresh or trained, got start 'warm'"):
-        TrialRules(4, start="warm")  # type: ignore[arg-type]
+        GrowthSettings(4, start="warm")  # type: ignore[arg-type]
 
 
 def test_a_run_that_is_taken_up_has_the_same_schedule_and_budget() -> None:
     recipe = trained_recipe([3])
     training, evaluation = epoch_macs(recipe)
-    rules = TrialRules(
+    rules = GrowthSettings(
         30,
         "joint",
         start="trained",
-        max_macs=30 * (training + evaluation),
+        max_train_macs=30 * (training + evaluation),
         schedule=RateSchedule(0.2, 0.5),
     )
 

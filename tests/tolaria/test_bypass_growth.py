@@ -6,7 +6,7 @@ import pytest
 from esper.growth.blueprints.catalogue import count_params, default_catalogue
 from esper.growth.snapshot import take_snapshot
 from esper.leyline import LifecycleOp, SeedStage
-from esper.tolaria.engine.garden import Budget
+from esper.leyline.growth_settings import Budget
 from helpers import break_host, digits_env, network_of
 
 CATALOGUE = default_catalogue()

@@ -13,13 +13,14 @@ from esper.growth.blueprints.catalogue import default_catalogue
 from esper.leyline import History, LifecycleOp
 from esper.leyline.constants import COOLING_SAMPLES, COOLING_STARVED, COOLING_TARGET
 from esper.leyline.events import CoolingRefused, GovernorPanic, HostCooled
+from esper.leyline.growth_settings import GrowthSettings
 from esper.tamiyo.controllers.static import StaticController
 from esper.tamiyo.situation import wait
 from esper.tolaria.engine.environment import GrowthEnv
 from esper.tolaria.engine.objectives import mse
 from esper.tolaria.engine.population import LoopedPopulation
 from esper.tolaria.engine.recipe import HostRecipe
-from esper.tolaria.engine.run import TrialRules, make_env, play, train
+from esper.tolaria.engine.run import make_env, play, train
 from esper.tolaria.engine.saved_state import cycle_state, load_cycle_state
 from esper.tolaria.engine.starvation import answers, batch_rho, find_tau, starvation
 from helpers import small_digits
@@ -113,7 +114,7 @@ def hungry() -> HostRecipe:
 
 def cooled_env(recipe: HostRecipe, history: History | None = None, **rules: Any) -> GrowthEnv:
     settings = {"steps": 3, "start": "trained", "cooling": True, **rules}
-    return make_env(recipe, KEYS, TrialRules(**settings), history)
+    return make_env(recipe, KEYS, GrowthSettings(**settings), history)
 
 
 def state(env: GrowthEnv, index: int) -> dict[str, Tensor]:
@@ -273,7 +274,7 @@ def test_what_cannot_be_cooled_is_told_and_goes_on(monkeypatch: pytest.MonkeyPat
 
 def test_a_budget_that_does_not_pay_for_the_look_has_none() -> None:
     recipe = starved()
-    plain = make_env(recipe, KEYS, TrialRules(9, start="trained"))
+    plain = make_env(recipe, KEYS, GrowthSettings(9, start="trained"))
     plain.reset()
     macs, size = plain.garden.host_macs, recipe.data.size()
     assert size.train is not None
@@ -281,7 +282,7 @@ def test_a_budget_that_does_not_pay_for_the_look_has_none() -> None:
     least = macs * (3 * size.train + 5 * size.val)
     for more, kind in ((0, CoolingRefused), (COOLING_SAMPLES * macs, HostCooled)):
         history = History()
-        rules = TrialRules(9, start="trained", cooling=True, max_macs=least + more)
+        rules = GrowthSettings(9, start="trained", cooling=True, max_train_macs=least + more)
         for found in train(recipe, KEYS, rules, StaticController(), task="x", recorder=history):
             assert found.outcome.train_macs <= least + more
         told = [type(e) for e in history.events if isinstance(e, HostCooled | CoolingRefused)]

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from esper.growth.blueprints.catalogue import default_catalogue
-from esper.growth.lifecycle import LifecycleRules
 from esper.leyline import (
     BLEND_NAMES,
     HEAD_NAMES,
@@ -26,7 +25,14 @@ from esper.tolaria.engine.garden import Budget, Validation
 from esper.tolaria.engine.population import LoopedPopulation
 from esper.tolaria.engine.run import play, settle
 from esper.tolaria.engine.transition import Transition
-from helpers import break_host, digits_env, network_of, small_digits, trained_params
+from helpers import (
+    break_host,
+    digits_env,
+    episode_settings,
+    network_of,
+    small_digits,
+    trained_params,
+)
 
 BOTH = pytest.mark.parametrize("kind", ["looped", "fused"])
 EARLY = "1 GERMINATE r0c0 branch linear\nauto FOSSILIZE"
@@ -252,8 +258,7 @@ def test_max_seeds_is_kept(kind: str) -> None:
 
 @BOTH
 def test_joint_incubation_acts_from_birth(kind: str) -> None:
-    rules = LifecycleRules(4, incubation="joint")
-    env = digits_env([1], rules=rules, kind=kind)
+    env = digits_env([1], 4, kind=kind, incubation="joint")
     rows = transitions(env, ScriptedController("1 GERMINATE r0c0 branch linear", "x"))
     assert rows[0].after.table.stage[0, 0] == SeedStage.BLENDING
     assert rows[0].after.table.alpha[0, 0] == 1.0
@@ -306,7 +311,7 @@ def test_the_heuristic_goes_through_full_lifecycles(task_name: str) -> None:
         data = replace(whole, val_x=whole.val_x[:64], val_y=whole.val_y[:64])
     listener = History()
     population = LoopedPopulation(task.recipe(data, default_catalogue()), [0])
-    env = GrowthEnv(population, LifecycleRules(40), on_panic="continue", recorder=listener)
+    env = GrowthEnv(population, episode_settings(40, on_panic="continue"), recorder=listener)
     play(env, HeuristicController(HeuristicConfig(blend=BLEND_NAMES[1])))
     stages = {e.to_stage for e in listener.events if isinstance(e, SeedStageChanged)}
     assert {"GERMINATED", "TRAINING", "BLENDING", "HOLDING"} <= stages

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from esper.leyline import ConfigError
+from esper.leyline.growth_settings import GrowthSettings
 from esper.tamiyo.controllers.static import StaticController
-from esper.tolaria.engine.run import TrialRules, train
+from esper.tolaria.engine.run import train
 from esper.tolaria.families import find_family
 from esper.tolaria.families import hosts as hosts_module
 from esper.tolaria.families.hosts import FOLDER, hosts_of
@@ -70,7 +71,7 @@ def test_the_cost_is_what_training_one_of_them_takes(made, data):
     alone = train(
         member.recipe(data),
         [member.keys[0]],
-        TrialRules(member.task.steps, counterfactuals=False, keep_best=False),
+        GrowthSettings(member.task.steps, counterfactuals=False, keep_best=False),
         StaticController(),
         task="digits",
         attribute=False,

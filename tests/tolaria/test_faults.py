@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 from esper.growth.blueprints.catalogue import BlueprintCatalogue, default_catalogue
-from esper.growth.lifecycle import LifecycleRules
 from esper.growth.snapshot import HostSnapshot
 from esper.leyline import OP, History, LifecycleOp, SeedStage, generator
 from esper.leyline.events import (
@@ -22,6 +21,7 @@ from esper.leyline.events import (
     GovernorSnapshot,
     SeedCulled,
 )
+from esper.leyline.growth_settings import GrowthSettings
 from esper.tamiyo.controllers import make_controller
 from esper.tamiyo.controllers.random import RandomController
 from esper.tamiyo.controllers.scripted import ScriptedController
@@ -29,11 +29,12 @@ from esper.tamiyo.controllers.static import StaticController
 from esper.tamiyo.situation import Situation
 from esper.tolaria.engine.environment import GrowthEnv
 from esper.tolaria.engine.population import LoopedPopulation
-from esper.tolaria.engine.run import TrialRules, make_env, play, settle
+from esper.tolaria.engine.run import make_env, play, settle
 from esper.tolaria.fused.population import FusedSnapshot
 from helpers import (
     break_host,
     digits_env,
+    episode_settings,
     everywhere,
     exploding,
     nan_after,
@@ -187,8 +188,7 @@ def run_recipe(log: Log, max_steps: int = 8, **changes: Any) -> GrowthEnv:
     made = {name: make(recipe) for name, make in changes.items()}
     env = GrowthEnv(
         LoopedPopulation(replace(recipe, **made), [3]),
-        LifecycleRules(max_steps),
-        on_panic="continue",
+        episode_settings(max_steps, on_panic="continue"),
         recorder=log,
     )
     play(env, StaticController())
@@ -399,7 +399,7 @@ def test_a_rollback_brings_back_what_training_changes_besides_parameters() -> No
         )
 
     recipe = replace(task.recipe(data), build=build, slots=["3"])
-    env = make_env(recipe, [3], TrialRules(6))
+    env = make_env(recipe, [3], GrowthSettings(6))
     env.reset()
     norm = env.population.template.host[2]  # type: ignore[index]
     healthy = norm.running_mean.clone(), norm.running_var.clone(), norm.num_batches_tracked.clone()

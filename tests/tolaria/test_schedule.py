@@ -9,10 +9,10 @@ from torch.optim.lr_scheduler import LambdaLR
 from esper.growth.grown_module import keyed
 from esper.growth.hosts.cnn import CNNHost
 from esper.leyline import ConfigError, draw_key
+from esper.leyline.growth_settings import GrowthSettings, RateSchedule, batch_factors
 from esper.tamiyo.controllers.static import StaticController
 from esper.tolaria.engine.batches import LoaderSource
-from esper.tolaria.engine.run import TrialRules, make_env, play
-from esper.tolaria.engine.schedule import RateSchedule, batch_factors
+from esper.tolaria.engine.run import make_env, play
 from helpers import small_digits
 
 
@@ -54,7 +54,7 @@ def test_a_batch_has_the_rate_of_its_middle() -> None:
 
 def test_a_scheduled_run_is_a_loop_with_torch_s_scheduler() -> None:
     task, data = small_digits()
-    rules = TrialRules(4, schedule=RateSchedule(warmup=0.2, decay=0.4))
+    rules = GrowthSettings(4, schedule=RateSchedule(warmup=0.2, decay=0.4))
     env = make_env(task.recipe(data), [5], rules)
     play(env, StaticController())
     with keyed(draw_key(5, "host")):
@@ -84,7 +84,7 @@ def test_the_rate_of_every_batch_is_what_the_schedule_says(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     task, data = small_digits()
-    env = make_env(task.recipe(data), [5], TrialRules(3, schedule=RateSchedule(0.25, 0.5)))
+    env = make_env(task.recipe(data), [5], GrowthSettings(3, schedule=RateSchedule(0.25, 0.5)))
     (optimizer,) = env.population.optimizers  # type: ignore[attr-defined]
     optimizer.param_groups[2]["lr"] = 3e-2
     seen, groups, step = [], optimizer.param_groups, optimizer.step

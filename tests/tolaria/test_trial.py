@@ -14,14 +14,14 @@ from esper.growth.hosts.cnn import CNNHost
 from esper.growth.slot_table import SlotTable
 from esper.leyline import ConfigError, History, LifecycleOp
 from esper.leyline.events import SeedCulled, ShapleyComputed
+from esper.leyline.growth_settings import Budget, GrowthSettings
 from esper.tamiyo.controllers.scripted import ScriptedController
 from esper.tamiyo.controllers.static import StaticController
 from esper.tamiyo.situation import Situation
 from esper.tolaria.engine.environment import GrowthEnv
-from esper.tolaria.engine.garden import Budget
 from esper.tolaria.engine.population import LoopedPopulation
 from esper.tolaria.engine.recipe import HostRecipe
-from esper.tolaria.engine.run import Trained, TrialRules, make_env, play, settle, train
+from esper.tolaria.engine.run import Trained, make_env, play, settle, train
 from esper.tolaria.fused.choice import PopulationKind
 from esper.tolaria.fused.population import FusedPopulation
 from helpers import break_host, small_digits
@@ -30,7 +30,7 @@ EARLY = "1 GERMINATE r0c0 branch linear\nauto FOSSILIZE\n"
 STEPS = 16
 
 
-def trained(keys: list[int], rules: TrialRules, script: str = EARLY) -> list[Trained]:
+def trained(keys: list[int], rules: GrowthSettings, script: str = EARLY) -> list[Trained]:
     task, data = small_digits()
     return train(task.recipe(data), keys, rules, ScriptedController(script, "x"), task="digits")
 
@@ -38,11 +38,11 @@ def trained(keys: list[int], rules: TrialRules, script: str = EARLY) -> list[Tra
 def env_of(keys: list[int], recorder: History, **rules: object) -> GrowthEnv:
     task, data = small_digits(64)
     settings: dict[str, object] = {"steps": 4, "on_panic": "terminate", **rules}
-    return make_env(task.recipe(data), keys, TrialRules(**settings), recorder)  # type: ignore[arg-type]
+    return make_env(task.recipe(data), keys, GrowthSettings(**settings), recorder)  # type: ignore[arg-type]
 
 
 def test_trials_that_are_trained_together_are_those_that_are_trained_apart() -> None:
-    rules = TrialRules(STEPS)
+    rules = GrowthSettings(STEPS)
     together = trained([3, 4], rules)
     for index, key in enumerate((3, 4)):
         (apart,) = trained([key], rules)
@@ -55,9 +55,9 @@ def test_trials_that_are_trained_together_are_those_that_are_trained_apart() -> 
 
 
 def test_a_topology_is_there_from_birth_and_what_is_found_can_be_one() -> None:
-    (grown,) = trained([1], TrialRules(STEPS))
+    (grown,) = trained([1], GrowthSettings(STEPS))
     assert grown.topology == ((0, default_catalogue().index("branch")),)
-    (scratch,) = trained([1], TrialRules(2, topology=grown.topology), script="")
+    (scratch,) = trained([1], GrowthSettings(2, topology=grown.topology), script="")
     assert scratch.topology == grown.topology
     assert scratch.outcome.params == grown.outcome.params
     assert scratch.outcome.germinated == 0
@@ -66,7 +66,7 @@ def test_a_topology_is_there_from_birth_and_what_is_found_can_be_one() -> None:
 def test_kept_seeds_are_called_by_their_module_and_their_shares_add_up() -> None:
     task, data = small_digits()
     script = "1 GERMINATE r0c0 branch linear\n2 GERMINATE r0c1 conv_light linear\nauto FOSSILIZE\n"
-    history, rules = History(), TrialRules(STEPS)
+    history, rules = History(), GrowthSettings(STEPS)
     recipe = task.recipe(data)
     (found,) = train(
         recipe, [5], rules, ScriptedController(script, "x"), task="digits", recorder=history
@@ -125,7 +125,7 @@ class Interrupting(StaticController):
 
 def test_ctrl_c_leaves_a_trained_network_that_says_so() -> None:
     task, data = small_digits(64)
-    (found,) = train(task.recipe(data), [0], TrialRules(6), Interrupting(), task="digits")
+    (found,) = train(task.recipe(data), [0], GrowthSettings(6), Interrupting(), task="digits")
     assert (found.outcome.ended, found.outcome.steps) == ("interrupted", 2)
     assert isinstance(found.model, nn.Module)
 
@@ -157,12 +157,12 @@ def test_the_loss_of_a_guess_is_that_of_the_network_s_outputs() -> None:
 )
 def test_rules_that_cannot_work_are_refused(rules: dict[str, object], culprit: str) -> None:
     with pytest.raises(ConfigError, match=culprit):
-        TrialRules(**rules)  # type: ignore[arg-type]
+        GrowthSettings(**rules)  # type: ignore[arg-type]
 
 
 def test_a_budget_closes_what_would_exceed_it() -> None:
     task, data = small_digits(64)
-    env = make_env(task.recipe(data), [1, 2], TrialRules(8, budget=Budget(params=1.1)))
+    env = make_env(task.recipe(data), [1, 2], GrowthSettings(8, budget=Budget(params=1.1)))
     masks = env.reset().masks
     branch, small = (default_catalogue().index(name) for name in ("branch", "conv_small"))
     assert not masks.blueprint[:, :, branch].any()
@@ -175,7 +175,7 @@ def test_a_budget_closes_what_would_exceed_it() -> None:
 )
 def test_the_rules_say_what_trains_the_hosts(kind: PopulationKind, expected: type) -> None:
     task, data = small_digits()
-    env = make_env(task.recipe(data), iter([3, 4]), TrialRules(2, population=kind))
+    env = make_env(task.recipe(data), iter([3, 4]), GrowthSettings(2, population=kind))
     assert type(env.population) is expected
     assert env.population.keys.tolist() == [3, 4]
 
@@ -192,7 +192,7 @@ def test_hosts_that_cannot_be_fused_are_refused_with_the_reason(
 
     monkeypatch.setattr("esper.tolaria.fused.fits.why_not_fused", why_not)
     with pytest.raises(ConfigError, match="cannot be fused: they have dropout; use population"):
-        make_env(task.recipe(data), [0], TrialRules(2, population="fused"))
+        make_env(task.recipe(data), [0], GrowthSettings(2, population="fused"))
     assert seen == [CNNHost]
 
 
@@ -203,7 +203,7 @@ def test_a_fixed_network_that_diverges_ends_as_it_last_was_healthy(
 ) -> None:
     task, data = small_digits()
     recipe = replace(task.recipe(data), optimizer=lambda params: torch.optim.SGD(params, lr=rate))
-    rules = TrialRules(3, counterfactuals=False, topology=topology)
+    rules = GrowthSettings(3, counterfactuals=False, topology=topology)
     (found,) = train(recipe, [0], rules, StaticController(), task="digits")
     assert found.outcome.rollbacks > 0
     assert all(parameter.isfinite().all() for parameter in found.model.parameters())

@@ -11,6 +11,7 @@ from esper.api.growing import grow
 from esper.api.grown import Grown, load, save_network
 from esper.api.policies import export_policy
 from esper.api.recordings import imitate, learn_offline, record
+from esper.api.slots import Slots
 from esper.api.training import (
     config_of,
     episode_steps,

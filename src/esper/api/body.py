@@ -10,7 +10,7 @@ plain = body.export()
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from torch import nn
@@ -21,16 +21,15 @@ from torch.utils.hooks import RemovableHandle
 from esper.api.attached_host import AttachedHost
 from esper.api.checks import check_optimizer, checked
 from esper.api.controllers import check_script, find_controller
-from esper.api.epochs import decisions
 from esper.api.following import Follower
+from esper.api.growing import grow_settings
 from esper.api.loop_state import load_loop_state, loop_state
+from esper.api.slots import Slots, as_slots
 from esper.api.watch import Watch, warn_of_other_ground, warn_of_slow_seeds
-from esper.growth.blueprints.catalogue import BlueprintCatalogue
 from esper.growth.grown_module import GrownModule
 from esper.growth.hooks import GROWING
-from esper.growth.lifecycle import LifecycleRules
 from esper.growth.optimizer import add_slot_groups, with_inner
-from esper.growth.sites import Layouts, SlotChoice
+from esper.growth.sites import SlotChoice
 from esper.leyline import (
     IS_ACTIVE,
     ConfigError,
@@ -39,9 +38,9 @@ from esper.leyline import (
     History,
 )
 from esper.leyline.events import event_from_row
+from esper.leyline.growth_settings import Budget, GrowthSettings
 from esper.tamiyo.situation import Controller
 from esper.tolaria.engine.cycle import GrowthCycle
-from esper.tolaria.engine.garden import Budget
 from esper.tolaria.engine.gradients import GradientMeter
 from esper.tolaria.engine.population import TrainReadings
 from esper.tolaria.engine.run import act, settle
@@ -308,40 +307,36 @@ class Body:
 def attach(
     model: nn.Module,
     *,
-    slots: SlotChoice,
-    example: Any,
+    slots: SlotChoice | Slots,
     evaluate: Callable[[], float],
-    steps: int,
-    layout: Layouts | None = None,
-    causal: bool | None = None,
+    example: Any = None,
+    steps: int | None = None,
     controller: str | Controller = "heuristic",
     budget: Budget | None = None,
+    settings: GrowthSettings | None = None,
     key: int = 0,
-    blueprints: BlueprintCatalogue | None = None,
-    incubation: Literal["isolated", "joint"] = "isolated",
-    max_seeds: int | None = None,
 ) -> Body:
     """Make `model` able to grow in a loop of the user's own, for `steps` epochs.
 
-    `evaluate()` gives the validation score of the model as it is (higher is better, on any scale);
-    it is called with one seed after another taken out, to see what each contributes. The other
-    arguments are those of `grow`. Raises ConfigError for arguments that cannot work.
+    `example` is one input of the model. `evaluate()` gives the validation score of the model as it
+    is (higher is better, on any scale); it is called with one seed after another taken out, to
+    measure what each contributes. The other arguments are those of `grow`; of `settings` those
+    count that are about growth, not about training. Raises ConfigError for arguments that cannot
+    work.
     """
-    rules = LifecycleRules(decisions(steps), incubation)
-    network = GrownModule.wrap(model, slots, example, blueprints, layout=layout, causal=causal)
+    spec = as_slots(slots)
+    example = spec.example if example is None else example
+    if example is None:
+        raise ConfigError("attach needs one input of the model: example=...")
+    own = grow_settings(settings, steps, budget, None, scheduled=True)
+    network = GrownModule.wrap(
+        model, spec.modules, example, spec.blueprints, layout=spec.layout, causal=spec.causal
+    )
     chosen = find_controller(controller, len(network.sites), network.catalogue)
     check_script(chosen, network)
     host = AttachedHost(network, evaluate, example, key)
     history = History()
-    env = GrowthCycle(
-        host,
-        rules,
-        budget=budget,
-        max_seeds=max_seeds,
-        on_panic="continue",
-        recorder=history,
-        keep_best=True,
-    )
+    env = GrowthCycle(host, own, recorder=history)
     watch = Watch(history, env, chosen)
     history.listeners = [watch]
     warn_of_other_ground(chosen, type(model).__name__)

@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
-from esper.growth.blueprints.catalogue import BlueprintCatalogue
+from esper.api.slots import Slots
 from esper.growth.grown_module import GrownModule
 from esper.leyline import ConfigError, shortened
 from esper.leyline.constants import MOST_COUNT, MOST_ENVS, MOST_KEY
+from esper.leyline.growth_settings import Budget, GrowthSettings
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.loop import Hooks
-from esper.tolaria.engine.garden import Budget
 from esper.tolaria.families.base import Family
 from esper.tolaria.tasks.base import Task
 
@@ -99,7 +99,15 @@ def _is_measured(value: Any) -> bool:
     return is_number(value) or (isinstance(value, Tensor) and value.numel() == 1)
 
 
+def _is_optimizer(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return len(value) == 2 and callable(value[1]) and not isinstance(value[0], tuple)
+    return isinstance(value, Optimizer) or callable(value)
+
+
 def _may_be_slots(value: Any) -> bool:
+    if isinstance(value, Slots):
+        value = value.modules
     named = isinstance(value, Iterable) and not isinstance(value, Mapping | bytes | Tensor)
     return named or callable(value)
 
@@ -124,15 +132,12 @@ RULES: dict[str, Rule] = {
     "advantage": one_of("iql", "group"),
     "arm": instance("the name of an arm", str),
     "averaged": instance("an AveragedModel of torch.optim.swa_utils", AveragedModel),
-    "batches_per_epoch": whole(1, MOST_COUNT),
     "beta": not_negative(),
-    "blueprints": instance("a BlueprintCatalogue", BlueprintCatalogue),
     "budget": instance("an esper.Budget", Budget),
     "callbacks": Rule(
         "a list of callbacks",
         lambda value: isinstance(value, Sequence) and not isinstance(value, str),
     ),
-    "causal": FLAG,
     "cluster": Rule("a cluster, such as esper.ray.Cluster", lambda value: hasattr(value, "cpus")),
     "config": instance("a TrainingConfig", TrainingConfig),
     "controller": CONTROLLER,
@@ -148,27 +153,19 @@ RULES: dict[str, Rule] = {
     "expectile": Rule("a number from 0.5 to 1", lambda v: is_number(v) and 0.5 <= v <= 1.0),
     "family": instance("a Family", Family),
     "group": whole(1, MOST_ENVS),
-    "forward": Rule("a callable of (model, input)", callable),
     "hooks": instance("a Hooks", Hooks),
-    "incubation": one_of("isolated", "joint"),
-    "insured": FLAG,
     "key": whole(0, MOST_KEY),
-    "layout": instance("a dict of layouts by module name", Mapping),
     "loss": OBJECTIVE,
-    "max_grad_norm": positive(),
-    "max_seeds": whole(1, MOST_COUNT),
-    "max_time": positive(),
     "model": instance("a torch.nn.Module", nn.Module),
     "network": instance("a GrownModule", GrownModule),
     "optimizer": Rule(
-        "a torch optimiser, or a function that makes one from parameters",
-        lambda value: isinstance(value, Optimizer) or callable(value),
+        "a torch optimizer, a function that makes one from parameters, or a pair of that and a "
+        "function that makes a scheduler",
+        _is_optimizer,
     ),
     "out": FOLDER,
     "overwrite": FLAG,
     "path": FOLDER,
-    "patience": whole(1, MOST_COUNT),
-    "precision": one_of("fp32", "bf16"),
     "profile": whole(0, MOST_COUNT),
     "progress": CALLABLE,
     "resume": FLAG,
@@ -176,7 +173,6 @@ RULES: dict[str, Rule] = {
     "rounds": whole(1, MOST_COUNT),
     "run": FOLDER,
     "runs": Rule("a list of folders", _is_list_of((str, Path))),
-    "scheduler": Rule("a function that makes a scheduler of an optimiser", callable),
     "schedulers": Rule(
         "learning-rate schedulers",
         lambda value: (
@@ -189,7 +185,10 @@ RULES: dict[str, Rule] = {
         "a number of 0 or more",
         lambda value: is_number(value) and 0 <= value <= sys.float_info.max,
     ),
-    "slots": Rule("names of modules, a regular expression or a predicate", _may_be_slots),
+    "settings": instance("an esper.GrowthSettings", GrowthSettings),
+    "slots": Rule(
+        "names of modules, a regular expression, a predicate or esper.Slots", _may_be_slots
+    ),
     "start": one_of("fresh", "trained"),
     "step": whole(0, MOST_COUNT),
     "steps": whole(1, MOST_COUNT),

@@ -126,7 +126,7 @@ def _played_again(
     env = episode_env(config, chosen, chosen.load(data_root()), record.round, record.env, told)
     controller = Retold(record, LearnedController(checkpoint.state))
     try:
-        play(env, controller, after_epoch=lambda: env.step_count < step)
+        play(env, controller, after_epoch=lambda env: env.step_count < step)
     except (KeyError, ValueError, InvalidStateMachineError) as error:
         raise ConfigError(
             f"round {record.round} of {record.folder} cannot be played again: what was done in "

@@ -4,276 +4,233 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import nn
 from torch.optim import AdamW, Optimizer
 
 from esper.api.callbacks import Callback, Caller
-from esper.api.checks import FLAG, check_optimizer, checked
+from esper.api.checks import check_optimizer, checked
 from esper.api.controllers import check_script, find_controller
 from esper.api.epochs import decisions
 from esper.api.grown import Grown, save_network
-from esper.api.growth_run import GrowthRun, StopRule, open_record
+from esper.api.growth_run import GrowthRun, MakeScheduler, open_folder
 from esper.api.insurance import insure
 from esper.api.objective_checks import check_objectives
-from esper.api.watch import Watch, warn_of_other_ground, warn_of_slow_seeds
-from esper.growth.blueprints.catalogue import BlueprintCatalogue, default_catalogue
-from esper.growth.sites import Layouts, SlotChoice
-from esper.leyline import ConfigError, EsperError, History, Recorder
+from esper.api.slots import Slots, as_slots
+from esper.api.watch import warn_of_other_ground, warn_of_slow_seeds
+from esper.growth.blueprints.catalogue import default_catalogue
+from esper.growth.grown_module import GrownModule
+from esper.growth.sites import SlotChoice
+from esper.leyline import ConfigError, EsperError, Recorder
+from esper.leyline.growth_settings import Budget, GrowthSettings, RateSchedule
 from esper.observatory.picture import draw_growth
-from esper.observatory.run_directory import ARMS, GROWN, write_summary
+from esper.observatory.run_directory import ARMS, GROWN, RunDirectory, write_summary
 from esper.observatory.terminal import epoch_progress
 from esper.tamiyo.controllers.static import StaticController
 from esper.tamiyo.situation import Controller
 from esper.tolaria.engine.batches import LoaderSource
-from esper.tolaria.engine.garden import Budget
-from esper.tolaria.engine.objectives import LOSSES, SCORES, Objective, WholeSetScore, find_objective
-from esper.tolaria.engine.population import LoopedPopulation
-from esper.tolaria.engine.recipe import HostRecipe, Precision
-from esper.tolaria.engine.run import RESCUE, TrialRules, make_env, settle
+from esper.tolaria.engine.objectives import (
+    LOSSES,
+    SCORES,
+    Objective,
+    WholeSetScore,
+    find_objective,
+)
+from esper.tolaria.engine.recipe import HostRecipe
+from esper.tolaria.engine.run import play_run
 
 log = logging.getLogger("esper")
 
 DEFAULT_LEARNING_RATE = 1e-3
+DEFAULT_EPOCHS = 30
 OptimizerMaker = Callable[[Iterable[nn.Parameter]], Optimizer]
 
 
-@checked(progress=FLAG)
+@checked()
 def grow(
     model: nn.Module,
     train_loader: Iterable[Any],
     val_loader: Iterable[Any],
     *,
-    slots: SlotChoice,
-    example: Any = None,
-    layout: Layouts | None = None,
-    causal: bool | None = None,
+    slots: SlotChoice | Slots,
     loss: str | Objective = "cross_entropy",
     score: str | Callable[[Any, Any], Any] = "accuracy",
+    optimizer: Any = None,
     controller: str | Controller = "heuristic",
-    start: Literal["fresh", "trained"] = "fresh",
-    steps: int = 30,
+    steps: int | None = None,
     budget: Budget | None = None,
-    optimizer: Optimizer | OptimizerMaker | None = None,
-    scheduler: Callable[[Optimizer], Any] | None = None,
+    start: Literal["fresh", "trained"] | None = None,
+    settings: GrowthSettings | None = None,
     key: int = 0,
     out: str | Path | None = None,
     resume: bool = False,
-    insured: bool = False,
-    patience: int | None = None,
-    max_time: float | None = None,
-    batches_per_epoch: int | None = None,
-    forward: Callable[[nn.Module, Any], Any] | None = None,
     callbacks: Sequence[Callback] = (),
-    progress: bool = True,
-    blueprints: BlueprintCatalogue | None = None,
-    incubation: Literal["isolated", "joint"] | None = None,
-    max_seeds: int | None = None,
-    max_grad_norm: float | None = None,
-    precision: Precision = "fp32",
 ) -> Grown:
     """Train `model` in place for `steps` epochs and grow it where that helps.
 
-    Loaders yield (input, target), or a dict that is both; an input that is a dict or a tuple is
-    given to the model as keywords or positions. `forward(model, input)`, if given, calls the model
-    instead, and a batch may then be anything. `slots` are module names, a regular expression or a
-    predicate `(name, module)`; `list_slots(model, example)` shows what there is, where `example` is
-    one input (by default the first of `train_loader`). `layout` says of slots by name which
-    dimension is what ({"encoder": "BTC"}), where the table shows "?"; `causal=True` that seeds must
-    not look ahead along positions (None: as the model says, by an attribute `causal` or calls with
-    `is_causal`; else they may).
+    Loaders yield (input, target), or a dict that is both. A dict or tuple as input is passed to the
+    model as keywords or positional arguments. `slots` are module names, a regular expression or a
+    predicate `(name, module)`; `list_slots(model, example)` shows what there is. `esper.Slots`
+    takes more: an example input, layouts, a function that calls the model, blueprints.
 
     `loss` is a name or a callable of (output, target) that averages over the batch. `score` is a
-    name, a callable of (all outputs, all targets) of validation, or a metric of torchmetrics; it is
-    better when higher, on any scale. `optimizer` is an optimiser of the model's parameters or a
-    function that makes one (default: AdamW, 1e-3); `scheduler` makes a scheduler of it, which is
-    stepped after every epoch. With `precision="bf16"` the model computes in bfloat16 while it is
-    trained and evaluated.
+    name, a callable of (all outputs, all targets) of validation, or a torchmetrics metric; it is
+    better when higher, on any scale. `optimizer` is an optimizer of the model's parameters or a
+    function that makes one (default: AdamW, 1e-3). With a scheduler it is a pair, `(optimizer,
+    make_scheduler)`: the function makes a scheduler of the optimizer, which is stepped after every epoch.
 
-    `start="trained"` is for a model that arrives trained: the first decision comes before the first
-    epoch, seeds act from birth, a network that has memorised its data is cooled so that seeds can
-    learn, and the learning rate, unless there is a `scheduler`, rises and falls over the run.
+    `controller` decides what grows: a name, the folder of a trained policy, or an object with
+    `name`, `reset` and `act`. `steps` are epochs (default 30). `budget` caps the size of the grown
+    model. `start="trained"` is for a model that has been trained already: the first decision comes
+    before the first epoch, seeds act from the beginning, the output is cooled if the model has
+    memorised its data, and without a scheduler the learning rate warms up and decays. `settings`
+    hold everything else; an argument given here replaces its field.
 
-    The run ends after `steps` epochs, `patience` epochs without a better score or `max_time`
-    seconds, whichever is first. `out` is a folder for its record, with a picture and the network;
-    with `resume` the same call goes on where it was stopped or killed. `insured` also trains the
-    model without growth and keeps whichever is better on validation. `callbacks` are told of every
-    epoch and event; `progress` is shown on the terminal.
+    `out` is a folder for the record, a picture and the network; with `resume` the same call
+    continues a run that was stopped or killed. `callbacks` are notified of every epoch and event.
 
-    Ctrl-C ends the run early with what it has reached. Raises ConfigError, before anything is
+    Ctrl-C ends the run early and returns what was reached. Raises ConfigError, before anything is
     trained, for arguments that cannot work.
     """
-    data = LoaderSource(train_loader, val_loader, example, forward, batches_per_epoch)
+    spec = as_slots(slots)
+    optimizer, make_scheduler = optimizer if isinstance(optimizer, tuple) else (optimizer, None)
+    settings = grow_settings(settings, steps, budget, start, scheduled=make_scheduler is not None)
+    data = LoaderSource(
+        train_loader, val_loader, spec.example, spec.forward, settings.batches_per_epoch
+    )
     recipe = HostRecipe(
         build=lambda: model,
-        slots=slots,
+        slots=spec.modules,
         data=data,
         loss=find_objective("loss", loss, LOSSES),
         score=scoring(score),
         optimizer=optimizer_maker(optimizer),
-        catalogue=blueprints or default_catalogue(),
-        max_grad_norm=max_grad_norm,
-        precision=precision,
-        layout=layout,
-        causal=causal,
+        catalogue=spec.blueprints or default_catalogue(),
+        layout=spec.layout,
+        causal=spec.causal,
     )
-    rules = replace(
-        _rules(start, steps, scheduled=scheduler is not None), budget=budget, max_seeds=max_seeds
-    )
-    if incubation is not None:
-        rules = replace(rules, incubation=incubation)
     if resume and out is None:
         raise ConfigError("resume=True needs the folder of the run: out=DIR")
     check_objectives(model, recipe, device_of(model))
-    plan = Plan(
-        model=model,
-        recipe=recipe,
-        rules=rules,
-        key=key,
-        loaders=(train_loader, val_loader),
-        scheduler=scheduler,
-        patience=patience,
-        max_time=max_time,
-        batches_per_epoch=batches_per_epoch,
-        resume=resume,
-        progress=progress,
+    plan = ModelRun(
+        model, recipe, settings, key, (train_loader, val_loader), make_scheduler, resume
     )
     caller, folder = Caller(callbacks), None if out is None else Path(out)
-    beside = None if folder is None else folder / ARMS / "host-alone"
-
-    def grown_run() -> Grown:
-        return _run(plan, controller, "grown", folder, caller)
+    host_alone = None if folder is None else folder / ARMS / "host-alone"
 
     def twin_run(twin: nn.Module, own: Any) -> Grown:
-        return _run(plan.of(twin, own), StaticController(), "twin", beside)
+        return plan.of(twin, own).play(StaticController(), "twin", host_alone)
 
-    if insured:
+    grown_run = partial(plan.play, controller, "grown", folder, caller)
+    if settings.insured:
         grown = insure(grown_run, twin_run, (model, optimizer), plan.loaders)
     else:
         grown = grown_run()
     if folder is not None:
-        others = {"host alone": beside} if beside and grown.outcome.twin else {}
+        others = {"host alone": host_alone} if host_alone and grown.outcome.twin else {}
         _write_results(folder, grown, others)
     caller.end(grown.outcome)
     return grown
 
 
+def grow_settings(
+    settings: GrowthSettings | None,
+    steps: int | None,
+    budget: Budget | None,
+    start: Literal["fresh", "trained"] | None,
+    *,
+    scheduled: bool,
+) -> GrowthSettings:
+    """The settings with what was given beside them; `steps` are epochs, those of settings are
+    decisions. A scheduler of the user's own is not scaled by a schedule of ours."""
+    own = settings or GrowthSettings()
+    own = replace(
+        own,
+        budget=budget or own.budget,
+        start=start or own.start,
+        schedule=RateSchedule() if scheduled else own.schedule,
+    )
+    if steps is not None or own.steps is None:
+        epochs = steps or DEFAULT_EPOCHS
+        own = replace(own, steps=epochs if own.trained else decisions(epochs))
+    return own
+
+
 @dataclass(frozen=True)
-class Plan:
-    """A run, with everything checked, before its folder is opened."""
+class ModelRun:
+    """A run with a model of the user's own, with everything checked."""
 
     model: nn.Module
     recipe: HostRecipe
-    rules: TrialRules
+    settings: GrowthSettings
     key: int
     loaders: tuple[Iterable[Any], Iterable[Any]]
-    scheduler: Callable[[Optimizer], Any] | None
-    patience: int | None
-    max_time: float | None
-    batches_per_epoch: int | None
+    make_scheduler: MakeScheduler | None
     resume: bool
-    progress: bool
 
-    @property
-    def epochs(self) -> int:
-        return self.rules.steps + (self.rules.start == "fresh")
-
-    def of(self, model: nn.Module, optimizer: Any) -> "Plan":
+    def of(self, model: nn.Module, optimizer: Any) -> "ModelRun":
         """The same for another model."""
         recipe = replace(self.recipe, build=lambda: model, optimizer=optimizer_maker(optimizer))
         return replace(self, model=model, recipe=recipe)
 
-    def settings(self, controller: Controller, slots: Sequence[str]) -> dict[str, Any]:
-        """What decides how the run goes, for its record; a run that goes on must have the same."""
-        budget = self.rules.budget or Budget()
+    def config(self) -> dict[str, Any]:
+        """For the record; a run that is resumed must have the same."""
+        recipe = self.recipe
         return {
             "model": type(self.model).__name__,
-            "controller": controller.name,
-            "start": self.rules.start,
-            "steps": self.epochs,
             "key": self.key,
-            "slots": ", ".join(slots),
-            "loss": _name(self.recipe.loss),
-            "score": _name(self.recipe.score),
-            "incubation": self.rules.incubation,
-            "max_params": budget.params,
-            "max_macs": budget.macs,
-            "max_seeds": self.rules.max_seeds,
-            "max_grad_norm": self.recipe.max_grad_norm,
-            "precision": self.recipe.precision,
-            "layout": None if self.recipe.layout is None else str(self.recipe.layout),
-            "causal": self.recipe.causal,
-            "patience": self.patience,
-            "batches_per_epoch": self.batches_per_epoch,
-            "scheduled": self.scheduler is not None,
+            "loss": _name(recipe.loss),
+            "score": _name(recipe.score),
+            "layout": None if recipe.layout is None else str(recipe.layout),
+            "causal": recipe.causal,
+            "scheduled": self.make_scheduler is not None,
+            **self.settings.flat(),
         }
 
+    def play(
+        self, controller: str | Controller, label: str, folder: Path | None, *listeners: Recorder
+    ) -> Grown:
+        def choose(network: GrownModule) -> Controller:
+            chosen = find_controller(controller, len(network.sites), self.recipe.catalogue)
+            check_script(chosen, network)
+            warn_of_other_ground(chosen, type(self.model).__name__)
+            run.config["slots"] = ", ".join(network.slot_config.names)
+            return chosen
 
-def _run(
-    plan: Plan,
-    controller: str | Controller,
-    label: str,
-    folder: Path | None,
-    *listeners: Recorder,
-) -> Grown:
-    """Make, train and settle; the folder comes last: a run that cannot begin leaves nothing."""
-    history = History()
-    env = make_env(plan.recipe, [plan.key], plan.rules, history, device_of(plan.model))
-    network, population = env.population.template, env.population
-    assert isinstance(population, LoopedPopulation)
-    (optimizer,) = population.optimizers
-    chosen = find_controller(controller, len(network.sites), plan.recipe.catalogue)
-    check_script(chosen, network)
-    warn_of_other_ground(chosen, type(plan.model).__name__)
-    run = GrowthRun(
-        env=env,
-        controller=chosen,
-        history=history,
-        optimizer=optimizer,
-        scheduler=None if plan.scheduler is None else _make_scheduler(plan.scheduler, optimizer),
-        loaders=plan.loaders,
-        stop=StopRule(plan.patience, plan.max_time),
-        settings=plan.settings(chosen, network.slot_config.names),
-    )
-    with ExitStack() as stack:
-        told: list[Recorder] = []
-        record = None
-        if folder is not None:
-            record = stack.enter_context(open_record(folder, run, resume=plan.resume))
-            told.append(record)
-        if plan.progress:
-            told.append(stack.enter_context(epoch_progress(label, plan.epochs)))
-        watch = Watch(history, env, chosen, plan.recipe.data)
-        watch.catch_up()
-        history.listeners = [*told, *listeners, watch]
-        (outcome,) = settle(
-            env,
-            np.ones(1, dtype=bool),
-            task=type(plan.model).__name__,
-            controller=chosen.name,
-            ended=run.play(record),
-        )
-    return Grown(network, history.rows, history.events, outcome, plan.recipe.data.example())
+        def open_record(run: GrowthRun) -> RunDirectory:
+            assert folder is not None
+            return stack.enter_context(open_folder(folder, run, resume=self.resume))
 
-
-def _rules(start: Literal["fresh", "trained"], steps: int, *, scheduled: bool) -> TrialRules:
-    if start == "fresh":
-        return TrialRules(decisions(steps))
-    return replace(RESCUE, steps=steps, schedule=None if scheduled else RESCUE.schedule)
-
-
-def _make_scheduler(make: Callable[[Optimizer], Any], optimizer: Optimizer) -> Any:
-    scheduler = make(optimizer)
-    if not all(hasattr(scheduler, name) for name in ("step", "state_dict", "load_state_dict")):
-        raise ConfigError(
-            "scheduler must be a function that makes a scheduler of an optimiser, such as lambda "
-            f"optimizer: CosineAnnealingLR(optimizer, 30); it gave {type(scheduler).__name__}"
-        )
-    return scheduler
+        settings = self.settings
+        with ExitStack() as stack:
+            if settings.progress:
+                epochs = (settings.steps or 0) + (not settings.trained)
+                listeners = (stack.enter_context(epoch_progress(label, epochs)), *listeners)
+            run = GrowthRun(
+                settings,
+                self.config(),
+                self.recipe.data,
+                make_scheduler=self.make_scheduler,
+                loaders=self.loaders,
+                open_record=None if folder is None else open_record,
+                listeners=listeners,
+            )
+            (done,) = play_run(
+                self.recipe,
+                [self.key],
+                settings,
+                choose,
+                run.history,
+                task=type(self.model).__name__,
+                device=device_of(self.model),
+                session=run,
+            )
+        example = self.recipe.data.example()
+        return Grown(done.network, run.history.rows, run.history.events, done.outcome, example)
 
 
 def optimizer_maker(optimizer: Optimizer | OptimizerMaker | None) -> OptimizerMaker:

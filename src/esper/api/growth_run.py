@@ -1,12 +1,11 @@
-"""One run of `grow`: what it consists of, how it goes, and how it is taken up after a kill.
+"""A run with one network and a folder: its record, its checkpoints, and how it is resumed.
 
 DIR/checkpoints/epoch-000012/   everything that the next epoch depends on
 """
 
 import logging
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,84 +14,91 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from esper.api.loop_state import load_loop_state, loop_state
 from esper.api.randomness import randomness, restore_randomness
+from esper.api.watch import Watch
 from esper.growth.storage import read_tree, write_tree
-from esper.leyline import ConfigError, History
+from esper.leyline import ConfigError, History, Recorder
 from esper.leyline.events import event_from_row
+from esper.leyline.growth_settings import GrowthSettings
 from esper.leyline.sealed import clear_unfinished, discard, sealed_series
 from esper.observatory.run_directory import CHECKPOINTS, EVENTS, METRICS, RunDirectory, read_rows
 from esper.tamiyo.situation import Controller
+from esper.tolaria.engine.batches import DataSource
 from esper.tolaria.engine.environment import GrowthEnv
-from esper.tolaria.engine.run import play
+from esper.tolaria.engine.population import LoopedPopulation
+from esper.tolaria.engine.run import Session
 
 log = logging.getLogger("esper")
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 KEPT = 2
 
+MakeScheduler = Callable[[Optimizer], Any]
 
-@dataclass
-class StopRule:
-    """When to end before all epochs are trained; `reason` says which rule it was.
 
-    patience   epochs without a better score; max_time   seconds, over all parts of a run
+class GrowthRun(Session):
+    """The session of one network with a history, and with a folder if `open_record` is given: a
+    checkpoint after every epoch, from which the run can be resumed.
+
+    config      settings of the run, for its record; a run that is resumed must have the same
+    listeners   who is notified after the record, such as progress bars and trackers
     """
 
-    patience: int | None = None
-    max_time: float | None = None
-    reason: str | None = None
-    seconds_before: float = 0.0
-    began: float = field(default_factory=lambda: time.monotonic())
+    def __init__(
+        self,
+        settings: GrowthSettings,
+        config: Mapping[str, Any],
+        data: DataSource,
+        *,
+        make_scheduler: MakeScheduler | None = None,
+        loaders: tuple[Any, ...] = (),
+        open_record: "Callable[[GrowthRun], RunDirectory] | None" = None,
+        listeners: Sequence[Recorder] = (),
+    ) -> None:
+        self.settings, self.config, self.data = settings, dict(config), data
+        self.make_scheduler, self.loaders = make_scheduler, loaders
+        self.open_record, self.listeners = open_record, listeners
+        self.history = History()
+        self.record: RunDirectory | None = None
+        self.seconds_before, self.began = 0.0, time.monotonic()
 
-    def seconds(self) -> float:
-        return self.seconds_before + time.monotonic() - self.began
+    def begin(self, env: GrowthEnv, controller: Controller) -> None:
+        assert isinstance(env.population, LoopedPopulation)
+        self.env, self.controller = env, controller
+        (self.optimizer,) = env.population.optimizers
+        make = self.make_scheduler
+        self.scheduler = None if make is None else _scheduler(make, self.optimizer)
+        self.config["controller"] = controller.name
+        if self.open_record is not None:
+            # Last, so that a run that cannot begin leaves nothing behind.
+            self.record = self.open_record(self)
+        watch = Watch(self.history, env, controller, self.data)
+        watch.catch_up()
+        record = () if self.record is None else (self.record,)
+        self.history.listeners = [*record, *self.listeners, watch]
 
-    def look(self, env: GrowthEnv) -> None:
-        best = env.best[0]
-        waited = 0 if best is None else env.step_count - best.step
-        if self.patience is not None and waited >= self.patience:
-            self.reason = "patience"
+    def after_epoch(self, env: GrowthEnv) -> bool:
+        if env.batches_done:  # a trained host is only evaluated before its first epoch
+            self._step_scheduler()
+        self.reason = self._why_end(env)
+        if self.record is not None:
+            save_run(self.record, self)
+        return self.reason is None
+
+    def _why_end(self, env: GrowthEnv) -> str | None:
+        patience, best = self.settings.patience, env.best[0]
         if self._out_of_time():
-            self.reason = "max_time"
-
-    def take_up(self, seconds: float, reason: str | None) -> None:
-        """Count on from a run that was saved; one that was out of time may be given more."""
-        self.seconds_before = seconds
-        self.reason = None if reason == "max_time" and not self._out_of_time() else reason
+            return "max_time"
+        if patience is not None and best is not None and env.step_count - best.step >= patience:
+            return "patience"
+        return None
 
     def _out_of_time(self) -> bool:
-        return self.max_time is not None and self.seconds() >= self.max_time
+        limit = self.settings.max_time
+        return limit is not None and self.seconds() >= limit
 
-
-@dataclass
-class GrowthRun:
-    """The parts of a run with one host; `settings` are those that must not change in it."""
-
-    env: GrowthEnv
-    controller: Controller
-    history: History
-    optimizer: Optimizer
-    scheduler: Any
-    loaders: tuple[Any, ...]
-    stop: StopRule
-    settings: dict[str, Any]
-
-    def play(self, record: RunDirectory | None) -> str:
-        """Train to the end, with a checkpoint after every epoch if there is a record; gives the
-        reason why it is the end."""
-        if self.stop.reason is not None:
-            return self.stop.reason
-
-        def after_epoch() -> bool:
-            if self.env.batches_done:  # a trained host is only looked at before its first epoch
-                self._step_scheduler()
-            self.stop.look(self.env)
-            if record is not None:
-                save_run(record, self)
-            return self.stop.reason is None
-
-        if not play(self.env, self.controller, after_epoch=after_epoch):
-            return "interrupted"
-        return self.stop.reason or "finished"
+    def seconds(self) -> float:
+        """Spent so far, over all parts of a run that was resumed."""
+        return self.seconds_before + time.monotonic() - self.began
 
     def _step_scheduler(self) -> None:
         if isinstance(self.scheduler, ReduceLROnPlateau):
@@ -103,12 +109,12 @@ class GrowthRun:
 
     def state(self) -> dict[str, Any]:
         return {
-            "settings": self.settings,
+            "settings": self.config,
             **loop_state(self.env, self.controller, self.optimizer),
             "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
             "randomness": randomness(self.loaders),
-            "seconds": self.stop.seconds(),
-            "reason": self.stop.reason,
+            "seconds": self.seconds(),
+            "reason": self.reason,
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -117,41 +123,62 @@ class GrowthRun:
         if self.scheduler is not None:
             self.scheduler.load_state_dict(state["scheduler"])
         restore_randomness(self.loaders, state["randomness"])
-        self.stop.take_up(state["seconds"], state["reason"])
+        self.seconds_before, reason = state["seconds"], state["reason"]
+        # A run that was out of time may be given more.
+        self.reason = None if reason == "max_time" and not self._out_of_time() else reason
 
 
-def open_record(folder: Path, run: GrowthRun, *, resume: bool) -> RunDirectory:
-    """The record of a run, which goes on from its newest intact checkpoint if it is to `resume`.
-
-    A folder with nothing in it, or with a run that was killed before its first epoch was over, is
-    begun anew. Raises ConfigError if the folder holds another run, or one with other settings.
-    """
-    if RunDirectory.is_run(folder) and not resume:
+def _scheduler(make: MakeScheduler, optimizer: Optimizer) -> Any:
+    scheduler = make(optimizer)
+    if not all(hasattr(scheduler, name) for name in ("step", "state_dict", "load_state_dict")):
         raise ConfigError(
-            f"{folder} already holds a run; go on with it (resume=True), or choose another folder"
+            "the scheduler must be a function that makes one of an optimizer, such as lambda "
+            f"optimizer: CosineAnnealingLR(optimizer, 30); it gave {type(scheduler).__name__}"
         )
-    if not RunDirectory.is_run(folder):
-        return RunDirectory.create(folder, run.settings, script=True)
-    record = RunDirectory(folder, script=True)
-    try:
-        state = _newest(folder)
-        if state is None:
-            _check_nothing_to_lose(folder)
-            record.begin(run.settings)
-            return record
-        _check_settings(folder, state["settings"], run.settings)
-        record.go_on(run.settings, state["files"], next_round=0)
-        run.load_state(state)
-        run.history.rows[:] = read_rows(folder / METRICS)
-        run.history.events[:] = map(event_from_row, read_rows(folder / EVENTS))
-    except BaseException:
-        record.close()
-        raise
+    return scheduler
+
+
+def open_folder(
+    folder: Path, run: GrowthRun, *, resume: bool, held: RunDirectory | None = None
+) -> RunDirectory:
+    """The record of a run. With `resume` the run continues from its newest intact checkpoint.
+
+    A folder that is empty, or whose run was killed before its first epoch was over, begins anew.
+    `held` is the folder if the caller has opened it already. Raises ConfigError if the folder holds
+    another run, or one with other settings.
+    """
+    if held is None and RunDirectory.is_run(folder) and not resume:
+        raise ConfigError(
+            f"{folder} already holds a run; continue it with resume=True, or choose another folder"
+        )
+    if held is None and not RunDirectory.is_run(folder):
+        return RunDirectory.create(folder, run.config, script=True)
+    record = held or RunDirectory(folder, script=True)
+    if resume:
+        try:
+            _resume(record, run)
+        except BaseException:
+            record.close()
+            raise
     return record
 
 
+def _resume(record: RunDirectory, run: GrowthRun) -> None:
+    folder = record.path
+    state = _newest(folder)
+    if state is None:
+        _check_nothing_to_lose(folder)
+        record.begin(run.config)
+        return
+    _check_settings(folder, state["settings"], run.config)
+    record.go_on(run.config, state["files"], next_round=0)
+    run.load_state(state)
+    run.history.rows[:] = read_rows(folder / METRICS)
+    run.history.events[:] = map(event_from_row, read_rows(folder / EVENTS))
+
+
 def save_run(record: RunDirectory, run: GrowthRun) -> None:
-    """A checkpoint of the run as it is; the one before is kept, older ones go."""
+    """A checkpoint of the run as it is; the one before is kept, older ones are deleted."""
     folder = record.path / CHECKPOINTS
     clear_unfinished(folder)
     final = folder / f"epoch-{run.env.step_count:06d}"
@@ -159,8 +186,8 @@ def save_run(record: RunDirectory, run: GrowthRun) -> None:
         write_tree(final, {**run.state(), "files": record.sync()}, FORMAT_VERSION)
     except OSError as error:
         raise ConfigError(
-            f"the checkpoint {final.name} could not be written: {error.strerror or error}; make "
-            "room and call grow again with resume=True"
+            f"the checkpoint {final.name} could not be written: {error.strerror or error}; free "
+            "some space and resume the run"
         ) from error
     for old in sealed_series(folder, "epoch")[KEPT:]:
         discard(old)
@@ -182,19 +209,24 @@ def _newest(run: Path) -> dict[str, Any] | None:
 
 
 def _check_nothing_to_lose(folder: Path) -> None:
-    # A run that was killed at the end of its first epoch has told of it.
-    told = len(list(read_rows(folder / METRICS))) if (folder / METRICS).exists() else 0
-    if told > 1 or sealed_series(folder / CHECKPOINTS, "round"):
+    # A run that was killed at the end of its first epoch has one row.
+    rows = len(list(read_rows(folder / METRICS))) if (folder / METRICS).exists() else 0
+    if rows > 1 or sealed_series(folder / CHECKPOINTS, "round"):
         raise ConfigError(
-            f"{folder} holds a run that grow cannot take up: it has no checkpoint of an epoch; "
+            f"{folder} holds a run that cannot be resumed: it has no checkpoint of an epoch; "
             "choose another folder"
         )
 
 
 def _check_settings(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    for name in {**before, **now}:
+    changed: Iterable[str] = (name for name in {**before, **now} if name not in FREE)
+    for name in changed:
         if before.get(name) != now.get(name):
             raise ConfigError(
-                f"the run in {folder} began with {name}={before.get(name)!r}, and this call has "
-                f"{now.get(name)!r}; give what it began with, or choose another folder"
+                f"the run in {folder} began with {name}={before.get(name)!r}, and now it is "
+                f"{now.get(name)!r}; give the same as before, or choose another folder"
             )
+
+
+# Settings that a run may be resumed with although they were others before.
+FREE = ("max_time", "progress", "overwrite", "resume", "track", "compare")

@@ -2,7 +2,9 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,43 +15,53 @@ if TYPE_CHECKING:
 
     from esper.cli.grow_command import GrowSettings
     from esper.leyline import Recorder
+    from esper.leyline.growth_settings import GrowthSettings
     from esper.observatory.run_directory import RunDirectory
-    from esper.proof import Plan
+    from esper.proof.arms import Plan
     from esper.tolaria.data.splits import DataSplits
-    from esper.tolaria.engine.environment import GrowthEnv
     from esper.tolaria.engine.run import Trained
     from esper.trackers import Tracker
 
+GROWN = "grown"
+
 
 class Arms:
-    """`trained` are the networks by label, `others` the folders of those beside the grown one. The
-    run has begun at `began`, and trains for `steps` epochs after the first. Trackers are open until
-    the end of the `with`, for what is found out last."""
+    """Trains networks by label: the grown one in the run's folder, the others in folders inside it.
+    The folder is locked, and trackers are open, until the end of the `with`.
+
+    trained   the networks by label
+    others    the folders of those beside the grown one
+    """
 
     def __init__(
         self,
         console: "Console",
         settings: "GrowSettings",
         data: "DataSplits",
-        steps: int,
+        growth: "GrowthSettings",
         began: float,
     ) -> None:
         self.console, self.settings, self.data = console, settings, data
-        self.steps, self.began = steps, began
+        self.growth, self.began = growth, began
         self.trained: dict[str, Trained] = {}
         self.others: dict[str, Path] = {}
         self.trackers: dict[str, Tracker] = {}
 
     def __enter__(self) -> "Arms":
+        self.record = self._open(GROWN, self.settings.folder)
         return self
 
     def __exit__(self, *exception: object) -> None:
         for tracker in self.trackers.values():
             tracker.close()
+        self.record.close()
 
-    def open(self, label: str, folder: Path) -> "RunDirectory":
+    def _open(self, label: str, folder: Path) -> "RunDirectory":
+        """Locked, and begun unless it is to be resumed."""
         from esper.observatory.run_directory import RunDirectory
 
+        if self.settings.resume and RunDirectory.is_run(folder):
+            return RunDirectory(folder, script=True)
         return RunDirectory.create(
             folder,
             self.config(label),
@@ -59,14 +71,52 @@ class Arms:
         )
 
     def config(self, label: str) -> dict[str, Any]:
-        out = str(self.settings.folder)
-        return {**without_printing(self.settings), "steps": self.steps, "out": out, "arm": label}
+        """The settings of an arm, for its record."""
+        own = without_printing(self.settings)
+        del own["growth"], own["resume"]
+        return {**own, **self.growth.flat(), "out": str(self.settings.folder), "arm": label}
 
-    def track(self, label: str) -> "Sequence[Recorder]":
-        """Who is to be told of an arm besides its record."""
+    def play(self, label: str, plan: "Plan") -> "Trained":
+        """Train an arm, or finish training it."""
+        from esper.api.growth_run import GrowthRun, open_folder
+        from esper.observatory.run_directory import ARMS
+        from esper.observatory.terminal import StepProgress
+        from esper.tolaria.engine.run import exported, play_run
+
+        recipe = replace(plan.task.recipe(self.data), weights=plan.weights)
+        folder, record = self.settings.folder, self.record
+        if label != GROWN:
+            folder = folder / ARMS / label.replace(" ", "-")
+            record = self._open(label, folder)
+            self.others[label] = folder
+        with ExitStack() as stack:
+            if record is not self.record:
+                stack.enter_context(record)
+            bar = StepProgress(self.console, f"{label:<14}", plan.rules.steps or 0)
+            run = GrowthRun(
+                plan.rules,
+                self.config(label),
+                recipe.data,
+                open_record=partial(open_folder, folder, resume=self.settings.resume, held=record),
+                listeners=(stack.enter_context(bar), *self._track(label)),
+            )
+            (done,) = play_run(
+                recipe,
+                [self.settings.key],
+                plan.rules,
+                plan.controller,
+                run.history,
+                task=plan.task.name,
+                attribute=True,
+                session=run,
+            )
+        self.trained[label] = exported(recipe, done)
+        return self.trained[label]
+
+    def _track(self, label: str) -> "Sequence[Recorder]":
         if self.settings.track is None:
             return ()
-        from esper.api import Caller
+        from esper.api.callbacks import Caller
         from esper.cli.tracking import open_tracker
 
         config = self.config(label)
@@ -75,48 +125,14 @@ class Arms:
         return (Caller([tracker]),)
 
     def conclude(self, rows: "Sequence[Mapping[str, Any]]") -> None:
-        """Tell trackers what came of the arms: rows of the summary, with scores on test data."""
+        """Give trackers the rows of the summary, with scores on test data."""
         from esper.observatory.retelling import outcome_scalars
 
         for row in rows:
             if row["arm"] in self.trackers:
                 outcome = self.trained[row["arm"]].outcome
-                told = outcome_scalars({**vars(outcome), "test_score": row["test_score"]})
-                self.trackers[row["arm"]].scalars(told, outcome.steps)
-
-    def play(self, label: str, plan: "Plan", record: "RunDirectory") -> "Trained":
-        from esper.api import Watch
-        from esper.leyline import History
-        from esper.observatory.terminal import StepProgress
-        from esper.tolaria.engine.run import train
-
-        recipe = replace(plan.task.recipe(self.data), weights=plan.weights)
-        with StepProgress(self.console, f"{label:<14}", plan.rules.steps) as progress:
-            history = History((record, progress, *self.track(label)))
-
-            def watch(env: "GrowthEnv") -> None:
-                look = Watch(history, env, plan.controller, recipe.data)
-                history.listeners = (*history.listeners, look)
-
-            (self.trained[label],) = train(
-                recipe,
-                [self.settings.key],
-                plan.rules,
-                plan.controller,
-                task=plan.task.name,
-                recorder=history,
-                ready=watch,
-            )
-        return self.trained[label]
-
-    def beside(self, label: str, plan: "Plan") -> "Trained":
-        from esper.observatory.run_directory import ARMS
-
-        folder = self.settings.folder / ARMS / label.replace(" ", "-")
-        with self.open(label, folder) as record:
-            trained = self.play(label, plan, record)
-        self.others[label] = folder
-        return trained
+                scalars = outcome_scalars({**vars(outcome), "test_score": row["test_score"]})
+                self.trackers[row["arm"]].scalars(scalars, outcome.steps)
 
     def forget_unfinished(self) -> None:
         """Arms that Ctrl-C has ended are not shown."""
@@ -126,7 +142,7 @@ class Arms:
 
     def best_of(self, label: str, plans: "Sequence[Plan]") -> "Plan":
         """The plan that is best on validation."""
-        from esper.proof import train
+        from esper.proof.arms import train
 
         tried: list[Trained] = []
         with self.console.status(f"looking for the {label} of {len(plans)}"):

@@ -1,24 +1,25 @@
 """`esper grow`: run the arms, compare them on test data, draw the growth."""
 
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Any
 
 from esper.cli.arms import Arms
-from esper.cli.options import option
+from esper.cli.options import growth_options, option
 from esper.cli.printing import AS_JSON, QUIET, consoles, print_json
 from esper.cli.rescue import CONTINUE, COOLED, HOST, SCRATCH, rescue
 from esper.cli.tracking import TRACK, check_track
 from esper.leyline import ConfigError
-from esper.leyline.constants import MOST_COUNT, MOST_KEY
+from esper.leyline.constants import MOST_KEY
+from esper.leyline.growth_settings import GrowthSettings
+from esper.leyline.settings import read_toml
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from esper.tamiyo.situation import Controller
-    from esper.tolaria.engine.recipe import Precision
-    from esper.tolaria.engine.run import TrialRules
     from esper.tolaria.tasks.base import Task
 
 
@@ -27,45 +28,25 @@ class GrowSettings:
     task: str = option("digits", "What to learn; see `esper tasks`.")
     controller: str = option(
         "heuristic",
-        "Who decides: heuristic, random, static (never grow), "
-        "heuristic:FILE.toml (with the settings of that file), "
-        "scripted:FILE, where FILE may be the actions.txt of an earlier run, "
+        "Who decides: heuristic, random, static (never grow), heuristic:FILE.toml (with the "
+        "settings of that file), scripted:FILE (FILE may be the actions.txt of an earlier run), "
         "pretrained (see `esper policies`), or the folder of a training run or policy.",
     )
-    key: int = option(0, "Same key, same run, byte for byte.", min=0, max=MOST_KEY)
-    steps: int | None = option(
-        None,
-        "Epochs to train after the first, one decision before each; each task has its default.",
-        min=1,
-        max=MOST_COUNT,
-    )
+    key: int = option(0, "Random seed: the same key gives the same run.", min=0, max=MOST_KEY)
     out: str | None = option(
         None, "Folder for the record of the run. Default: runs/TASK-CONTROLLER-KEY."
     )
     overwrite: bool = option(False, "Replace a run that is already there.")
-    max_params: float | None = option(
-        None, "Most parameters: a multiple of the host's, such as 1.5, or a number above 100."
-    )
-    max_macs: float | None = option(None, "Most multiply-adds per example, likewise.")
-    incubation: str | None = option(
-        None,
-        "isolated: a seed learns without acting before it is blended in; "
-        "joint: it acts in full from birth, when it changes nothing yet. "
-        "Default: isolated, and joint with --start trained.",
-    )
-    precision: str = option("fp32", "In what the networks compute while they train: fp32 or bf16.")
-    start: str = option(
-        "fresh",
-        "fresh: with a new network; trained: with one that is trained to its end first, which is "
-        "then grown for --extra more.",
-    )
+    resume: bool = option(False, "Continue a run of the same command that was stopped or killed.")
     extra: float = option(
-        0.3, "With --start trained: what more may be spent, as a share of the host's training."
+        0.3, "With --start trained: compute to spend, as a share of the host's training."
     )
     compare: bool = option(True, "Also train the host alone, and the grown topology from scratch.")
+    settings: str | None = option(None, "TOML file with growth settings; flags override it.")
     track: str | None = option(None, TRACK)
     quiet: bool = option(False, QUIET)
     json: bool = option(False, AS_JSON)
+    growth: Mapping[str, Any] = growth_options(without=("insured", "progress", "population"))
 
     @property
     def folder(self) -> Path:
@@ -90,69 +71,59 @@ def grow(settings: GrowSettings) -> None:
       esper grow --task digits --start trained --extra 0.3
     """
     began = time.time()
-    # Everything that can be wrong is found before the first epoch.
-    from esper.api import check_script, find_controller, warn_of_other_ground
+    # All input is checked before the first epoch.
+    from esper.api.controllers import check_script, find_controller
+    from esper.api.training import one_thread
+    from esper.api.watch import warn_of_other_ground
     from esper.growth.blueprints.catalogue import default_catalogue
     from esper.observatory.report import write_report
     from esper.observatory.terminal import say
     from esper.tolaria.data.catalogue import data_root
-    from esper.tolaria.engine.garden import Budget
-    from esper.tolaria.engine.run import RESCUE, TrialRules, make_env
+    from esper.tolaria.engine.run import make_env
     from esper.tolaria.tasks import find_task
 
-    task = replace(find_task(settings.task), precision=cast("Precision", settings.precision))
+    _check_extra(settings.extra)
+    task = find_task(settings.task)
     controller = find_controller(settings.controller, len(task.slots), default_catalogue())
-    steps, out = settings.steps or task.steps, settings.folder
-    _check_start(settings)
-    check_track(settings.track)
-    usual = RESCUE.incubation if settings.start == "trained" else TrialRules.incubation
-    incubation = usual if settings.incubation is None else settings.incubation
-    rules = TrialRules(
-        steps,
-        cast(Literal["isolated", "joint"], incubation),
-        budget=Budget(params=settings.max_params, macs=settings.max_macs),
-        schedule=task.schedule,
+    given = {**({} if settings.settings is None else read_toml(Path(settings.settings)))}
+    growth = GrowthSettings(task.steps, schedule=task.schedule).updated(
+        {**given, **settings.growth}
     )
+    if growth.batches_per_epoch is not None:
+        task = replace(task, batches_per_epoch=growth.batches_per_epoch)
+    check_track(settings.track)
     data = task.load(data_root())
-    recipe, (console, _) = task.recipe(data), consoles(settings.quiet, settings.json)
-    check_script(controller, make_env(recipe, [settings.key], rules).population.template)
-    start: Literal["fresh", "trained"] = "trained" if settings.start == "trained" else "fresh"
-    warn_of_other_ground(controller, task.name, start)
-    with Arms(console, settings, data, steps, began) as arms:
-        if settings.start == "trained":
-            rescue(arms, task, controller, rules)
-            _conclude(arms, task)
+    console, _ = consoles(settings.quiet, settings.json)
+    fresh = replace(growth, start="fresh")
+    check_script(controller, make_env(task.recipe(data), [0], fresh).population.template)
+    warn_of_other_ground(controller, task.name, growth.start)
+    with one_thread(), Arms(console, settings, data, growth, began) as arms:
+        if growth.trained:
+            rescue(arms, task, controller)
         else:
-            _grow_fresh(arms, task, controller, rules)
-    # Once the folder is free: a report of a run that is still locked says that it is running.
-    say(console, f"report   {write_report(out)}", whole=True)
+            _grow_fresh(arms, task, controller)
+        _conclude(arms, task)
+    # A report of a folder that is still locked would say that the run is under way.
+    say(console, f"report   {write_report(settings.folder)}", whole=True)
 
 
-def _grow_fresh(arms: Arms, task: "Task", controller: "Controller", rules: "TrialRules") -> None:
-    from esper.api import one_thread
-    from esper.proof import Plan
+def _grow_fresh(arms: Arms, task: "Task", controller: "Controller") -> None:
+    from esper.proof.arms import Plan
     from esper.tamiyo.controllers.static import StaticController
 
-    settings = arms.settings
-    # The folder is locked to the end, so that nobody takes it from under the comparison.
-    with one_thread(), arms.open("grown", settings.folder) as record:
-        grown = arms.play("grown", Plan(task, controller, rules), record)
-        static = StaticController()
-        if settings.compare and grown.outcome.ended == "finished":
-            arms.beside("host alone", Plan(task, static, rules))
-            if grown.topology:
-                found = replace(rules, topology=grown.topology)
-                arms.beside("from scratch", Plan(task, static, found))
-        _conclude(arms, task)
+    growth, static = arms.growth, StaticController()
+    grown = arms.play("grown", Plan(task, controller, growth))
+    if arms.settings.compare and grown.outcome.ended == "finished":
+        arms.play("host alone", Plan(task, static, growth))
+        if grown.topology:
+            found = replace(growth, topology=grown.topology)
+            arms.play("from scratch", Plan(task, static, found))
 
 
-def _check_start(settings: GrowSettings) -> None:
-    if settings.start not in ("fresh", "trained"):
-        raise ConfigError(f"start must be fresh or trained, got {settings.start!r}")
-    if not 0.0 < settings.extra <= 100.0:
+def _check_extra(extra: float) -> None:
+    if not 0.0 < extra <= 100.0:
         raise ConfigError(
-            "extra must be a share of the host's training above 0, such as 0.3; got "
-            f"{settings.extra}"
+            f"extra must be a share of the host's training above 0, such as 0.3; got {extra}"
         )
 
 

@@ -192,7 +192,7 @@ def _grow_a_little() -> tuple[int, int, float]:
             slots=["0"],
             steps=STEPS,
             controller="scripted:early",
-            progress=False,
+            settings=esper.GrowthSettings(progress=False),
         )
         plain = grown.export().eval()
         with torch.no_grad():

@@ -1,12 +1,14 @@
 """A command is a function of one dataclass: every field with `option` is a flag of the command."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, field, fields
+from dataclasses import MISSING, Field, field, fields
 from inspect import Parameter, Signature, signature
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 from typer.core import TyperCommand
+
+from esper.leyline.growth_settings import user_settings
 
 
 def option(
@@ -28,6 +30,10 @@ def option(
     return field(default=MISSING if default is ... else default, metadata=metadata)
 
 
+def _grows(item: Field[Any]) -> bool:
+    return "growth" in item.metadata
+
+
 def with_values(words: Sequence[str], bare: Mapping[str, str]) -> Iterator[str]:
     """The words of a command; options that need none have their value, by their names."""
     for place, word in enumerate(words):
@@ -35,6 +41,29 @@ def with_values(words: Sequence[str], bare: Mapping[str, str]) -> Iterator[str]:
         following = words[place + 1 : place + 2]
         if word in bare and (not following or following[0].startswith("--")):
             yield bare[word]
+
+
+def growth_options(*, without: Sequence[str] = ()) -> Any:
+    """A field with the growth settings that were given as flags, by dotted name: every setting that
+    users can change is a flag, but for those `without`."""
+    return field(default_factory=dict, metadata={"growth": tuple(without)})
+
+
+def _growth_flags(without: Sequence[str]) -> dict[str, Parameter]:
+    """The flags by dotted name of their setting."""
+    found = {}
+    for dotted, hint, item in user_settings():
+        if dotted not in without:
+            info = typer.Option(
+                help=item.metadata["help"], min=item.metadata["least"], max=item.metadata["most"]
+            )
+            kinds = [kind for kind in (hint, *get_args(hint)) if kind in (bool, int, float)]
+            kind = (kinds[0] if kinds else str) | None
+            flag = item.metadata["flag"] or dotted.rpartition(".")[2]
+            found[dotted] = Parameter(
+                flag, Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, info]
+            )
+    return found
 
 
 def add_command(app: typer.Typer, run: Callable[[Any], None]) -> None:
@@ -46,7 +75,12 @@ def add_command(app: typer.Typer, run: Callable[[Any], None]) -> None:
     assert len(signature(run).parameters) == 1, f"{run.__name__} takes one dataclass"
     hints = get_type_hints(settings)
 
+    growth = {f.name: _growth_flags(f.metadata["growth"]) for f in fields(settings) if _grows(f)}
+
     def command(**given: Any) -> None:
+        for name, flags in growth.items():
+            values = {dotted: given.pop(flag.name) for dotted, flag in flags.items()}
+            given[name] = {dotted: v for dotted, v in values.items() if v is not None}
         run(settings(**given))
 
     options = [
@@ -57,7 +91,9 @@ def add_command(app: typer.Typer, run: Callable[[Any], None]) -> None:
             annotation=Annotated[hints[item.name], item.metadata["option"]],
         )
         for item in fields(settings)
+        if not _grows(item)
     ]
+    options += [flag for flags in growth.values() for flag in flags.values()]
     # What typer reads: a signature as if somebody had written all options out.
     command.__signature__ = Signature(options)  # type: ignore[attr-defined]
     command.__annotations__ = {item.name: item.annotation for item in options}

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from esper.gym.choices import in_words
 from esper.gym.problem import Seen
 from esper.gym.rendering import Look
 from esper.leyline import BLEND_NAMES, NUM_OPS, SeedStage
+from esper.leyline.growth_settings import Budget, GrowthSettings, Incubation
 from esper.simic.rewards.modes import compute_reward
 from esper.simic.training.config import make_reward
 from esper.tamiyo.policy.features import (
@@ -25,8 +26,7 @@ from esper.tamiyo.policy.features import (
 from esper.tamiyo.situation import Situation, wait
 from esper.tolaria.data.catalogue import data_root
 from esper.tolaria.data.splits import DataSplits
-from esper.tolaria.engine.garden import Budget
-from esper.tolaria.engine.run import TrialRules, make_env
+from esper.tolaria.engine.run import make_env
 from esper.tolaria.fused.choice import choose_population
 from esper.tolaria.tasks import find_task
 from esper.tolaria.tasks.base import Task
@@ -79,9 +79,9 @@ class GrowthProblem:
         self.task = find_task(task) if isinstance(task, str) else task
         self.reward = make_reward(REWARD, reward or {}, (REWARD,))
         self.recipe = self.task.recipe(_data(self.task))
-        self.rules = TrialRules(
+        self.rules = GrowthSettings(
             self.task.steps if steps is None else steps,
-            cast(Literal["isolated", "joint"], incubation),
+            incubation=cast(Incubation, incubation),
             budget=Budget(params=max_params, macs=max_macs),
             max_seeds=max_seeds,
             # As in `esper grow`; and copies whose episodes are equally long can step together.

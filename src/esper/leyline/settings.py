@@ -86,4 +86,7 @@ def _words(hint: Any) -> str:
         return " or ".join(map(repr, get_args(hint)))
     if get_origin(hint) is tuple:
         return f"a list, each {_words(get_args(hint)[0])}"
-    return " or ".join(_WORDS.get(o, "a table of numbers") for o in options if o is not type(None))
+    named = [o for o in options if o is not type(None)]
+    if len(named) == 1 and named[0] is not hint:
+        return _words(named[0])
+    return " or ".join(_WORDS.get(o, "a table of numbers") for o in named)

@@ -9,19 +9,13 @@ from torch import Tensor
 
 from esper.growth.blueprints.catalogue import count_params
 from esper.leyline import ConfigError, Recorder
+from esper.leyline.growth_settings import GrowthSettings, Topology
 from esper.tamiyo.controllers.static import StaticController
 from esper.tamiyo.situation import Controller, Situation
 from esper.tolaria.data.splits import DataSplits
 from esper.tolaria.engine.garden import TRAINING_COST
 from esper.tolaria.engine.population import LoopedPopulation
-from esper.tolaria.engine.run import (
-    SETTLING_EVALUATIONS,
-    Topology,
-    Trained,
-    TrialRules,
-    host_rules,
-    make_env,
-)
+from esper.tolaria.engine.run import SETTLING_EVALUATIONS, Trained, host_settings, make_env
 from esper.tolaria.engine.run import train as train_networks
 from esper.tolaria.fused.choice import PopulationKind
 from esper.tolaria.tasks.base import Task
@@ -37,7 +31,7 @@ class Plan:
 
     task: Task
     controller: Controller
-    rules: TrialRules
+    rules: GrowthSettings
     weights: Mapping[int, Mapping[str, Tensor]] | None = field(default=None, compare=False)
 
 
@@ -69,7 +63,9 @@ def train(
 
 def first_situation(task: Task, data: DataSplits) -> Situation:
     """What every controller of an evaluation gets to see first, for some key."""
-    return make_env(task.recipe(data), [0], TrialRules(task.steps, schedule=task.schedule)).reset()
+    return make_env(
+        task.recipe(data), [0], GrowthSettings(task.steps, schedule=task.schedule)
+    ).reset()
 
 
 # --- networks that do not grow -------------------------------------------------------------------
@@ -85,7 +81,7 @@ def static_plan(
     task: Task, steps: int, topology: Topology = (), population: PopulationKind = "looped"
 ) -> Plan:
     """A fixed network pays for no counterfactuals: nobody has to decide anything about it."""
-    rules = TrialRules(
+    rules = GrowthSettings(
         steps,
         topology=topology,
         counterfactuals=False,
@@ -97,7 +93,7 @@ def static_plan(
 
 def host_plan(task: Task, steps: int, population: PopulationKind = "looped") -> Plan:
     """A host trained to its end: what there is to rescue."""
-    return Plan(task, DO_NOTHING, host_rules(steps, task.schedule, population))
+    return Plan(task, DO_NOTHING, host_settings(steps, task.schedule, population))
 
 
 def host_size(task: Task, data: DataSplits) -> tuple[int, int]:

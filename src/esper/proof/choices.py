@@ -11,6 +11,7 @@ from functools import partial
 from itertools import product
 from statistics import fmean, median
 
+from esper.leyline.growth_settings import GrowthSettings
 from esper.proof.arms import (
     Plan,
     affordable_steps,
@@ -23,7 +24,6 @@ from esper.proof.record import Record
 from esper.proof.work import Crew, Job, Run, carry_out
 from esper.tamiyo.situation import Controller
 from esper.tolaria.data.splits import DataSplits
-from esper.tolaria.engine.run import TrialRules
 from esper.tolaria.fused.choice import PopulationKind
 from esper.tolaria.tasks.base import Task
 
@@ -86,7 +86,7 @@ class Bench:
         self.widths = {width: of_width(self.task, width) for width in self.task.widths}
 
     def growing_plan(self, controller: Controller, rate: float) -> Plan:
-        rules = TrialRules(self.steps, population=self.population, schedule=self.task.schedule)
+        rules = GrowthSettings(self.steps, population=self.population, schedule=self.task.schedule)
         return Plan(with_rate(self.task, rate), controller, rules)
 
     def runs(self, trials: Mapping[str, Sequence[Plan]], keep: bool = False) -> list[list[Run]]:

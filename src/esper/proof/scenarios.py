@@ -15,6 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from esper.leyline.constants import COOLING_SAMPLES
+from esper.leyline.growth_settings import TRAINED_SCHEDULE, GrowthSettings, Topology
 from esper.proof.arms import (
     DO_NOTHING,
     Plan,
@@ -30,7 +31,6 @@ from esper.proof.shapes import random_shapes
 from esper.proof.work import Run
 from esper.tamiyo.situation import Controller
 from esper.tolaria.data.splits import DataSplits
-from esper.tolaria.engine.run import RESCUE, Topology, TrialRules
 from esper.tolaria.fused.choice import PopulationKind
 from esper.tolaria.tasks.base import Task
 
@@ -63,8 +63,7 @@ def going_on(controller: Controller, cooling: bool, extra: float) -> dict[str, A
     """The rules of a trained host with an extra budget: nobody measures the seeds of one that has
     none."""
     return {
-        "start": RESCUE.start,
-        "incubation": RESCUE.incubation,
+        "start": "trained",
         "cooling": cooling,
         "counterfactuals": controller is not DO_NOTHING,
         "extra": extra,
@@ -88,10 +87,10 @@ def plan_within(
     least = 1 if controller is DO_NOTHING else LEAST_DECISIONS
     looks = min(COOLING_SAMPLES, len(data.train_x)) if how.get("cooling") else 0
     task, epochs = paced(task, data, macs, budget, trained=trained, least=least, beside=looks)
-    rules = TrialRules(
+    rules = GrowthSettings(
         max(1, epochs if trained else epochs - 1),
-        schedule=RESCUE.schedule,
-        max_macs=budget,
+        schedule=TRAINED_SCHEDULE,
+        max_train_macs=budget,
         population=population,
         **how,
     )

@@ -9,10 +9,10 @@ from torch import nn
 
 from esper.growth.snapshot import HostSnapshot
 from esper.leyline import EpisodeOutcome, History
+from esper.leyline.growth_settings import Topology
 from esper.proof.arms import Plan, train
 from esper.tamiyo.situation import GivesReasons
 from esper.tolaria.data.splits import DataSplits
-from esper.tolaria.engine.run import Topology
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import esper
 from esper.growth.blueprints.catalogue import default_catalogue
-from esper.growth.lifecycle import LifecycleRules
 from esper.leyline import BLUEPRINT, OP, ConfigError, LifecycleOp
 from esper.simic.training.checkpoint import load_state
 from esper.simic.training.policy_controller import LearnedController
@@ -18,6 +17,7 @@ from esper.tamiyo.controllers.heuristic import HeuristicController
 from esper.tolaria.engine.environment import GrowthEnv
 from esper.tolaria.engine.population import LoopedPopulation
 from esper.tolaria.engine.run import play
+from helpers import episode_settings
 from training_support import tiny_config, tiny_run, tiny_task
 
 
@@ -39,7 +39,7 @@ def actions_of(controller, keys, catalogue=None) -> np.ndarray:
     task, taken = tiny_task(), []
     env = GrowthEnv(
         LoopedPopulation(task.recipe(task.load(None), catalogue or default_catalogue()), keys),
-        LifecycleRules(max_steps=task.steps),
+        episode_settings(task.steps),
     )
     play(env, controller, on_step=lambda transition: taken.append(transition.actions))
     return np.stack(taken, axis=1)
@@ -64,7 +64,7 @@ def test_it_plants_no_more_seeds_than_it_has_learnt_with(most):
     state = new_state(config, Space.of(len(task.slots), default_catalogue().names))
     env = GrowthEnv(
         LoopedPopulation(task.recipe(task.load(None)), list(range(6))),
-        LifecycleRules(max_steps=task.steps),
+        episode_settings(task.steps),
     )
     held = []
     controller = LearnedController(state, deterministic=False)

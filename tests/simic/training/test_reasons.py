@@ -9,10 +9,11 @@ import torch
 
 from esper.leyline import BLEND_NAMES, HEAD_NAMES, History, LifecycleOp
 from esper.leyline.events import Decided, event_from_row
+from esper.leyline.growth_settings import GrowthSettings
 from esper.simic.agent.types import MaskTensors
 from esper.simic.training.policy_controller import LearnedController
 from esper.tamiyo.situation import Situation
-from esper.tolaria.engine.run import TrialRules, make_env, play
+from esper.tolaria.engine.run import make_env, play
 from training_support import tiny_run, tiny_task
 
 KEYS = [1, 2]
@@ -46,7 +47,7 @@ def played(
     controller.situations, controller.probabilities = [], []
     task, told = tiny_task(), History()
     recipe = task.recipe(task.load(None))
-    play(make_env(recipe, KEYS, TrialRules(task.steps), told), controller)
+    play(make_env(recipe, KEYS, GrowthSettings(task.steps), told), controller)
     return controller, told
 
 
@@ -163,7 +164,7 @@ def test_nobody_pays_for_reasons_that_nobody_hears(
     monkeypatch.setattr(Watched, "reasons", lambda self, actions: asked.append(actions) or [])
     task = tiny_task()
     recipe = task.recipe(task.load(None))
-    play(make_env(recipe, KEYS, TrialRules(2)), controller)
+    play(make_env(recipe, KEYS, GrowthSettings(2)), controller)
     assert not asked
-    play(make_env(recipe, KEYS, TrialRules(2), History()), controller)
+    play(make_env(recipe, KEYS, GrowthSettings(2), History()), controller)
     assert len(asked) == 2

@@ -9,7 +9,6 @@ import pytest
 
 from esper.api.training import train_ppo
 from esper.growth.blueprints.catalogue import default_catalogue
-from esper.growth.lifecycle import LifecycleRules
 from esper.leyline import EpisodeOutcome, History
 from esper.observatory.comparison import AVERAGED
 from esper.observatory.run_directory import episode_script
@@ -23,6 +22,7 @@ from esper.tolaria.engine.environment import GrowthEnv
 from esper.tolaria.engine.run import play
 from esper.tolaria.fused.population import FusedPopulation
 from esper.tolaria.governor import Governor
+from helpers import episode_settings
 from training_support import rows, tiny_config, tiny_run, tiny_task
 
 
@@ -81,8 +81,7 @@ def test_a_script_of_the_recorded_actions_gives_the_same_scores(run, env):
     task, history = tiny_task(), History()
     again = GrowthEnv(
         FusedPopulation(task.recipe(task.load(None), default_catalogue()), [outcome["key"]]),
-        LifecycleRules(max_steps=task.steps),
-        schedule=task.schedule,
+        episode_settings(task.steps, schedule=task.schedule),
         recorder=history,
     )
     play(again, ScriptedController(episode_script(run, 2, env), "recorded"))

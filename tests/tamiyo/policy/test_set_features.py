@@ -8,6 +8,7 @@ import torch
 
 from esper.growth.blueprints.catalogue import BlueprintCatalogue
 from esper.leyline import ActionMasks, ConfigError, LifecycleOp
+from esper.leyline.growth_settings import GrowthSettings
 from esper.tamiyo.controllers import make_controller
 from esper.tamiyo.policy.set_features import (
     CANDIDATE_FEATURES,
@@ -18,7 +19,7 @@ from esper.tamiyo.policy.set_features import (
     set_features,
 )
 from esper.tamiyo.situation import Situation
-from esper.tolaria.engine.run import TrialRules, make_env, play
+from esper.tolaria.engine.run import make_env, play
 from helpers import digits_env, small_digits
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -185,7 +186,7 @@ def test_any_catalogue_and_a_situation_without_facts(situations: list[Situation]
 def test_an_extra_budget_is_seen_from_the_rules_on() -> None:
     task, data = small_digits(64)
     for extra in (0.3, None):
-        env = make_env(task.recipe(data), [1], TrialRules(2, extra=extra))
+        env = make_env(task.recipe(data), [1], GrowthSettings(2, extra=extra))
         run, slots, _ = parts(env.reset())
         assert run["extra_known"] == (extra is not None)
         assert slots["present"].all()

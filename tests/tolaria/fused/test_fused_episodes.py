@@ -11,7 +11,6 @@ from fused_support import recipe
 from torch import Tensor, nn
 
 from esper.growth.blueprints.catalogue import BlueprintCatalogue, default_catalogue
-from esper.growth.lifecycle import LifecycleRules
 from esper.leyline import History, SeedStage
 from esper.leyline.events import (
     Event,
@@ -22,6 +21,7 @@ from esper.leyline.events import (
     SeedGerminated,
     SeedStageChanged,
 )
+from esper.leyline.growth_settings import GrowthSettings
 from esper.tamiyo.controllers.random import RandomController
 from esper.tamiyo.controllers.scripted import ScriptedController
 from esper.tamiyo.controllers.static import StaticController
@@ -30,7 +30,7 @@ from esper.tolaria.engine.population import LoopedPopulation
 from esper.tolaria.engine.recipe import HostRecipe
 from esper.tolaria.engine.run import play, settle
 from esper.tolaria.fused.population import FusedPopulation
-from helpers import everywhere
+from helpers import episode_settings, everywhere
 
 
 class Log(History):
@@ -45,7 +45,7 @@ class Log(History):
 
 
 def environments(
-    made: HostRecipe, n_envs: int, rules: LifecycleRules, **settings: Any
+    made: HostRecipe, n_envs: int, rules: GrowthSettings
 ) -> list[tuple[GrowthEnv, Log]]:
     found = []
     for make in (LoopedPopulation, FusedPopulation):
@@ -55,7 +55,6 @@ def environments(
             rules,
             random_guess_loss=math.log(10),
             recorder=log,
-            **settings,
         )
         found.append((env, log))
     return found
@@ -86,7 +85,7 @@ auto FOSSILIZE
 
 @pytest.mark.parametrize("incubation", ["isolated", "joint"])
 def test_a_scripted_episode(incubation: Any) -> None:
-    both = environments(recipe(), 4, LifecycleRules(16, incubation), keep_best=True)
+    both = environments(recipe(), 4, episode_settings(16, incubation=incubation, keep_best=True))
     for env, _ in both:
         assert play(env, ScriptedController(SCRIPT, "test"))
     assert {SeedGerminated, SeedStageChanged, SeedCulled} <= kinds(both[0][1])
@@ -103,7 +102,7 @@ def test_a_scripted_episode(incubation: Any) -> None:
 
 @pytest.mark.parametrize("host", ["cnn", "mlp"])
 def test_random_episodes(host: str) -> None:
-    both = environments(recipe(host), 6, LifecycleRules(14))
+    both = environments(recipe(host), 6, episode_settings(14))
     for env, _ in both:
         assert play(env, RandomController())
     assert {SeedGerminated, SeedStageChanged, SeedCulled} <= kinds(both[0][1])
@@ -113,7 +112,7 @@ def test_random_episodes(host: str) -> None:
 def test_seeds_from_birth() -> None:
     catalogue = default_catalogue()
     topology = ((0, catalogue.index("branch")), (2, catalogue.index("attention")))
-    both = environments(recipe(), 3, LifecycleRules(3))
+    both = environments(recipe(), 3, episode_settings(3))
     for env, _ in both:
         assert play(env, StaticController(), topology=topology)
     assert_same_story(both, scores=0.5)
@@ -138,8 +137,7 @@ def cliffs() -> BlueprintCatalogue:
 @pytest.mark.parametrize("on_panic", ["terminate", "continue"])
 def test_a_rollback(on_panic: Any) -> None:
     made = replace(recipe(), catalogue=cliffs())
-    rules = LifecycleRules(8, "joint")
-    both = environments(made, 3, rules, on_panic=on_panic)
+    both = environments(made, 3, episode_settings(8, incubation="joint", on_panic=on_panic))
     script = ScriptedController("2 GERMINATE r0c1 cliff linear\nauto FOSSILIZE", "test")
     for env, _ in both:
         assert play(env, script)
@@ -152,7 +150,7 @@ def test_a_rollback(on_panic: Any) -> None:
 
 
 def test_a_host_that_breaks_by_itself_is_brought_back_bit_for_bit() -> None:
-    (_, _), (env, log) = environments(recipe(), 3, LifecycleRules(6), on_panic="continue")
+    (_, _), (env, log) = environments(recipe(), 3, episode_settings(6, on_panic="continue"))
     population = env.population
     assert isinstance(population, FusedPopulation)
     env.reset()

@@ -2,20 +2,19 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Literal, cast
+from typing import cast
 
 import numpy as np
 
 from esper.growth.blueprints.catalogue import default_catalogue
 from esper.leyline import ConfigError, draw_key
+from esper.leyline.growth_settings import Budget, GrowthSettings, Incubation
 from esper.simic.agent.network import Kind
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.space import Space
 from esper.tolaria.data.catalogue import data_root
 from esper.tolaria.data.splits import DataSplits
-from esper.tolaria.engine.garden import Budget
 from esper.tolaria.engine.recipe import HostRecipe
-from esper.tolaria.engine.run import TrialRules
 from esper.tolaria.families.base import Family, Member
 from esper.tolaria.families.hosts import hosts_of
 from esper.tolaria.fused.choice import choose_population
@@ -45,7 +44,7 @@ class EnvSpec:
     rows: slice
     recipe: HostRecipe
     keys: tuple[int, ...]
-    rules: TrialRules
+    rules: GrowthSettings
 
 
 def space_of(task: Task, family: Family | None = None, *, kind: Kind = "flat") -> Space:
@@ -111,7 +110,7 @@ class RoundSpecs:
         spec = self.spec
         keys = [episode_key(spec.config.key, round_, group) for group in self.groups.tolist()]
         if spec.family is None:
-            rules = self._rules(TrialRules(spec.config.steps or spec.task.steps))
+            rules = self._rules(GrowthSettings(spec.config.steps or spec.task.steps))
             rules = replace(rules, schedule=spec.task.schedule, population=self.population)
             yield EnvSpec(slice(0, len(keys)), self.recipe, tuple(keys), rules)
             return
@@ -127,7 +126,7 @@ class RoundSpecs:
         rules = self._rules(member.rules(spec.data, hosts.cost, self.population))
         return EnvSpec(rows, recipe, (key,) * count, rules)
 
-    def _rules(self, rules: TrialRules) -> TrialRules:
+    def _rules(self, rules: GrowthSettings) -> GrowthSettings:
         """With the caps of the run; of hosts that start fresh, also with its incubation."""
         config = self.spec.config
         rules = replace(
@@ -137,5 +136,5 @@ class RoundSpecs:
         )
         if rules.start == "trained":
             return rules
-        incubation = cast(Literal["isolated", "joint"], config.incubation)
+        incubation = cast(Incubation, config.incubation)
         return replace(rules, incubation=incubation, on_panic="terminate", keep_best=False)

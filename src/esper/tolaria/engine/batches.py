@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -207,3 +208,11 @@ def _length(loader: Any) -> int | None:
 
 def _is_pair(batch: Any) -> bool:
     return isinstance(batch, (tuple, list)) and len(batch) == 2
+
+
+def batch_factors(rates: np.ndarray, batch: int, batches: int | None) -> np.ndarray:
+    """The factors [...] of a batch between `rates` [..., 2], those at the begin and at the end of
+    its epoch: at the batch's middle, so that no step is lost to a rate of 0. Where nobody knows how
+    many batches there are, it is the middle of the epoch for all of them."""
+    share = 0.5 if batches is None else min((batch + 0.5) / batches, 1.0)
+    return np.asarray(rates[..., 0] + (rates[..., 1] - rates[..., 0]) * share)

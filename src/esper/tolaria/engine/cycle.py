@@ -4,15 +4,14 @@ begin:   apply the actions
 finish:  evaluate (with counterfactuals) -> governor -> lifecycle tick          -> transition
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
 
 import numpy as np
 
 from esper.growth.lifecycle import LifecycleRules, age
 from esper.growth.slot_table import SlotTable
 from esper.leyline import (
+    ConfigError,
     InvalidStateMachineError,
     LifecycleOp,
     NullRecorder,
@@ -26,17 +25,31 @@ from esper.leyline.events import (
     HostCooled,
     HostStabilized,
 )
+from esper.leyline.growth_settings import GrowthSettings
 from esper.tamiyo.policy.action_masks import compute_action_masks
 from esper.tamiyo.situation import Situation, wait
 from esper.tamiyo.tracker import SignalTracker
 from esper.tolaria.engine.batches import DataSize
 from esper.tolaria.engine.compute_budget import ComputeBudget
 from esper.tolaria.engine.cooling import Cooler
-from esper.tolaria.engine.garden import Budget, Garden, SavedHost, Validation
+from esper.tolaria.engine.garden import Garden, SavedHost, Validation
 from esper.tolaria.engine.objectives import standard_error
 from esper.tolaria.engine.population import Hosts, TrainReadings
 from esper.tolaria.engine.transition import Transition
 from esper.tolaria.governor import Governor, Verdict, panic_event, rollback_event
+
+
+def lifecycle_rules(settings: GrowthSettings) -> LifecycleRules:
+    """Raises ConfigError without a number of steps."""
+    if settings.steps is None:
+        raise ConfigError("the number of steps is not set; give steps=...")
+    return LifecycleRules(
+        settings.steps,
+        settings.seeds_incubate,
+        settings.blending_steps,
+        settings.min_gradient_ratio,
+        settings.min_contribution,
+    )
 
 
 class GrowthCycle:
@@ -44,63 +57,40 @@ class GrowthCycle:
 
     Call `start`, train an epoch, `finish`; then `begin` with actions, train, `finish`, and so on.
 
-    on_panic         what a rollback means: the end of the episode ('terminate'), or that the run
-                     goes on without the culprit ('continue')
-    keep_best        also keep each host as it was at its best validation score, for `settle`
-    prefer_later     the best is the latest of those that are within chance of it: where the rate
-                     decays the end is better than what validation happened to like before
-    counterfactuals  measure what every seed is worth by leaving it out; without, a network that is
-                     not going to change pays for plain validation only
-    answers_per_sample   of validation, where the score is the percentage of right ones
-    start            'trained' for hosts that arrive trained
-    max_macs         the whole bill of a host, settling included: its episode ends when what is left
-                     does not pay for another epoch. `data_size` is what the first one takes; where
-                     that is not known, it is trained on trust
-    cooler           cools starved hosts: trained ones at the start, any when a seed is germinated
-    extra            `max_macs` as a share of what the hosts' training had cost, to be observed
+    `settings` say how. What they leave open: the loss of a random guess (`random_guess_loss`), the
+    number of `answers_per_sample` of validation where the score is a percentage of right ones, the
+    size of an epoch (`data_size`) where the compute is capped, and what cools the hosts (`cooler`).
     """
 
     def __init__(
         self,
         population: Hosts,
-        rules: LifecycleRules,
+        settings: GrowthSettings,
         *,
-        budget: Budget | None = None,
-        max_seeds: int | None = None,
-        on_panic: Literal["terminate", "continue"] = "terminate",
         random_guess_loss: float | None = None,
         recorder: Recorder | None = None,
-        keep_best: bool = False,
-        prefer_later: bool = False,
-        counterfactuals: bool = True,
         answers_per_sample: int | None = None,
-        start: Literal["fresh", "trained"] = "fresh",
-        max_macs: int | None = None,
         data_size: DataSize | None = None,
         cooler: Cooler | None = None,
-        extra: float | None = None,
     ) -> None:
-        self.population, self.rules = population, rules
-        self.start_from, self.cooler, self.extra = start, cooler, extra
-        self.rho = np.full(len(population.keys), np.nan)  # how much is left to learn, if known
-        self.on_panic, self.keep_best, self.prefer_later = on_panic, keep_best, prefer_later
+        self.population, self.settings, self.cooler = population, settings, cooler
+        self.rules = lifecycle_rules(settings)
+        # Where the learning rate decays, the latest of equally good epochs is the best one.
+        self.prefer_later = settings.rates is not None and settings.rates.decay > 0.0
         self.answers_per_sample = answers_per_sample
         self.recorder: Recorder = recorder or NullRecorder()
         self.n_envs = len(population.keys)
-        self.garden = Garden(
-            population, rules, budget or Budget(), max_seeds, self.recorder, counterfactuals
-        )
+        self.rho = np.full(self.n_envs, np.nan)  # how much is left to learn, if known
+        self.garden = Garden(population, self.rules, settings, self.recorder)
         self.tracker = SignalTracker(self.n_envs)
-        self.governor = Governor(
-            self.n_envs, random_guess_loss, trained=self.start_from == "trained"
-        )
+        self.governor = Governor(self.n_envs, random_guess_loss, trained=settings.trained)
         self.running = np.ones(self.n_envs, dtype=bool)
         self.broken = np.zeros(self.n_envs, dtype=bool)  # the governor has ended the episode
         self.step_count = 0
         self.steps_taken = np.zeros(self.n_envs, dtype=np.int64)
         self.batches_done = 0
         self.progress = np.zeros(self.n_envs)  # of the run, from 0 to 1
-        self.compute_budget = ComputeBudget(self.garden, max_macs, data_size)
+        self.compute_budget = ComputeBudget(self.garden, settings.max_train_macs, data_size)
         self.score = np.full(self.n_envs, np.nan)
         self.best: list[SavedHost | None] = [None] * self.n_envs
         self.best_score = np.full(self.n_envs, -np.inf)
@@ -114,12 +104,12 @@ class GrowthCycle:
     def table(self) -> SlotTable:
         return self.garden.table
 
-    def start(self, topology: Sequence[tuple[int, int]] = ()) -> None:
+    def start(self) -> None:
         """Make the hosts ready for their first epoch."""
         for env in range(self.n_envs):
-            for slot, blueprint in topology:
+            for slot, blueprint in self.settings.topology:
                 self.garden.plant_fossil(env, slot, blueprint)
-        self.compute_budget.check_first_epoch(looks=self.start_from == "trained")
+        self.compute_budget.check_first_epoch(looks=self.settings.trained)
         self._save(self.running)
 
     def begin(self, actions: np.ndarray) -> None:
@@ -171,7 +161,7 @@ class GrowthCycle:
         self.garden.tick(healthy, self.step_count)
         self._save(healthy)
 
-        terminated = verdict.rollback & (self.on_panic == "terminate")
+        terminated = verdict.rollback & (self.settings.on_panic == "terminate")
         over = (self.step_count >= self.rules.max_steps) | ~self.affords()
         truncated = acted & ~terminated & over
         self.running = acted & ~terminated & ~truncated
@@ -271,7 +261,7 @@ class GrowthCycle:
     def _keep_best(self, validation: Validation, envs: np.ndarray) -> None:
         """Remember the hosts among `envs` (bool[E]) that have never been better; with
         `prefer_later`, never better by more than chance."""
-        if not self.keep_best:
+        if not self.settings.keep_best:
             return
         margin = np.nan_to_num(self._chance(validation)) if self.prefer_later else 0.0
         better = np.flatnonzero(envs & (validation.score > self.best_score - margin))
@@ -333,9 +323,11 @@ class GrowthCycle:
             total_params=garden.total_params(),
             left=self.compute_budget.share_left(self.step_count / self.rules.max_steps),
             max_seeds=garden.limits.max_seeds,
-            trained=self.start_from == "trained",
+            trained=self.settings.trained,
             facts=garden.facts,
-            extra=np.full(self.n_envs, np.nan if self.extra is None else self.extra),
+            extra=np.full(
+                self.n_envs, np.nan if self.settings.extra is None else self.settings.extra
+            ),
             rho=self.rho.copy(),
         )
 

@@ -8,42 +8,23 @@ Gymnasium's order: the action comes first, its consequences follow, and the situ
 back is the one after all of them.
 """
 
-from collections.abc import Sequence
-from typing import Any
-
 import numpy as np
 
-from esper.growth.lifecycle import LifecycleRules
 from esper.tamiyo.situation import Situation
 from esper.tolaria.engine.cycle import GrowthCycle
 from esper.tolaria.engine.population import Population, TrainReadings
-from esper.tolaria.engine.schedule import RateSchedule
 from esper.tolaria.engine.transition import Transition
 
 
 class GrowthEnv(GrowthCycle):
-    """E environments that train their own hosts: `reset` and `step` are all a controller's loop
-    needs. `schedule` is that of the learning rate; the other settings are those of `GrowthCycle`.
-    """
+    """E environments that train their own hosts; a controller's loop needs `reset` and `step`."""
 
     population: Population
 
-    def __init__(
-        self,
-        population: Population,
-        rules: LifecycleRules,
-        *,
-        schedule: RateSchedule | None = None,
-        **settings: Any,
-    ) -> None:
-        super().__init__(population, rules, **settings)
-        self.schedule = schedule
-
-    def reset(self, topology: Sequence[tuple[int, int]] = ()) -> Situation:
-        """Warm up the hosts for an epoch, or only look at trained ones; call it once. `topology`
-        lists (slot, blueprint) pairs that every host has from birth, as fossils."""
-        self.start(topology)
-        if self.start_from == "trained":
+    def reset(self) -> Situation:
+        """Train the hosts for one epoch, or only evaluate trained ones; call it once."""
+        self.start()
+        if self.settings.trained:
             situation = self.finish(TrainReadings.nothing(self.n_envs)).after
             return situation if self.cooler is None else self._cool_at_first(situation)
         return self.finish(self._train()).after
@@ -64,8 +45,8 @@ class GrowthEnv(GrowthCycle):
     def _train(self) -> TrainReadings:
         begin, self.progress = self.progress, self._next_progress()
         rates = None
-        if self.schedule is not None:
-            rates = self.schedule.factor(np.stack([begin, self.progress], axis=1))
+        if self.settings.rates is not None:
+            rates = self.settings.rates.factor(np.stack([begin, self.progress], axis=1))
         return self.population.train_epoch(self.running, self.step_count, rates)
 
     def _next_progress(self) -> np.ndarray:
@@ -74,7 +55,7 @@ class GrowthEnv(GrowthCycle):
         A budget is shared out among the epochs that it will pay for if hosts stay as they are, so
         that a schedule ends with the last of them, not with what is left over.
         """
-        first = 1 if self.start_from == "trained" else 0
+        first = 1 if self.settings.trained else 0
         epochs, done = self.rules.max_steps + 1 - first, self.step_count - first
         if self.compute_budget.max_macs is None:
             return np.full(self.n_envs, (done + 1) / epochs)

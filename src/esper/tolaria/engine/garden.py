@@ -36,6 +36,7 @@ from esper.leyline import (
     SeedStage,
     draw_key,
 )
+from esper.leyline.growth_settings import GrowthSettings
 from esper.tamiyo.policy.action_masks import GrowthLimits, usable_blueprints
 from esper.tamiyo.slot_facts import describe_slots
 from esper.tolaria.engine.event_log import EventLog
@@ -43,38 +44,6 @@ from esper.tolaria.engine.population import Hosts, Snapshot, TrainReadings
 
 # A backward pass costs about twice a forward pass.
 TRAINING_COST = 3
-
-# A budget above this is a number of parameters or multiply-adds, not a multiple of the host's.
-MOST_MULTIPLE = 100.0
-
-
-@dataclass(frozen=True)
-class Budget:
-    """Hard caps on a grown network; None for no cap. Up to 100 a cap is a multiple of the host,
-    above that it is a number of parameters, or of multiply-adds per example."""
-
-    params: float | None = None
-    macs: float | None = None
-
-    def __post_init__(self) -> None:
-        for name, value in (("params", self.params), ("macs", self.macs)):
-            if value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int | float):
-                raise ConfigError(f"budget {name} must be a number, got {value!r}")
-            if not value >= 1.0:
-                raise ConfigError(
-                    f"budget {name}={value} is below the host itself; give 1.0 or more"
-                )
-            if not math.isfinite(value):
-                raise ConfigError(f"budget {name}={value} is no cap; leave it out instead")
-
-    def room(self, host_params: int, host_macs: int) -> tuple[int | None, int | None]:
-        """Parameters and multiply-adds that may be added to a host; raises ConfigError if it is
-        above a cap itself."""
-        caps = ((self.params, host_params, "parameters"), (self.macs, host_macs, "multiply-adds"))
-        params, macs = (_room(*cap) for cap in caps)
-        return params, macs
 
 
 @dataclass(frozen=True)
@@ -125,18 +94,16 @@ class Garden:
         self,
         population: Hosts,
         rules: LifecycleRules,
-        budget: Budget,
-        max_seeds: int | None,
+        settings: GrowthSettings,
         recorder: Recorder,
-        counterfactuals: bool = True,
     ) -> None:
         self.population, self.rules, self.recorder = population, rules, recorder
-        self.counterfactuals = counterfactuals
+        self.counterfactuals = settings.counterfactuals
         template = population.template
         self.event_log = EventLog(template)
         self.host_params, self.host_macs = count_params(template.host), template.host_macs
         self.valve_params = valve_params(template.catalogue, template.sites)
-        self.limits = self._limits(budget, max_seeds)
+        self.limits = self._limits(settings)
         self._check_room()
         self.facts = describe_slots(template, self.limits)
         n_envs = len(population.keys)
@@ -148,10 +115,10 @@ class Garden:
         self.train_macs = np.zeros(n_envs, dtype=np.int64)
         self.host_train_macs = np.zeros(n_envs, dtype=np.int64)
 
-    def _limits(self, budget: Budget, max_seeds: int | None) -> GrowthLimits:
+    def _limits(self, settings: GrowthSettings) -> GrowthLimits:
         template = self.population.template
         fits, params, macs = seed_costs(template.catalogue, template.sites, template.output)
-        max_params, max_macs = budget.room(self.host_params, self.host_macs)
+        max_params, max_macs = settings.budget.room(self.host_params, self.host_macs)
         return GrowthLimits(
             fits=usable_blueprints(template.catalogue, fits),
             # Any blend might be gated: its valve has to fit the budget while it lasts.
@@ -159,7 +126,7 @@ class Garden:
             macs=macs,
             max_params=max_params,
             max_macs=max_macs,
-            max_seeds=max_seeds,
+            max_seeds=settings.max_seeds,
         )
 
     def _check_room(self) -> None:
@@ -376,13 +343,3 @@ class Garden:
 
 def _rounded_up(multiple: float) -> str:
     return f"{math.ceil(multiple * 1000) / 1000:g}"
-
-
-def _room(cap: float | None, of_host: int, unit: str) -> int | None:
-    if cap is None:
-        return None
-    if cap <= MOST_MULTIPLE:
-        return int((cap - 1.0) * of_host)
-    if cap < of_host:
-        raise ConfigError(f"a budget of {cap:g} {unit} is below the host itself, with {of_host}")
-    return int(cap) - of_host

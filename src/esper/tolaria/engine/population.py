@@ -23,11 +23,10 @@ from esper.growth.output_scale import scale_output
 from esper.growth.sites import batch_size, call_model, evaluating
 from esper.growth.snapshot import HostSnapshot, restore_snapshot, take_snapshot
 from esper.leyline import SeedStage, draw_key
-from esper.tolaria.engine.batches import Batch
+from esper.tolaria.engine.batches import Batch, batch_factors
 from esper.tolaria.engine.gradients import GradientMeter
 from esper.tolaria.engine.objectives import WholeSetScore
 from esper.tolaria.engine.recipe import HostRecipe, export_network, new_network, on_device
-from esper.tolaria.engine.schedule import batch_factors
 from esper.tolaria.engine.starvation import STRIDE, batch_rho
 
 

@@ -1,127 +1,72 @@
 """One way to train and grow networks: make the environments, play them, settle what came of it.
 
 The command, evaluations, recorded episodes, the shards of a training run and `esper.grow` all go
-through here; what differs between them is said in a `TrialRules`.
+through here; `GrowthSettings` say what differs between them.
 """
 
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from esper.growth.lifecycle import LifecycleRules
+from esper.growth.grown_module import GrownModule
 from esper.growth.snapshot import HostSnapshot, take_snapshot
 from esper.leyline import (
-    ConfigError,
     EpisodeOutcome,
     NullRecorder,
     Recorder,
     SeedStateReport,
 )
 from esper.leyline.events import ShapleyComputed
+from esper.leyline.growth_settings import GrowthSettings, PopulationKind, RateSchedule, Topology
 from esper.tamiyo.situation import Controller, GivesReasons
 from esper.tolaria.engine.attribution import attribute_seeds
 from esper.tolaria.engine.cooling import Cooler
 from esper.tolaria.engine.cycle import GrowthCycle
 from esper.tolaria.engine.environment import GrowthEnv
 from esper.tolaria.engine.event_log import absent
-from esper.tolaria.engine.garden import Budget, Validation
+from esper.tolaria.engine.garden import Validation
 from esper.tolaria.engine.objectives import answers_per_sample, random_guess_loss
 from esper.tolaria.engine.population import LoopedPopulation, Population
 from esper.tolaria.engine.recipe import HostRecipe, export_network
-from esper.tolaria.engine.schedule import RateSchedule
 from esper.tolaria.engine.starvation import can_starve
 from esper.tolaria.engine.transition import Transition
-from esper.tolaria.fused.choice import PopulationKind
+from esper.tolaria.fused.choice import choose_population
 from esper.tolaria.fused.population import FusedPopulation
-
-# (slot, blueprint) pairs of indices.
-Topology = tuple[tuple[int, int], ...]
-
-
-@dataclass(frozen=True)
-class TrialRules:
-    """How hosts are trained and may grow.
-
-    steps            decisions, one for each epoch after the first
-    budget           caps on the grown network; `max_seeds` caps its seeds at a time
-    topology         seeds that every host has from birth, as fossils
-    on_panic, keep_best, counterfactuals   as in `GrowthCycle`
-    population       how hosts are trained: looped, one after another, or fused, all at once
-    start            fresh: the hosts are new, and an epoch warms them up before the first decision;
-                     trained: they arrive trained, and are only looked at before it
-    schedule         of the learning rate, over the steps or over the budget
-    cooling          cool starved hosts: trained ones at the start, any when a seed is germinated;
-                     where the loss is no cross entropy nothing is cooled
-    max_macs         most multiply-adds that a host may cost in all, `steps` at most; it needs
-                     `keep_best`
-    extra            that, as a share of what the training of the host had cost; it changes nothing
-                     but what controllers see
-    """
-
-    steps: int
-    incubation: Literal["isolated", "joint"] = "isolated"
-    budget: Budget | None = None
-    max_seeds: int | None = None
-    topology: Topology = ()
-    on_panic: Literal["terminate", "continue"] = "continue"
-    keep_best: bool = True
-    counterfactuals: bool = True
-    population: PopulationKind = "looped"
-    start: Literal["fresh", "trained"] = "fresh"
-    cooling: bool = False
-    schedule: RateSchedule | None = None
-    max_macs: int | None = None
-    extra: float | None = None
-
-    def __post_init__(self) -> None:
-        LifecycleRules(self.steps, self.incubation)
-        if self.population not in get_args(PopulationKind):
-            raise ConfigError(f"hosts are looped or fused, got population {self.population!r}")
-        if self.start not in ("fresh", "trained"):
-            raise ConfigError(f"hosts start fresh or trained, got start {self.start!r}")
-        if self.max_macs is not None and not self.keep_best:
-            raise ConfigError("max_macs needs keep_best: what settling costs is not known without")
-
-    @property
-    def lifecycle(self) -> LifecycleRules:
-        return LifecycleRules(self.steps, self.incubation)
-
 
 # A run ends with two evaluations: of the network at its best, and of what is kept of it.
 SETTLING_EVALUATIONS = 2
 
-# How a network that arrives trained is grown; `steps` is for the caller to say.
-RESCUE = TrialRules(
-    steps=1,
-    incubation="joint",
-    start="trained",
-    cooling=True,
-    schedule=RateSchedule(warmup=0.1, decay=0.5),
-)
 
-
-def host_rules(
+def host_settings(
     steps: int, schedule: RateSchedule | None, population: PopulationKind = "looped"
-) -> TrialRules:
-    """Of a host that is trained to its end, not to its best: one that has learnt all it could is
-    what there is to grow. Nothing grows meanwhile, so nobody pays for counterfactuals."""
-    return TrialRules(
+) -> GrowthSettings:
+    """Of a host that is trained to its last epoch, without growth: what `start="trained"` begins
+    with."""
+    return GrowthSettings(
         steps, counterfactuals=False, keep_best=False, population=population, schedule=schedule
     )
 
 
 @dataclass(frozen=True)
-class Trained:
-    """A network that was trained, before anyone has looked at test data.
+class Finished:
+    """A network at the end of its run. `topology` are the seeds that it keeps; `cpu_seconds` is its
+    share of the processor time of all that were trained with it."""
 
-    `model` is the plain module, `snapshot` the network that it was made of, as it can be kept.
-    `cpu_seconds` is its share of the processor time of all that were trained with it.
-    """
+    outcome: EpisodeOutcome
+    network: GrownModule
+    topology: Topology
+    cpu_seconds: float
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A finished network as a plain module (`model`), before anything has seen test data;
+    `snapshot` is the network that it was exported from."""
 
     outcome: EpisodeOutcome
     model: nn.Module
@@ -130,38 +75,50 @@ class Trained:
     cpu_seconds: float
 
 
+class Session:
+    """What goes on around a run; this one does nothing. A session may restore a saved state in
+    `begin`, and end the run early, with a `reason`, in `after_epoch`."""
+
+    reason: str | None = None
+
+    def begin(self, env: GrowthEnv, controller: Controller) -> None:
+        """Called once, before the first epoch."""
+
+    def after_epoch(self, env: GrowthEnv) -> bool:
+        """Called after every epoch, the first included; False ends the run."""
+        return True
+
+
 def make_env(
     recipe: HostRecipe,
     keys: Iterable[int],
-    rules: TrialRules,
+    settings: GrowthSettings,
     recorder: Recorder | None = None,
     device: str | torch.device = "cpu",
 ) -> GrowthEnv:
-    """One environment for each key. Host at birth, order of batches and noise are functions of the
-    key alone, so that trials that share a key are a pair. Raises ConfigError, with the reason, if
-    the rules ask for `fused` hosts and these cannot be."""
-    kind = FusedPopulation if rules.population == "fused" else LoopedPopulation
-    population: Population = kind(recipe, keys, device)
+    """One environment for each key. Initial weights, order of batches and noise depend on the key
+    alone, so that runs with the same key are paired. Raises ConfigError, with the reason, if
+    `fused` hosts are asked for and these cannot be fused."""
+    if settings.precision is not None:
+        recipe = replace(recipe, precision=settings.precision)
+    if settings.max_grad_norm is not None:
+        recipe = replace(recipe, max_grad_norm=settings.max_grad_norm)
+    keys = list(keys)
+    kind = settings.population
+    if kind == "auto":
+        kind = choose_population(recipe, len(keys), kind, device)
+    population: Population
+    population = (FusedPopulation if kind == "fused" else LoopedPopulation)(recipe, keys, device)
     output, (_, target) = population.template.output, next(recipe.data.val_batches())
-    cooler = Cooler(population, recipe, torch.device(device))
+    cools = settings.cools and can_starve(recipe.loss)
     return GrowthEnv(
         population,
-        rules.lifecycle,
-        budget=rules.budget,
-        max_seeds=rules.max_seeds,
-        on_panic=rules.on_panic,
+        settings,
         random_guess_loss=random_guess_loss(recipe.loss, output.outputs if output else None),
         recorder=recorder,
-        keep_best=rules.keep_best,
-        prefer_later=rules.schedule is not None and rules.schedule.decay > 0.0,
-        counterfactuals=rules.counterfactuals,
         answers_per_sample=answers_per_sample(recipe.score, target),
-        start=rules.start,
-        cooler=cooler if rules.cooling and can_starve(recipe.loss) else None,
-        schedule=rules.schedule,
-        max_macs=rules.max_macs,
-        data_size=None if rules.max_macs is None else recipe.data.size(),
-        extra=rules.extra,
+        cooler=Cooler(population, recipe, torch.device(device)) if cools else None,
+        data_size=None if settings.max_train_macs is None else recipe.data.size(),
     )
 
 
@@ -169,24 +126,20 @@ def play(
     env: GrowthEnv,
     controller: Controller,
     *,
-    topology: Topology = (),
     on_step: Callable[[Transition], None] = lambda transition: None,
-    after_epoch: Callable[[], bool] = lambda: True,
+    after_epoch: Callable[[GrowthEnv], bool] = lambda env: True,
 ) -> bool:
-    """Run all environments to their end; False if Ctrl-C ended it before.
-
-    `after_epoch` is called after every epoch, the first included; it gives False to end the run.
-    An environment that was brought back from a saved state goes on, with its controller's state.
-    """
+    """Run all environments to their end; False if Ctrl-C ended it before. An environment whose
+    state was restored continues from there, with its controller's state."""
     try:
         going_on = True
         if env.situation is None:
             controller.reset(env.n_envs)
-            env.reset(topology)
-            going_on = after_epoch()
+            env.reset()
+            going_on = after_epoch(env)
         while going_on and env.running.any():
             on_step(env.step(act(env, controller)))
-            going_on = after_epoch()
+            going_on = after_epoch(env)
     except KeyboardInterrupt:
         return False
     return True
@@ -202,43 +155,71 @@ def act(cycle: GrowthCycle, controller: Controller) -> np.ndarray:
     return actions
 
 
+def play_run(
+    recipe: HostRecipe,
+    keys: Sequence[int],
+    settings: GrowthSettings,
+    controller: Controller | Callable[[GrownModule], Controller],
+    recorder: Recorder | None = None,
+    *,
+    task: str,
+    device: str | torch.device = "cpu",
+    attribute: bool = False,
+    session: Session | None = None,
+) -> list[Finished]:
+    """One run for each key, from the recipe to networks at their best: everything that trains hosts
+    to their end comes through here. `controller` may be a function of the network that chooses one;
+    `task` is the name for outcomes. With `attribute` the Shapley value of each seed is computed.
+
+    Ctrl-C ends it early; `outcome.ended` says so.
+    """
+    began = time.process_time()
+    session = session or Session()
+    env = make_env(recipe, keys, settings, recorder, device)
+    chosen = controller(env.population.template) if callable(controller) else controller
+    session.begin(env, chosen)
+    ended = "finished"
+    if session.reason is None and not play(env, chosen, after_epoch=session.after_epoch):
+        ended = "interrupted"
+    outcomes = settle(
+        env,
+        np.ones(env.n_envs, dtype=bool),
+        task=task,
+        controller=chosen.name,
+        ended=session.reason or ended,
+        attribute=attribute,
+    )
+    networks = [env.population.network(index) for index in range(env.n_envs)]
+    seconds = (time.process_time() - began) / env.n_envs
+    return [
+        Finished(outcome, network, _topology(env, index), seconds)
+        for index, (outcome, network) in enumerate(zip(outcomes, networks, strict=True))
+    ]
+
+
 def train(
     recipe: HostRecipe,
     keys: Sequence[int],
-    rules: TrialRules,
+    settings: GrowthSettings,
     controller: Controller,
     *,
     task: str,
     recorder: Recorder | None = None,
     attribute: bool = True,
-    ready: Callable[[GrowthEnv], None] = lambda env: None,
 ) -> list[Trained]:
-    """One trained network for each key; with `attribute`, what its seeds are worth is found out.
+    """The networks of a run as plain modules, one for each key."""
+    done = play_run(recipe, keys, settings, controller, recorder, task=task, attribute=attribute)
+    return [exported(recipe, each) for each in done]
 
-    `ready` is shown the environments before they are played. Ctrl-C ends it early; `outcome.ended`
-    says so.
-    """
-    began = time.process_time()
-    env = make_env(recipe, keys, rules, recorder)
-    ready(env)
-    interrupted = not play(env, controller, topology=rules.topology)
-    outcomes = settle(
-        env,
-        np.ones(env.n_envs, dtype=bool),
-        task=task,
-        controller=controller.name,
-        ended="interrupted" if interrupted else "finished",
-        attribute=attribute,
+
+def exported(recipe: HostRecipe, done: Finished) -> Trained:
+    return Trained(
+        done.outcome,
+        export_network(recipe, done.network),
+        take_snapshot(done.network, None),
+        done.topology,
+        done.cpu_seconds,
     )
-    networks = [env.population.network(index) for index in range(env.n_envs)]
-    models = [export_network(recipe, network) for network in networks]
-    seconds = (time.process_time() - began) / env.n_envs
-    return [
-        Trained(outcome, model, take_snapshot(network, None), _topology(env, index), seconds)
-        for index, (outcome, model, network) in enumerate(
-            zip(outcomes, models, networks, strict=True)
-        )
-    ]
 
 
 def _topology(env: GrowthEnv, index: int) -> Topology:

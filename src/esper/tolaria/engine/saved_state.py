@@ -14,13 +14,6 @@ from esper.leyline import ConfigError, TrainingSignals
 from esper.tolaria.engine.cycle import GrowthCycle
 from esper.tolaria.engine.garden import SavedHost
 
-# What a cycle keeps of its own; the rest is with its parts.
-_COUNTERS = ("step_count", "batches_done")
-_ARRAYS = (
-    *("running", "broken", "score", "best_score", "culled_before", "actions"),
-    *("steps_taken", "progress", "rho"),
-)
-
 
 def cycle_state(cycle: GrowthCycle) -> dict[str, Any]:
     """For hosts whose snapshots are `HostSnapshot`s; call it between two steps."""
@@ -30,13 +23,9 @@ def cycle_state(cycle: GrowthCycle) -> dict[str, Any]:
     return {
         "slots": list(garden.event_log.slots.names),
         "blueprints": list(garden.event_log.catalogue.names),
-        **{name: getattr(cycle, name) for name in _COUNTERS},
-        **_tensors({name: getattr(cycle, name) for name in _ARRAYS}),
+        "counters": {name: value for name, value in vars(cycle).items() if type(value) is int},
         "counts": _tensors(garden.counts),
-        "macs": _tensors({"all": garden.train_macs, "hosts": garden.host_train_macs}),
-        "tracker": _tensors(vars(cycle.tracker)),
-        "governor": _tensors(vars(cycle.governor)),
-        "compute_budget": _tensors(vars(cycle.compute_budget)),
+        **{name: _tensors(vars(part)) for name, part in _parts(cycle).items()},
         "signals": _tensors(vars(cycle.situation.signals)),
         "now": [_saved_tree(saved) for saved in now],
         "healthy": [_saved_tree(saved) for saved in cycle.governor.saved],
@@ -61,24 +50,26 @@ def load_cycle_state(cycle: GrowthCycle, state: dict[str, Any]) -> None:
     for saved in current:
         assert isinstance(saved.host, HostSnapshot)
         check_fits(cycle.population.template, saved.host)
-    for name in _COUNTERS:
-        setattr(cycle, name, state[name])
-    for name in _ARRAYS:
-        setattr(cycle, name, _array(state[name]))
+    for name, value in state["counters"].items():
+        setattr(cycle, name, value)
     garden.counts = {name: _array(count) for name, count in state["counts"].items()}
-    garden.train_macs = _array(state["macs"]["all"])
-    garden.host_train_macs = _array(state["macs"]["hosts"])
-    parts = {
-        "tracker": cycle.tracker,
-        "governor": cycle.governor,
-        "compute_budget": cycle.compute_budget,
-    }
-    for told, part in parts.items():
-        for name, value in state[told].items():
+    for part_name, part in _parts(cycle).items():
+        for name, value in state[part_name].items():
             setattr(part, name, _array(value))
     cycle.governor.saved, cycle.best = healthy, best
     garden.restore(np.arange(cycle.n_envs), current)
     cycle.resume(TrainingSignals(**{k: _array(v) for k, v in state["signals"].items()}))
+
+
+def _parts(cycle: GrowthCycle) -> dict[str, Any]:
+    """Whatever array one of these has as an attribute is saved."""
+    return {
+        "cycle": cycle,
+        "garden": cycle.garden,
+        "tracker": cycle.tracker,
+        "governor": cycle.governor,
+        "compute_budget": cycle.compute_budget,
+    }
 
 
 def _tensors(values: dict[str, Any]) -> dict[str, Any]:

@@ -12,10 +12,11 @@ from torch import nn
 
 from esper.growth.blueprints.catalogue import BlueprintCatalogue, count_params, default_catalogue
 from esper.leyline import ConfigError, draw_key
+from esper.leyline.growth_settings import GrowthSettings
 from esper.tolaria.data.splits import DataSplits
 from esper.tolaria.engine.garden import TRAINING_COST
 from esper.tolaria.engine.recipe import HostRecipe, Precision
-from esper.tolaria.engine.run import RESCUE, SETTLING_EVALUATIONS, TrialRules
+from esper.tolaria.engine.run import SETTLING_EVALUATIONS
 from esper.tolaria.fused.choice import PopulationKind
 from esper.tolaria.tasks.base import Task, block_slots
 
@@ -165,20 +166,20 @@ class Member:
 
     def rules(
         self, data: DataSplits, cost: int | None, population: PopulationKind = "looped"
-    ) -> TrialRules:
+    ) -> GrowthSettings:
         """Of its episodes; `cost` is what training its host took, in multiply-adds, None if it
         starts fresh."""
         if self.start == "fresh":
-            return TrialRules(
+            return GrowthSettings(
                 self.steps(data), schedule=self.family.task.schedule, population=population
             )
         assert cost is not None
         assert self.extra is not None
-        return replace(
-            RESCUE,
-            steps=self.steps(data),
+        return GrowthSettings(
+            self.steps(data),
+            "trained",
             population=population,
-            max_macs=int(self.extra * cost),
+            max_train_macs=int(self.extra * cost),
             extra=self.extra,
         )
 

@@ -18,7 +18,7 @@ from esper.leyline import ConfigError
 from esper.tamiyo.controllers.static import StaticController
 from esper.tolaria.data.splits import DataSplits
 from esper.tolaria.engine.recipe import Precision, new_network
-from esper.tolaria.engine.run import host_rules, train
+from esper.tolaria.engine.run import host_settings, train
 from esper.tolaria.families.base import Member
 from esper.tolaria.fused.choice import PopulationKind
 from esper.tolaria.fused.fits import why_not_fused
@@ -74,7 +74,7 @@ def _make(member: Member, data: DataSplits, precision: Precision) -> MemberHosts
     template = new_network(recipe, keys[0], torch.device("cpu"))
     # Not the run's choice: what is kept must not depend on who asked for it.
     population: PopulationKind = "fused" if why_not_fused(recipe, template) is None else "looped"
-    rules = host_rules(task.steps, task.schedule, population)
+    rules = host_settings(task.steps, task.schedule, population)
     trained = train(recipe, keys, rules, StaticController(), task=task.name, attribute=False)
     if any(each.outcome.ended == "interrupted" for each in trained):
         raise KeyboardInterrupt

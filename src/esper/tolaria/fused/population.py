@@ -16,11 +16,10 @@ from esper.leyline import (
     SeedStage,
     draw_key,
 )
-from esper.tolaria.engine.batches import TensorSource
+from esper.tolaria.engine.batches import TensorSource, batch_factors
 from esper.tolaria.engine.gradients import MEASURED
 from esper.tolaria.engine.population import Evaluation, TrainReadings
 from esper.tolaria.engine.recipe import HostRecipe, export_network, new_host, new_network, on_device
-from esper.tolaria.engine.schedule import batch_factors
 from esper.tolaria.engine.starvation import STRIDE, can_starve, starvation
 from esper.tolaria.fused.fits import refuse_unless_fusable
 from esper.tolaria.fused.network import CoalitionNet, Group, Seed, TrainNet, Trunk

@@ -11,11 +11,11 @@ from torch.optim import AdamW, Optimizer
 from esper.growth.blueprints.catalogue import BlueprintCatalogue, default_catalogue
 from esper.growth.sites import evaluating
 from esper.leyline import ConfigError
+from esper.leyline.growth_settings import RateSchedule
 from esper.tolaria.data.splits import DataSplits
 from esper.tolaria.engine.batches import VAL_BATCH, TensorSource
 from esper.tolaria.engine.objectives import Objective, accuracy, cross_entropy
 from esper.tolaria.engine.recipe import HostRecipe, Precision
-from esper.tolaria.engine.schedule import RateSchedule
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from functools import partial
 from torch import nn
 
 from esper.growth.hosts.cnn import CNNHost
+from esper.leyline.growth_settings import RateSchedule
 from esper.tolaria.data import digits
-from esper.tolaria.engine.schedule import RateSchedule
 from esper.tolaria.tasks.base import Task, block_slots
 
 
