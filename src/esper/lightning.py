@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.api import Body, Slots, attach
+from esper.api.slots import as_slots
 from esper.growth.grown_module import GrownModule
 from esper.growth.hooks import SAVED_BESIDE
 from esper.growth.sites import SlotChoice, evaluating
@@ -34,7 +35,7 @@ class Grow(Callback):
     """Grows a LightningModule, or the part of it called `module`, while a Trainer fits it.
 
     `slots` are names of modules in it, as for `esper.attach`, and so are `options` (`controller`,
-    `budget`, `key`, `blueprints`, ...). `monitor` is a metric that validation logs; every
+    `budget`, `key`, `settings`). `monitor` is a metric that validation logs; every
     validation is a step. `example` is one input of what grows (default: `example_input_array`).
     `steps` is how many validations there will be at most (default: the Trainer's `max_epochs`).
     `seed_lr` and `seed_weight_decay` are for seeds.
@@ -147,14 +148,14 @@ class Grow(Callback):
             if self.body is not None:
                 self.body.load_state_dict(self._saved)
             else:
-                given = self.options
+                spec = as_slots(self.slots)
                 network = GrownModule.wrap(
                     self._part(pl_module),
-                    self.slots,
+                    spec.modules,
                     self._example(trainer, pl_module),
-                    given.get("blueprints"),
-                    layout=given.get("layout"),
-                    causal=given.get("causal"),
+                    spec.blueprints,
+                    layout=spec.layout,
+                    causal=spec.causal,
                 )
                 (now,) = self._saved["cycle"]["now"]
                 restore_snapshot(network, None, snapshot_from_tree(now["host"]))

@@ -162,7 +162,7 @@ def test_dict_and_tuple_inputs() -> None:
         ({"steps": 1}, "at least 2 epochs"),
         ({"train_loader": []}, "train_loader is empty"),
         ({"val_loader": []}, "val_loader is empty"),
-        ({"example": torch.zeros(2, 3)}, "does not run on the example"),
+        ({"slots": esper.Slots(["layer1"], torch.zeros(2, 3))}, "does not run on the example"),
         ({"loss": "mse"}, "the loss does not fit"),
         ({"score": lambda output, target: output.sum(dim=1)}, "the score must give one number"),
         ({"val_loader": [(torch.zeros(3, 7), torch.zeros(3).long())]}, "inputs of val_loader"),

@@ -99,7 +99,7 @@ def test_an_epoch_of_some_batches() -> None:
         ({"patience": 0}, "patience must be"),
         ({"max_time": -1.0}, "max_time must be"),
         ({"batches_per_epoch": 0}, "batches_per_epoch must be"),
-        ({"scheduler": lambda optimizer: None}, "makes a scheduler of an optimiser"),
+        ({"scheduler": lambda optimizer: None}, "a function that makes one of an optimizer"),
         ({"callbacks": [object()]}, "has no on_epoch"),
         ({"train_loader": [(torch.zeros(2, 20),) * 3]}, "a batch may be anything"),
         ({"score": lambda outputs, targets: outputs}, "must give one number"),

@@ -4,6 +4,7 @@ also where Esper is not installed, or it is refused in a sentence that says why.
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -97,9 +98,10 @@ def plant_everywhere(case: ModelCase) -> None:
 def test_layout_and_causality_reach_the_network() -> None:
     case = MODELS["own layer, told"]
     x, y = case.example(), torch.zeros(4, dtype=torch.int64)
-    told: dict[str, Any] = {"slots": esper.Slots(["own"], x, {"own": "BTC"})}
-    grown = esper.grow(case.make(), [(x, y)], [(x, y)], controller="static", steps=2, **told)
-    body = esper.attach(case.make(), evaluate=lambda: 0.0, steps=2, **told)
+    slots = esper.Slots(["own"], x, {"own": "BTC"})
+    grown = esper.grow(case.make(), [(x, y)], [(x, y)], slots=slots, controller="static", steps=2)
+    causal = replace(slots, causal=True)
+    body = esper.attach(case.make(), slots=causal, evaluate=lambda: 0.0, steps=2)
     assert [(s.layout, s.causal) for s in grown.model.sites] == [("BTC", False)]
     assert [(s.layout, s.causal) for s in body.model.sites] == [("BTC", True)]
     assert esper.list_slots(case.make(), x, {"own": "BTC"})[0].layout == "BTC"

@@ -71,7 +71,7 @@ def test_a_run_that_is_out_of_time_can_be_given_more(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"steps": EPOCHS + 1}, f"began with steps={EPOCHS}, and this call has {EPOCHS + 1}"),
+        ({"steps": EPOCHS + 1}, f"began with steps={EPOCHS}, and now it is {EPOCHS + 1}"),
         ({"key": 1}, "began with key=0"),
         ({"controller": "static"}, "began with controller='heuristic'"),
         ({"max_grad_norm": 1.0}, "began with max_grad_norm=None"),

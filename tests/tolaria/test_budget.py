@@ -25,6 +25,12 @@ from helpers import small_digits
 BRANCH = default_catalogue().index("branch")
 
 
+def plain(steps: int, **own: Any) -> GrowthSettings:
+    """Without what a trained host has by default: joint seeds, cooling and a schedule."""
+    usual = {"incubation": "isolated", "cooling": False, "schedule": RateSchedule()}
+    return GrowthSettings(steps, **{**usual, **own})
+
+
 def trained_recipe(keys: list[int], epochs: int = 2) -> HostRecipe:
     task, data = small_digits()
     recipe = task.recipe(data, default_catalogue())
@@ -68,7 +74,7 @@ def test_weights_that_are_missing_or_of_another_host_are_refused() -> None:
 
 def test_a_trained_host_is_looked_at_and_then_goes_on() -> None:
     recipe = trained_recipe([3])
-    env = make_env(recipe, [3], GrowthSettings(2, start="trained"))
+    env = make_env(recipe, [3], plain(2, start="trained"))
     situation = env.reset()
     by_itself = LoopedPopulation(recipe, [3])
     whole = np.ones((1, 3), dtype=bool)
@@ -89,7 +95,7 @@ def test_training_that_harms_a_trained_host_leaves_it_as_it_came() -> None:
     recipe = trained_recipe([3])
     assert recipe.weights is not None
     harmful = replace(recipe, optimizer=lambda p: torch.optim.SGD(p, lr=0.5, momentum=0.9))
-    rules = GrowthSettings(2, start="trained")
+    rules = plain(2, start="trained")
     (found,) = train(harmful, [3], rules, StaticController(), task="digits")
     assert found.outcome.best_step == 0
     assert same(dict(recipe.weights[3]), found.model.state_dict())
@@ -99,7 +105,7 @@ def test_a_high_first_loss_of_a_trained_host_is_no_panic() -> None:
     recipe = trained_recipe([3])
     assert recipe.weights is not None
     sure = {name: t * (50.0 if "head" in name else 1.0) for name, t in recipe.weights[3].items()}
-    env = make_env(replace(recipe, weights={3: sure}), [3], GrowthSettings(2, start="trained"))
+    env = make_env(replace(recipe, weights={3: sure}), [3], plain(2, start="trained"))
     situation = env.reset()
     assert situation.signals.val_loss[0] > 10.0
     assert env.governor.panics[0] == 0
@@ -133,7 +139,7 @@ def test_a_host_that_does_not_grow_trains_as_long_as_its_budget_lasts(start: Any
     recipe = trained_recipe([3])
     training, evaluation = epoch_macs(recipe)
     for budget in range(8 * evaluation + training, 6 * (training + evaluation), training // 2):
-        rules = GrowthSettings(40, start=start, max_train_macs=budget)
+        rules = plain(40, start=start, max_train_macs=budget)
         (found,) = train(recipe, [3], rules, StaticController(), task="digits")
         # Kept for a rollback that did not come, and for settling.
         spare = (3 + (start == "trained")) * evaluation
@@ -168,7 +174,7 @@ def test_no_growth_exceeds_the_budget(controller: Any, incubation: Any) -> None:
     draws = np.random.default_rng(1)
     for epochs in draws.uniform(2.0, 30.0, size=4).tolist():
         budget = int(epochs * (training + evaluation)) + 4 * evaluation
-        rules = GrowthSettings(30, incubation=incubation, start="trained", max_train_macs=budget)
+        rules = plain(30, incubation=incubation, start="trained", max_train_macs=budget)
         for found in train(recipe, keys, rules, controller, task="digits", attribute=False):
             assert found.outcome.train_macs <= budget
 
@@ -176,24 +182,26 @@ def test_no_growth_exceeds_the_budget(controller: Any, incubation: Any) -> None:
 def test_one_environment_ends_and_the_others_go_on() -> None:
     recipe = trained_recipe([3, 4])
     training, evaluation = epoch_macs(recipe)
-    rules = GrowthSettings(
-        30, "joint", start="trained", max_train_macs=10 * (training + evaluation), max_seeds=1
+    rules = plain(
+        30,
+        incubation="joint",
+        start="trained",
+        max_train_macs=10 * (training + evaluation),
+        max_seeds=1,
     )
-    grown, plain = train(recipe, [3, 4], rules, OnlyFirst(), task="digits", attribute=False)
-    assert 0 < grown.outcome.steps < plain.outcome.steps < 10
+    grown, other = train(recipe, [3, 4], rules, OnlyFirst(), task="digits", attribute=False)
+    assert 0 < grown.outcome.steps < other.outcome.steps < 10
 
 
 def test_a_schedule_ends_with_the_budget_and_what_is_left_is_told() -> None:
     recipe = trained_recipe([3])
     training, evaluation = epoch_macs(recipe)
     budget = int(7.4 * (training + evaluation))
-    rules = GrowthSettings(
-        30, start="trained", max_train_macs=budget, schedule=RateSchedule(decay=0.5)
-    )
+    rules = plain(30, start="trained", max_train_macs=budget, schedule=RateSchedule(decay=0.5))
     env = make_env(recipe, [3], rules)
     left, progress = [], []
 
-    def look() -> bool:
+    def look(env: Any) -> bool:
         assert env.situation is not None
         left.append(float(env.situation.left[0]))
         progress.append(float(env.progress[0]))
@@ -216,21 +224,23 @@ def test_budgets_that_cannot_work_are_refused() -> None:
     recipe = trained_recipe([3])
     training, evaluation = epoch_macs(recipe)
     least = training + 4 * evaluation
-    with pytest.raises(ConfigError, match=f"max_macs={least - 1} .* takes {least}; give that"):
+    with pytest.raises(
+        ConfigError, match=f"max_train_macs={least - 1} .* takes {least}; give that"
+    ):
         make_env(recipe, [3], GrowthSettings(4, max_train_macs=least - 1)).reset()
     make_env(recipe, [3], GrowthSettings(4, max_train_macs=least)).reset()
     with pytest.raises(ConfigError, match="needs keep_best"):
         GrowthSettings(4, max_train_macs=least, keep_best=False)
-    with pytest.raises(ConfigError, match="fresh or trained, got start 'warm'"):
+    with pytest.raises(ConfigError, match="start must be 'fresh' or 'trained', got 'warm'"):
         GrowthSettings(4, start="warm")  # type: ignore[arg-type]
 
 
 def test_a_run_that_is_taken_up_has_the_same_schedule_and_budget() -> None:
     recipe = trained_recipe([3])
     training, evaluation = epoch_macs(recipe)
-    rules = GrowthSettings(
+    rules = plain(
         30,
-        "joint",
+        incubation="joint",
         start="trained",
         max_train_macs=30 * (training + evaluation),
         schedule=RateSchedule(0.2, 0.5),

@@ -13,7 +13,7 @@ from esper.growth.blueprints.catalogue import default_catalogue
 from esper.leyline import History, LifecycleOp
 from esper.leyline.constants import COOLING_SAMPLES, COOLING_STARVED, COOLING_TARGET
 from esper.leyline.events import CoolingRefused, GovernorPanic, HostCooled
-from esper.leyline.growth_settings import GrowthSettings
+from esper.leyline.growth_settings import GrowthSettings, RateSchedule
 from esper.tamiyo.controllers.static import StaticController
 from esper.tamiyo.situation import wait
 from esper.tolaria.engine.environment import GrowthEnv
@@ -113,7 +113,14 @@ def hungry() -> HostRecipe:
 
 
 def cooled_env(recipe: HostRecipe, history: History | None = None, **rules: Any) -> GrowthEnv:
-    settings = {"steps": 3, "start": "trained", "cooling": True, **rules}
+    settings = {
+        "steps": 3,
+        "start": "trained",
+        "cooling": True,
+        "incubation": "isolated",
+        "schedule": RateSchedule(),
+        **rules,
+    }
     return make_env(recipe, KEYS, GrowthSettings(**settings), history)
 
 
@@ -274,7 +281,13 @@ def test_what_cannot_be_cooled_is_told_and_goes_on(monkeypatch: pytest.MonkeyPat
 
 def test_a_budget_that_does_not_pay_for_the_look_has_none() -> None:
     recipe = starved()
-    plain = make_env(recipe, KEYS, GrowthSettings(9, start="trained"))
+    plain = make_env(
+        recipe,
+        KEYS,
+        GrowthSettings(
+            9, start="trained", incubation="isolated", cooling=False, schedule=RateSchedule()
+        ),
+    )
     plain.reset()
     macs, size = plain.garden.host_macs, recipe.data.size()
     assert size.train is not None
@@ -282,7 +295,13 @@ def test_a_budget_that_does_not_pay_for_the_look_has_none() -> None:
     least = macs * (3 * size.train + 5 * size.val)
     for more, kind in ((0, CoolingRefused), (COOLING_SAMPLES * macs, HostCooled)):
         history = History()
-        rules = GrowthSettings(9, start="trained", cooling=True, max_train_macs=least + more)
+        rules = GrowthSettings(
+            9,
+            start="trained",
+            incubation="isolated",
+            schedule=RateSchedule(),
+            max_train_macs=least + more,
+        )
         for found in train(recipe, KEYS, rules, StaticController(), task="x", recorder=history):
             assert found.outcome.train_macs <= least + more
         told = [type(e) for e in history.events if isinstance(e, HostCooled | CoolingRefused)]

@@ -16,12 +16,13 @@ from esper.leyline import (
     is_valid_transition,
 )
 from esper.leyline.events import SeedCulled, SeedFossilized, SeedGerminated, SeedStageChanged
+from esper.leyline.growth_settings import Budget
 from esper.tamiyo.controllers import make_controller
 from esper.tamiyo.controllers.random import RandomController
 from esper.tamiyo.controllers.scripted import ScriptedController
 from esper.tamiyo.situation import wait
 from esper.tolaria.engine.environment import GrowthEnv
-from esper.tolaria.engine.garden import Budget, Validation
+from esper.tolaria.engine.garden import Validation
 from esper.tolaria.engine.population import LoopedPopulation
 from esper.tolaria.engine.run import play, settle
 from esper.tolaria.engine.transition import Transition

@@ -377,9 +377,9 @@ def test_d6_panics_rollbacks_and_snapshots_are_told() -> None:
 
 def test_what_a_broken_network_shows_of_its_seeds_is_not_kept() -> None:
     """A fossil is not on trial: one bad epoch is no rollback, but it says nothing of the seed."""
-    env = digits_env([1], max_steps=6, train=64, on_panic="continue")
     branch = default_catalogue().index("branch")
-    assert np.isfinite(env.reset([(0, branch)]).table.contribution[0, 0])
+    env = digits_env([1], 6, train=64, on_panic="continue", topology=((0, branch),))
+    assert np.isfinite(env.reset().table.contribution[0, 0])
     head = env.population.networks[0].host.head  # type: ignore[attr-defined]
     with torch.no_grad():
         head.weight.mul_(1e4)

@@ -9,9 +9,9 @@ from torch.optim.lr_scheduler import LambdaLR
 from esper.growth.grown_module import keyed
 from esper.growth.hosts.cnn import CNNHost
 from esper.leyline import ConfigError, draw_key
-from esper.leyline.growth_settings import GrowthSettings, RateSchedule, batch_factors
+from esper.leyline.growth_settings import GrowthSettings, RateSchedule
 from esper.tamiyo.controllers.static import StaticController
-from esper.tolaria.engine.batches import LoaderSource
+from esper.tolaria.engine.batches import LoaderSource, batch_factors
 from esper.tolaria.engine.run import make_env, play
 from helpers import small_digits
 

@@ -150,9 +150,9 @@ def test_the_loss_of_a_guess_is_that_of_the_network_s_outputs() -> None:
 @pytest.mark.parametrize(
     ("rules", "culprit"),
     [
-        ({"steps": 0}, "at least 1 step"),
+        ({"steps": 0}, "steps must be at least 1"),
         ({"steps": 3, "incubation": "sudden"}, "sudden"),
-        ({"steps": 3, "population": "auto"}, "looped or fused, got population 'auto'"),
+        ({"steps": 3, "population": "both"}, "population must be .* got 'both'"),
     ],
 )
 def test_rules_that_cannot_work_are_refused(rules: dict[str, object], culprit: str) -> None:

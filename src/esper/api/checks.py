@@ -155,6 +155,7 @@ RULES: dict[str, Rule] = {
     "group": whole(1, MOST_ENVS),
     "hooks": instance("a Hooks", Hooks),
     "key": whole(0, MOST_KEY),
+    "layout": instance("a dict of layouts by module name", Mapping),
     "loss": OBJECTIVE,
     "model": instance("a torch.nn.Module", nn.Module),
     "network": instance("a GrownModule", GrownModule),

@@ -81,7 +81,8 @@ def grow(
     name, a callable of (all outputs, all targets) of validation, or a torchmetrics metric; it is
     better when higher, on any scale. `optimizer` is an optimizer of the model's parameters or a
     function that makes one (default: AdamW, 1e-3). With a scheduler it is a pair, `(optimizer,
-    make_scheduler)`: the function makes a scheduler of the optimizer, which is stepped after every epoch.
+    make_scheduler)`: the function makes a scheduler of the optimizer, which is stepped after every
+    epoch.
 
     `controller` decides what grows: a name, the folder of a trained policy, or an object with
     `name`, `reset` and `act`. `steps` are epochs (default 30). `budget` caps the size of the grown
@@ -189,7 +190,12 @@ class ModelRun:
             "causal": recipe.causal,
             "scheduled": self.make_scheduler is not None,
             **self.settings.flat(),
+            "steps": self.epochs,
         }
+
+    @property
+    def epochs(self) -> int:
+        return (self.settings.steps or 0) + (not self.settings.trained)
 
     def play(
         self, controller: str | Controller, label: str, folder: Path | None, *listeners: Recorder
@@ -208,8 +214,8 @@ class ModelRun:
         settings = self.settings
         with ExitStack() as stack:
             if settings.progress:
-                epochs = (settings.steps or 0) + (not settings.trained)
-                listeners = (stack.enter_context(epoch_progress(label, epochs)), *listeners)
+                bar = epoch_progress(label, self.epochs)
+                listeners = (stack.enter_context(bar), *listeners)
             run = GrowthRun(
                 settings,
                 self.config(),

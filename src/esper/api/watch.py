@@ -4,7 +4,6 @@ There is one channel: `EsperWarning` through Python's warnings, which show each 
 the same sentence as an event of the run, where there is a record.
 """
 
-import gc
 import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,14 +12,11 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import nn
 from torch.optim import Optimizer
-from torch.optim.swa_utils import AveragedModel
 
-from esper.growth.grown_module import GrownModule
 from esper.growth.sites import tensors_in
 from esper.leyline import ConfigError, EpisodeOutcome, EsperWarning, History
-from esper.leyline.events import Event, GovernorRollback, SeedGerminated, Warned
+from esper.leyline.events import Event, GovernorRollback, Warned
 from esper.simic.training.policy_controller import LearnedController
 from esper.tamiyo.controllers.heuristic import HeuristicController
 from esper.tamiyo.controllers.static import StaticController
@@ -53,7 +49,7 @@ class Watch:
         self.history, self.env, self.controller, self.data = history, env, controller, data
         self.rolled_back = 0
         self.reason = ""
-        self.germinated = self.plateaued = False
+        self.plateaued = False
 
     def catch_up(self) -> None:
         """Know what a run that is taken up again has told before."""
@@ -61,7 +57,6 @@ class Watch:
             self.plateaued |= row["plateau_epochs"] > 0
             self.rolled_back = self.rolled_back + 1 if row["rolled_back"] else 0
         for event in self.history.events:
-            self.germinated |= isinstance(event, SeedGerminated)
             self.reason = event.reason if isinstance(event, GovernorRollback) else self.reason
 
     def say(self, message: str) -> None:
@@ -71,9 +66,6 @@ class Watch:
     def event(self, event: Event) -> None:
         if isinstance(event, GovernorRollback):
             self.reason = event.reason
-        if isinstance(event, SeedGerminated) and not self.germinated:
-            self.germinated = True
-            self._look_for_averages()
 
     def metrics(self, row: Mapping[str, Any]) -> None:
         self.plateaued |= row["plateau_epochs"] > 0
@@ -92,17 +84,6 @@ class Watch:
     def outcome(self, outcome: EpisodeOutcome) -> None:
         if outcome.germinated == 0 and not isinstance(self.controller, StaticController):
             self.say(f"nothing germinated: {self._why_nothing_grew(outcome.steps)}")
-
-    def _look_for_averages(self) -> None:
-        if self.data is not None:
-            return  # The loop is ours, and makes none.
-        average = _average_of(self.env.population.template.host)
-        if average is not None:
-            self.say(
-                f"a copy of the model ({type(average).__name__}, an average?) was made before the "
-                "model grew and has none of its seeds; let body.follow(average) keep it up, or "
-                "make it again when growth has ended"
-            )
 
     def _cause(self) -> str:
         for name, batch in _not_finite(self.data) if self.data is not None else ():
@@ -148,33 +129,6 @@ def _not_finite(data: DataSource) -> Iterator[tuple[str, int]]:
         for number, batch in enumerate(islice(batches, BATCHES_LOOKED_AT), start=1):
             if not all(bool(torch.isfinite(tensor).all()) for tensor in tensors_in(batch)):
                 yield name, number
-
-
-def _average_of(host: nn.Module) -> nn.Module | None:
-    """An average of the model that its user has made, if there is one.
-
-    Python knows who refers to what, not who is a copy of what: an average is known by its class, or
-    as a model of the same class and shapes that is not trained. One that has slots follows already.
-    """
-    gc.collect()  # What nobody can reach is no copy.
-    everything = gc.get_objects()
-    growing = {id(thing.host) for thing in everything if type(thing) is GrownModule}
-    shapes = [parameter.shape for parameter in host.parameters()]
-
-    def is_average(thing: Any) -> bool:
-        # The class that an object claims is not asked: some of torch's complain of the question.
-        if not issubclass(type(thing), nn.Module) or thing is host:
-            return False
-        averaged = isinstance(thing, AveragedModel)
-        model = thing.module if averaged else thing
-        return (
-            type(model) is type(host)
-            and id(model) not in growing
-            and (averaged or not any(parameter.requires_grad for parameter in model.parameters()))
-            and [parameter.shape for parameter in model.parameters()] == shapes
-        )
-
-    return next(filter(is_average, everything), None)
 
 
 def warn_of_slow_seeds(optimizer: Optimizer) -> None:

@@ -112,9 +112,9 @@ def test_random_episodes(host: str) -> None:
 def test_seeds_from_birth() -> None:
     catalogue = default_catalogue()
     topology = ((0, catalogue.index("branch")), (2, catalogue.index("attention")))
-    both = environments(recipe(), 3, episode_settings(3))
+    both = environments(recipe(), 3, episode_settings(3, topology=topology))
     for env, _ in both:
-        assert play(env, StaticController(), topology=topology)
+        assert play(env, StaticController())
     assert_same_story(both, scores=0.5)
     assert (both[1][0].table.stage[:, 0] == SeedStage.FOSSILIZED).all()
 

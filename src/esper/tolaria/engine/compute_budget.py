@@ -100,8 +100,8 @@ class ComputeBudget:
         needed = int((self.training() + evaluation * (2 if looks else 1) + reserve).max())
         if self.max_macs < needed:
             raise ConfigError(
-                f"max_macs={self.max_macs} does not pay for one epoch with its evaluations, which "
-                f"takes {needed}; give that or more"
+                f"max_train_macs={self.max_macs} does not pay for one epoch with its evaluations, "
+                f"which takes {needed}; give that or more"
             )
 
 
