@@ -10,8 +10,14 @@ from packaging.requirements import Requirement as Reference
 from packaging.specifiers import SpecifierSet
 
 from command_support import esper_here
-from esper.cli import health
-from esper.cli.health import Requirement, check_extras, check_packages, check_threads, within
+from esper.cli import doctor_command as health
+from esper.cli.doctor_command import (
+    Requirement,
+    check_extras,
+    check_packages,
+    check_threads,
+    within,
+)
 
 PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
 DECLARED = [

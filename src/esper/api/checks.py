@@ -5,24 +5,28 @@ function whose arguments are to be checked is decorated with `checked`.
 """
 
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import wraps
 from inspect import signature
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
 from esper.api.slots import Slots
 from esper.growth.grown_module import GrownModule
+from esper.growth.sites import call_model, evaluating, map_tensors
 from esper.leyline import ConfigError, shortened
 from esper.leyline.constants import MOST_COUNT, MOST_ENVS, MOST_KEY
 from esper.leyline.growth_settings import Budget, GrowthSettings
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.loop import Hooks
+from esper.tolaria.engine.objectives import WholeSetScore, check_fit
+from esper.tolaria.engine.recipe import HostRecipe
 from esper.tolaria.families.base import Family
 from esper.tolaria.tasks.base import Task
 
@@ -250,3 +254,56 @@ def shorten(value: Any) -> str:
     if not isinstance(value, str | float) and not (isinstance(value, int) and abs(value) < 2**200):
         return kind
     return shortened(repr(value))
+
+
+# What does not fit raises one of these; anything else is a defect, and passes as it is.
+MISFITS = (RuntimeError, TypeError, ValueError, IndexError, AttributeError, KeyError)
+
+
+def check_objectives(model: nn.Module, recipe: HostRecipe, device: torch.device) -> None:
+    """Raises ConfigError if model, loss and score do not work on validation data."""
+    with evaluating(model):
+        output, target = next(_outputs(model, recipe.data.val_batches(), device))
+        check_fit(recipe.loss, recipe.score, output, target)
+        _check_number("loss", _attempt("loss", recipe.loss, output, target))
+        if not isinstance(recipe.score, WholeSetScore):
+            _check_number("score", _attempt("score", recipe.score, output, target))
+            return
+        # All of the data: a part may hold too little for a score of the whole.
+        tally = recipe.score.tally()
+        for output, target in _outputs(model, recipe.data.val_batches(), device):
+            _attempt("score", tally.add, output, target)
+        _attempt("score", tally.result)
+
+
+def _outputs(
+    model: nn.Module, batches: Iterable[Any], device: torch.device
+) -> Iterator[tuple[Any, Any]]:
+    for batch in batches:
+        inputs, target = map_tensors(lambda tensor: tensor.to(device), tuple(batch))
+        try:
+            output = call_model(model, inputs)
+        except MISFITS as error:
+            raise ConfigError(
+                f"{type(model).__name__} does not run on the inputs of val_loader: {error}"
+            ) from error
+        yield output, target
+
+
+def _attempt(name: str, function: Callable[..., Any], *args: Any) -> Any:
+    try:
+        return function(*args)
+    except ConfigError:
+        raise
+    except MISFITS as error:
+        raise ConfigError(
+            f"the {name} does not fit the model's output and the targets: {error}"
+        ) from error
+
+
+def _check_number(name: str, value: Any) -> None:
+    if not isinstance(value, Tensor) or value.numel() != 1:
+        raise ConfigError(
+            f"the {name} must give one number, as a tensor, for a batch; "
+            f"it gave {type(value).__name__}"
+        )

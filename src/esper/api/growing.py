@@ -13,13 +13,11 @@ from torch import nn
 from torch.optim import AdamW, Optimizer
 
 from esper.api.callbacks import Callback, Caller
-from esper.api.checks import check_optimizer, checked
+from esper.api.checks import check_objectives, check_optimizer, checked
 from esper.api.controllers import check_script, find_controller
-from esper.api.epochs import decisions
 from esper.api.grown import Grown, save_network
 from esper.api.growth_run import GrowthRun, MakeScheduler, open_folder
 from esper.api.insurance import insure
-from esper.api.objective_checks import check_objectives
 from esper.api.slots import Slots, as_slots
 from esper.api.watch import warn_of_other_ground, warn_of_slow_seeds
 from esper.growth.blueprints.catalogue import default_catalogue
@@ -33,13 +31,7 @@ from esper.observatory.terminal import epoch_progress
 from esper.tamiyo.controllers.static import StaticController
 from esper.tamiyo.situation import Controller
 from esper.tolaria.engine.batches import LoaderSource
-from esper.tolaria.engine.objectives import (
-    LOSSES,
-    SCORES,
-    Objective,
-    WholeSetScore,
-    find_objective,
-)
+from esper.tolaria.engine.objectives import LOSSES, SCORES, Objective, WholeSetScore, find_objective
 from esper.tolaria.engine.recipe import HostRecipe
 from esper.tolaria.engine.run import play_run
 
@@ -282,3 +274,13 @@ def _write_results(folder: Path, grown: Grown, others: dict[str, Path]) -> None:
         draw_growth(folder, f"{o.task}, {o.controller}, key {o.key}", others)
     except EsperError as error:
         log.warning("no picture in %s: %s", folder, error)
+
+
+def decisions(epochs: int) -> int:
+    """Decisions in a run of so many epochs: one between any two. Raises ConfigError."""
+    if epochs < 2:
+        raise ConfigError(
+            f"steps={epochs} leaves nothing to decide: give at least 2 epochs, one to see what the "
+            "network does and one after the first decision"
+        )
+    return epochs - 1

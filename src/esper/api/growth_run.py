@@ -12,8 +12,7 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from esper.api.loop_state import load_loop_state, loop_state
-from esper.api.randomness import randomness, restore_randomness
+from esper.api.loop_state import load_loop_state, loop_state, randomness, restore_randomness
 from esper.api.watch import Watch
 from esper.growth.storage import read_tree, write_tree
 from esper.leyline import ConfigError, History, Recorder

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from esper.api.grown import Grown
-from esper.api.randomness import randomness, restore_randomness
+from esper.api.loop_state import randomness, restore_randomness
 from esper.growth.snapshot import restore_snapshot, take_snapshot
 from esper.leyline import TwinReport
 

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 
 from esper.api.checks import TASK, checked
-from esper.api.validation import Unseen
+from esper.api.policies import Unseen
 from esper.leyline import ConfigError
 from esper.observatory.run_directory import CONFIG, PROFILE, RunDirectory
 from esper.simic.agent import VectorEnv

@@ -9,7 +9,6 @@ import typer
 from esper import __version__
 from esper.cli.doctor_command import doctor
 from esper.cli.evaluate_command import evaluate
-from esper.cli.explain_command import explain
 from esper.cli.grow_command import grow
 from esper.cli.learn_commands import imitate, offline, record
 from esper.cli.options import add_command
@@ -17,7 +16,7 @@ from esper.cli.policies_command import export, policies, show_policy
 from esper.cli.show_commands import blueprints, compare, data_get, data_list, query, tasks
 from esper.cli.tracking import export_run
 from esper.cli.train_command import ppo
-from esper.cli.view_commands import report, runs, serve, show, watch
+from esper.cli.view_commands import explain, report, runs, serve, show, watch
 from esper.leyline.errors import EsperError, EsperWarning, shortened
 
 app = typer.Typer(

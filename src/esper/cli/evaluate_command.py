@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from esper.cli.clusters import RAY, cluster_at
-from esper.cli.options import option
+from esper.cli.options import RAY, cluster_at, option
 from esper.cli.printing import AS_JSON, QUIET, consoles, print_json
 from esper.cli.tracking import TRACK, check_track, open_tracker
 from esper.leyline import ConfigError

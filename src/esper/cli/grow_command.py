@@ -6,10 +6,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from esper.cli.arms import Arms
+from esper.cli.arms import CONTINUE, COOLED, HOST, SCRATCH, Arms, rescue
 from esper.cli.options import growth_options, option
 from esper.cli.printing import AS_JSON, QUIET, consoles, print_json
-from esper.cli.rescue import CONTINUE, COOLED, HOST, SCRATCH, rescue
 from esper.cli.tracking import TRACK, check_track
 from esper.leyline import ConfigError
 from esper.leyline.constants import MOST_KEY

@@ -1,14 +1,18 @@
 """A command is a function of one dataclass: every field with `option` is a flag of the command."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import MISSING, Field, field, fields
 from inspect import Parameter, Signature, signature
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
 import typer
 from typer.core import TyperCommand
 
 from esper.leyline.growth_settings import user_settings
+
+if TYPE_CHECKING:
+    from esper.ray import Cluster
 
 
 def option(
@@ -105,3 +109,18 @@ def add_command(app: typer.Typer, run: Callable[[Any], None]) -> None:
             return super().parse_args(ctx, list(with_values(args, bare)))
 
     app.command(run.__name__.replace("_", "-"), cls=Command, help=run.__doc__)(command)
+
+
+RAY = (
+    "Train hosts on the Ray cluster at this address (auto: the one of this machine); without an "
+    "address on one that is started here. Changes nothing but the speed."
+)
+
+
+def cluster_at(address: str | None) -> "AbstractContextManager[Cluster | None]":
+    """The cluster, connected in a `with`; None if there is to be none."""
+    if address is None:
+        return nullcontext()
+    from esper.ray import Cluster
+
+    return Cluster(address)
