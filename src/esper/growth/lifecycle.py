@@ -209,7 +209,7 @@ def act_from_birth(table: SlotTable, where: np.ndarray, rules: LifecycleRules) -
 def cull(table: SlotTable, where: np.ndarray, reason: str) -> StageChange:
     """Give up seeds; the slots cool down before they can be used again."""
     change = move(table, where, SeedStage.CULLED, reason)
-    table.forget(where)
+    table.clear(where, keep_slot=True)
     table.epochs_total[where] = 0
     return change
 

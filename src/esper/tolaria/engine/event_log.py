@@ -8,7 +8,7 @@ import numpy as np
 from esper.growth.blueprints.catalogue import BlueprintCatalogue
 from esper.growth.grown_module import GrownModule
 from esper.growth.lifecycle import LifecycleRules, StageChange, gate_result
-from esper.growth.slot_table import SlotTable
+from esper.growth.slot_table import SlotTable, metrics_columns
 from esper.leyline import (
     BLEND_NAMES,
     GATE_FOR_TARGET,
@@ -177,6 +177,6 @@ class EventLog:
         for s, module in enumerate(self.slots.names):
             row[f"{module}.stage"] = SeedStage(table.stage[env, s]).name
             row[f"{module}.blueprint"] = self.blueprint_name(table.blueprint[env, s]) or None
-            for name in SlotTable.told():
+            for name in metrics_columns():
                 row[f"{module}.{name}"] = absent(getattr(table, name)[env, s])
         return row
