@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from esper.growth.blueprints.catalogue import BlueprintCatalogue, OutputSpec, default_catalogue
-from esper.growth.hooks import GROWING, SAVED_BESIDE, hooks_of_esper
+from esper.growth.hooks import GROWING, SEEDS_SAVED, has_flag, hooks_of_esper
 from esper.growth.lifecycle import GATED
 from esper.growth.seed_slot import BlendValve, SeedSlot, make_valve
 from esper.growth.sites import Layouts, SlotChoice, choose_slots, evaluating, probe
@@ -51,7 +51,7 @@ def keyed(key: int) -> Iterator[None]:
 
 def check_not_growing(host: nn.Module) -> None:
     for name, module in host.named_modules():
-        if isinstance(module, GrownModule) or module in GROWING or hooks_of_esper(module):
+        if isinstance(module, GrownModule) or has_flag(module, GROWING) or hooks_of_esper(module):
             raise ConfigError(
                 f"{type(host).__name__} is growing already (see {name or 'the model itself'}); "
                 "end that first, with finish() of its body, or grow the module that export() gives"
@@ -72,7 +72,7 @@ def _forget_compiled() -> None:
 
 def _warn_of_partial_state(host: nn.Module, prefix: str, keep_vars: bool) -> None:
     """The seeds are beside the host, so that its own state is what it would be without them."""
-    if host not in SAVED_BESIDE and not prefix.endswith("host."):
+    if not has_flag(host, SEEDS_SAVED) and not prefix.endswith("host."):
         warnings.warn(
             "state_dict() of the model holds none of the seeds that have grown in it; save that of "
             "the GrownModule (body.model, or the model that grow gives back), or export() it",
