@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.growth.grown_module import GrownModule, keyed
-from esper.growth.outputs import host_place, take
+from esper.growth.outputs import locate_in_output
 from esper.growth.seed_slot import SeedSlot
 from esper.growth.sites import call_model, evaluating
 
@@ -60,8 +60,8 @@ def _run(network: GrownModule, example: Any) -> tuple[Tensor | None, tuple[str, 
     finally:
         for handle in handles:
             handle.remove()
-    place = host_place(output)
-    return None if place is None else take(output, place).clone(), seen[-1]
+    location = locate_in_output(output)
+    return None if location is None else location.get(output).clone(), seen[-1]
 
 
 def _adding(network: GrownModule, last: str) -> list[SeedSlot]:

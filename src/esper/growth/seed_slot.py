@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from esper.growth.blueprints.catalogue import BlueprintCatalogue, OutputSpec
 from esper.growth.blueprints.modules import nearly_zero_
-from esper.growth.outputs import host_place, put, slot_place, take
+from esper.growth.outputs import locate_in_output, locate_in_slot
 from esper.leyline import IS_BLENDED, IS_FULL, ConfigError, InjectionSpec, SeedStage, Widening
 
 
@@ -238,19 +238,19 @@ class SeedSlot(nn.Module):
         """Blend into the output of the slot's module, or keep a branch's path for the end."""
         if self._rests:
             return None
-        place = slot_place(output)
-        if place is None:
+        location = locate_in_slot(output)
+        if location is None:
             raise ConfigError(
                 f"module {self.site.module!r} gave an output without a tensor to extend "
                 f"({type(output).__name__}), unlike on the example"
             )
-        h = take(output, place)
+        h = location.get(output)
         if self.kind == "branch":
             # Outside a pass nobody asks for it: activation checkpoints come by again, backwards.
             features = _Features(h)
             self._call.features = features if self._call.begun else None
             return None
-        return put(output, place, self._blend(h, self.change(h)))
+        return location.replace(output, self._blend(h, self.change(h)))
 
     def on_host_input(self, module: nn.Module, args: Any) -> None:
         """A pass begins; nothing is left of one that an error ended."""
@@ -270,15 +270,15 @@ class SeedSlot(nn.Module):
             features = self._checkpointed(features)
         if features is None:
             return None
-        place = host_place(output)
-        if place is None:
+        location = locate_in_output(output)
+        if location is None:
             raise ConfigError(
-                f"the network's output ({type(output).__name__}) has no place for the branch "
+                f"the network's output ({type(output).__name__}) has no tensor for the branch "
                 f"from {self.site.module!r}, unlike on the example"
             )
         with features.casting():
             change = self.change(features.as_read())
-        return put(output, place, self._blend(take(output, place), change))
+        return location.replace(output, self._blend(location.get(output), change))
 
     @property
     def _rests(self) -> bool:

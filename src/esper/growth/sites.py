@@ -24,7 +24,7 @@ from esper.growth.layouts import (
     dims_of_output,
     layout_of,
 )
-from esper.growth.outputs import host_place, slot_place, take
+from esper.growth.outputs import locate_in_output, locate_in_slot
 from esper.leyline import ConfigError, InjectionSpec, Widening, format_slot_id
 
 SlotChoice = Sequence[str] | str | Callable[[str, nn.Module], bool]
@@ -139,9 +139,9 @@ class _Watch:
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
         self.causal |= kwargs.get("is_causal") is True
         self.dataflow.passed(module, args, output)
-        place = slot_place(output)
-        if place is not None:
-            features = take(output, place)
+        location = locate_in_slot(output)
+        if location is not None:
+            features = location.get(output)
             read = args[0] if args else next(iter(kwargs.values()), None)
             dims = dims_of_output(module, read, features, self.tracker)
             self.tracker[features] = dims
@@ -264,10 +264,10 @@ def _slot_layout(
 
 
 def _output_spec(output: Any, batch: int, tracker: DimsTracker) -> OutputSpec | None:
-    place = host_place(output)
-    if place is None:
+    location = locate_in_output(output)
+    if location is None:
         return None
-    answer = take(output, place)
+    answer = location.get(output)
     if len(answer) != batch or tracker[answer].batch not in (None, 0):
         return None
     if answer.dim() == 2:
