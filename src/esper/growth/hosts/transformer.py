@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from esper.growth.blocks import TransformerBlock
+from esper.growth.blueprints.modules import TransformerBlock
 from esper.leyline import ConfigError
 
 
