@@ -329,7 +329,6 @@ def _site(slot: SlotInfo, index: int, count: int, *, causal: bool) -> InjectionS
         slot_id=format_slot_id(0, index),
         channels=slot.shape[slot.layout.replace("B", "").index("C")],
         position=(index + 1) / count,
-        layer_range=(index, index + 1),
         module=slot.name,
         topology=topology,
         shape=slot.shape,

@@ -318,7 +318,7 @@ def example_params(blueprint: BlueprintSpec, topology: str, width: int) -> int |
         return None
     shape = tuple(width if letter == "C" else 8 for letter in layout[1:])
     site = InjectionSpec(
-        *("r0c0", width, 0.0, (0, 1), "", topology, shape), widening=_example_widening(shape, width)
+        *("r0c0", width, 0.0, "", topology, shape), widening=_example_widening(shape, width)
     )
     found = _seed_traits(blueprint, site, OutputSpec(10, per_position=False))
     return None if found is None else found.params
