@@ -212,6 +212,10 @@ class ShapleyComputed(Event):
 
 def event_from_row(row: Mapping[str, Any]) -> Event:
     """The event of a row in events.jsonl."""
+    kinds: dict[str, Callable[..., Event]] = {each.__name__: each for each in _kinds(Event)}
     fields = {k: tuple(v) if isinstance(v, list) else v for k, v in row.items() if k != "event"}
-    kind: Callable[..., Event] = globals()[row["event"]]
-    return kind(**fields)
+    return kinds[row["event"]](**fields)
+
+
+def _kinds(kind: type[Event]) -> list[type[Event]]:
+    return [kind, *(each for sub in kind.__subclasses__() for each in _kinds(sub))]

@@ -1,8 +1,7 @@
 """Controllers: static, random, each, scripted, heuristic.
 
-To add one, write a class with `name`, `reset` and `act` (see `Controller` in `situation.py`) and
-list it in BUILT_IN, or under its name in the entry point group `esper.controllers` of a package of
-your own.
+To add one, write a class with `name`, `reset` and `act` (see `Controller` in `situation.py`), and
+add it to BUILT_IN, or to the entry point group `esper.controllers` of your own package.
 """
 
 from collections.abc import Callable
@@ -18,8 +17,7 @@ from esper.tamiyo.controllers.static import StaticController
 from esper.tamiyo.situation import Controller, wait
 
 ENTRY_POINT_GROUP = "esper.controllers"
-# What makes each; `scripted` is given what stands behind the colon of `scripted:FILE`, `heuristic`
-# too if it is `heuristic:FILE.toml`.
+# Factories. `scripted` and `heuristic` get FILE from `scripted:FILE` and `heuristic:FILE.toml`.
 BUILT_IN: dict[str, Callable[..., Controller]] = {
     "each": EachController,
     "heuristic": HeuristicController.named,
@@ -46,7 +44,7 @@ def make_controller(name: str) -> Controller:
     Raises ConfigError listing the names.
     """
     kind, colon, argument = (name, "", "") if name in BUILT_IN else name.partition(":")
-    # Those of other packages may take an argument or not, as they like.
+    # Controllers of other packages may take an argument.
     wrong = kind in BUILT_IN and bool(argument) != (kind == "scripted")
     if kind == "heuristic" and colon:
         wrong = not argument.endswith(".toml")

@@ -1,12 +1,10 @@
-"""The observation for a network over sets: what holds for the whole run, for each slot, and for
-each candidate, which is a blueprint in a slot.
+"""The observation for a network over sets: features of the run, of each slot, and of each
+candidate, which is a blueprint in a slot.
 
-One flat row per environment, `[global | S x slot | S x B x candidate]`; `SetLayout` takes it apart.
-Slots and blueprints are told by what is known of them, never by their place or name, so that the
-same numbers mean the same thing in any host and any catalogue. Every entry lies in [-2, 2] by
-construction and nothing else is scaled: statistics per column would tell slots apart.
-
-What was not measured is 0, and a flag beside it says whether it was.
+One flat row per environment, `[global | S x slot | S x B x candidate]`; `SetLayout` splits it.
+Slots and blueprints are described by their properties, not by index or name, so features mean the
+same in any host and catalogue. Every entry is in [-2, 2] by construction; there is no normalisation
+per column, because it would distinguish slots. What was not measured is 0, with a flag next to it.
 """
 
 import hashlib
@@ -25,7 +23,7 @@ from esper.tamiyo.slot_facts import SlotFacts
 
 KINDS = ("residual", "branch", "bypass")
 STAGES = tuple(stage for stage in SeedStage if stage != SeedStage.UNKNOWN)
-# Earlier values of score and loss, against the one of now.
+# Epochs ago: earlier values of score and loss, relative to the current ones.
 BACK = (1, 2, 3, 4)
 
 GLOBAL_FEATURES = (
@@ -52,25 +50,25 @@ CANDIDATE_FEATURES = (
     *("fits", "allowed", "planted", *KINDS, "mixes_positions"),
     *("params", "params_over_host", "macs_over_host", "layers", "reach"),
 )
-# What the columns mean, for files: a policy is of use only with those that it has learnt with.
+# Identifies the columns in files: a policy needs those it was trained with.
 SET_COLUMNS = hashlib.sha256(
     " ".join((*GLOBAL_FEATURES, *SLOT_FEATURES, *CANDIDATE_FEATURES)).encode()
 ).hexdigest()[:16]
-# Where the network finds what it pools over.
+# Columns over which the network pools.
 PRESENT = SLOT_FEATURES.index("present")
 FITS = CANDIDATE_FEATURES.index("fits")
 
 
 @dataclass(frozen=True)
 class SetLayout:
-    """Where what stands in an observation of `num_slots` slots and `num_blueprints` blueprints."""
+    """The layout of an observation of `num_slots` slots and `num_blueprints` blueprints."""
 
     num_slots: int
     num_blueprints: int
 
     @property
     def blocks(self) -> tuple[int, int, int]:
-        """Widths of what is said of the run, of all slots, and of all candidates."""
+        """Widths of the features of the run, of all slots, and of all candidates."""
         return (
             len(GLOBAL_FEATURES),
             self.num_slots * len(SLOT_FEATURES),
@@ -112,19 +110,19 @@ def _words(name: str) -> str:
 def set_features(situation: Situation, slots: int | None = None) -> np.ndarray:
     """float32 [E, SetLayout(slots, B).size], every entry finite and in [-LIMIT, LIMIT].
 
-    With `slots` above those of the hosts the missing ones are absent: zeros, `present` too.
+    `slots` pads the slots of the hosts with absent ones: zeros, including `present`.
     """
     facts = situation.facts
     if facts is None:
-        raise ConfigError("this situation does not say what its slots are: it has no facts")
+        raise ConfigError("set features need a situation with slot facts; this one has none")
     missing = _missing(situation.table.shape[1], slots)
     shape = (situation.n_envs, *facts.fits.shape)
-    # What is not finite, as where a network broke, has no difference: that is not known then.
+    # Differences of values that are not finite, as in a broken network, are unknown.
     with np.errstate(invalid="ignore"):
         run = _stacked(_run(situation, facts), GLOBAL_FEATURES, shape[:1])
         of_slots = _stacked(_slots(situation, facts), SLOT_FEATURES, shape[:2])
         candidates = _stacked(_candidates(situation, facts), CANDIDATE_FEATURES, shape)
-    # What does not fit is no candidate: nothing is said of it.
+    # A blueprint that does not fit is no candidate: all its features are 0.
     candidates *= facts.fits[..., None]
     blocks = [
         run,
@@ -164,7 +162,7 @@ def _stacked(
 
 
 def _decades(ratio: np.ndarray | float) -> np.ndarray:
-    """Orders of magnitude, halved: a hundredth is -1, nothing at all the least there is."""
+    """Half the orders of magnitude: a hundredth is -1, zero is -LIMIT."""
     return np.log10(np.maximum(ratio, 10 ** (-2 * LIMIT))) / 2
 
 
@@ -211,7 +209,7 @@ def _run(s: Situation, facts: SlotFacts) -> dict[str, np.ndarray | float]:
 
 
 def _before(losses: np.ndarray, back: int) -> np.ndarray:
-    """[E]: the loss of so many epochs ago, NaN before the start."""
+    """[E]: the loss `back` epochs ago, NaN before the start."""
     past = losses[:, -1 - back]
     return np.where(np.isnan(past), np.nan, loss_feature(past))
 
@@ -224,7 +222,7 @@ def _slots(s: Situation, facts: SlotFacts) -> dict[str, np.ndarray | float]:
         "position": facts.position,
         "channels": np.log2(facts.channels) / 5,
         "channels_over_others": _over_others(facts.channels),
-        "places": np.log2(facts.places) / 5,
+        "places": np.log2(facts.positions) / 5,
         "params_of_host": facts.params,
         "macs_known": np.isfinite(facts.macs),
         "macs_of_host": facts.macs,
@@ -254,7 +252,7 @@ def _slots(s: Situation, facts: SlotFacts) -> dict[str, np.ndarray | float]:
 
 
 def _over_others(channels: np.ndarray) -> np.ndarray:
-    """[S]: the logarithm of a slot's width over the mean of the others; 0 for a slot alone."""
+    """[S]: log of a slot's width relative to the mean of the others; 0 for a single slot."""
     if len(channels) == 1:
         return np.zeros(1)
     others = (channels.sum() - channels) / (len(channels) - 1)
