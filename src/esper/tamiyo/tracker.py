@@ -11,7 +11,7 @@ SECOND_DIFFERENCE = 1.6522
 
 
 def score_noise(scores: np.ndarray, chance: np.ndarray) -> np.ndarray:
-    """[E]: random variation of scores ([E, T], oldest first, NaN where not measured), in their unit.
+    """[E]: random variation of scores ([E, T], oldest first, NaN where unknown), in their unit.
 
     It is the median second difference of the last epochs, which a steady rise does not affect. It
     is at least a share of the spread of all scores, because a curve may be too smooth, and at least
