@@ -5,7 +5,6 @@ add it to BUILT_IN, or to the entry point group `esper.controllers` of your own 
 """
 
 from collections.abc import Callable
-from functools import cache
 from importlib.metadata import entry_points
 
 from esper.leyline import ConfigError, shortened
@@ -27,15 +26,14 @@ BUILT_IN: dict[str, Callable[..., Controller]] = {
 }
 
 
-@cache
-def _makers() -> dict[str, Callable[..., Controller]]:
+def _factories() -> dict[str, Callable[..., Controller]]:
     """The built-in controllers, then those of installed packages, by name."""
     found = sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda point: point.name)
     return BUILT_IN | {point.name: point.load() for point in found}
 
 
 def controller_names() -> tuple[str, ...]:
-    return tuple(_makers())
+    return tuple(_factories())
 
 
 def make_controller(name: str) -> Controller:
@@ -48,11 +46,11 @@ def make_controller(name: str) -> Controller:
     wrong = kind in BUILT_IN and bool(argument) != (kind == "scripted")
     if kind == "heuristic" and colon:
         wrong = not argument.endswith(".toml")
-    if wrong or kind not in _makers():
+    if wrong or kind not in _factories():
         known = [f"{n}:FILE" if n == "scripted" else n for n in controller_names()]
         known.insert(known.index("heuristic") + 1, "heuristic:FILE.toml")
         raise ConfigError(f"no controller {shortened(name)!r}; there are {', '.join(known)}")
-    return _makers()[kind](*([argument] if colon else []))
+    return _factories()[kind](*([argument] if colon else []))
 
 
 __all__ = [
