@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from torch import nn
 
-import esper
+from esper.api import find_controller
 from esper.growth.blueprints.catalogue import BlueprintSpec, default_catalogue
 from esper.growth.slot_table import COLUMNS, Column
 from esper.leyline import BLUEPRINT, OP, SLOT, History, LifecycleOp
@@ -89,7 +89,7 @@ def test_a_controller_is_one_entry_of_the_built_in_ones(
 
 def test_a_controller_is_found_by_its_name_in_grow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(BUILT_IN, "impatient", Impatient)
-    assert isinstance(esper.api.find_controller("impatient"), Impatient)
+    assert isinstance(find_controller("impatient"), Impatient)
 
 
 @POPULATIONS
