@@ -20,6 +20,7 @@ from esper.leyline import LayerSpec, Step, Widening
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _LAYERS = (nn.Linear, *_CONVOLUTIONS)
+_CONVOLUTION_SETTINGS = ("kernel_size", "stride", "padding", "dilation", "padding_mode")
 
 _ACTIVATIONS = {
     "relu": "ReLU",
@@ -104,14 +105,9 @@ class DataflowTracer(TorchDispatchMode):
         for pair in reversed(self.pairs):
             if pair.first not in inside or {self.calls[pair.first], self.calls[pair.second]} != {1}:
                 continue
-            found = Widening(
-                _layer_spec(pair.first, names[pair.first]),
-                _layer_spec(pair.second, names[pair.second]),
-                pair.steps,
-                self.shapes[pair.first][0],
-                self.shapes[pair.second][1],
-                batch,
-            )
+            first, second = (_layer_spec(x, names[x]) for x in (pair.first, pair.second))
+            reads, adds = self.shapes[pair.first][0], self.shapes[pair.second][1]
+            found = Widening(first, second, pair.steps, reads, adds, batch)
             if _keeps_positions(found) and can_widen(found):
                 return found
         return None
@@ -249,21 +245,10 @@ def _keeps_positions(widening: Widening) -> bool:
 
 
 def _layer_spec(layer: nn.Module, name: str) -> LayerSpec:
+    kind = next(cls.__name__ for cls in _LAYERS if isinstance(layer, cls))
+    bias = layer.bias is not None
     if isinstance(layer, nn.Linear):
-        return LayerSpec(
-            name, "Linear", layer.in_features, layer.out_features, layer.bias is not None
-        )
+        return LayerSpec(name, kind, layer.in_features, layer.out_features, bias)
     assert isinstance(layer, _CONVOLUTIONS)
-    kind = next(cls.__name__ for cls in _CONVOLUTIONS if isinstance(layer, cls))
-    return LayerSpec(
-        name,
-        kind,
-        layer.in_channels,
-        layer.out_channels,
-        layer.bias is not None,
-        tuple(layer.kernel_size),
-        tuple(layer.stride),
-        _plain(layer.padding),
-        tuple(layer.dilation),
-        layer.padding_mode,
-    )
+    settings = tuple((setting, getattr(layer, setting)) for setting in _CONVOLUTION_SETTINGS)
+    return LayerSpec(name, kind, layer.in_channels, layer.out_channels, bias, settings)

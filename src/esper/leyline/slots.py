@@ -51,22 +51,15 @@ Step = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class LayerSpec:
-    """A Linear, Conv1d, Conv2d or Conv3d of the host (`kind`), by its settings.
-
-    module   its dotted name
-    kernel, stride, padding, dilation   of a convolution; `padding` may be a string
-    """
+    """A layer of the host: `kind` is Linear, Conv1d, Conv2d or Conv3d, `module` its dotted name,
+    `settings` are further keyword arguments of a convolution."""
 
     module: str
     kind: str
     inputs: int
     outputs: int
     bias: bool
-    kernel: tuple[int, ...] = ()
-    stride: tuple[int, ...] = ()
-    padding: tuple[int, ...] | str = ()
-    dilation: tuple[int, ...] = ()
-    padding_mode: str = "zeros"
+    settings: tuple[tuple[str, Any], ...] = ()
 
 
 @dataclass(frozen=True)

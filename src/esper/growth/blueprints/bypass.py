@@ -96,18 +96,7 @@ def _makers(widening: Widening, width: int) -> tuple[Maker, ...]:
 
 
 def _layer(spec: LayerSpec, inputs: int, outputs: int, bias: bool) -> Any:
-    if spec.kind == "Linear":
-        return nn.Linear(inputs, outputs, bias=bias)
-    return getattr(nn, spec.kind)(
-        inputs,
-        outputs,
-        spec.kernel,
-        stride=spec.stride,
-        padding=spec.padding,
-        dilation=spec.dilation,
-        bias=bias,
-        padding_mode=spec.padding_mode,
-    )
+    return getattr(nn, spec.kind)(inputs, outputs, bias=bias, **dict(spec.settings))
 
 
 def _step(step: Step, shape: torch.Size, widening: Widening) -> Maker:

@@ -329,6 +329,6 @@ def _example_widening(shape: tuple[int, ...], width: int) -> Widening:
     dims = len(shape) - 1 if shape[0] == width and len(shape) > 1 else 0
     layer = LayerSpec("", "Linear", width, width, bias=True)
     if dims:
-        once, thrice = (1,) * dims, (3,) * dims
-        layer = LayerSpec(*("", f"Conv{dims}d", width, width, True), thrice, once, once, once)
+        settings = (("kernel_size", 3), ("padding", 1))
+        layer = LayerSpec("", f"Conv{dims}d", width, width, True, settings)
     return Widening(layer, layer, (("ReLU",),), (1, *shape), (1, *shape), 1)
