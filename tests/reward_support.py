@@ -1,6 +1,6 @@
 """Transitions made by hand, and a small real environment, for tests of rewards and attribution."""
 
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -158,8 +158,8 @@ def permute_slots(t: Transition, order: np.ndarray) -> Transition:
     place = np.argsort(order)
 
     def move(s: Situation) -> Situation:
-        columns = (getattr(s.table, field.name)[:, place] for field in fields(SlotTable))
-        return replace(s, table=SlotTable(*columns))
+        columns = {name: values[:, place] for name, values in vars(s.table).items()}
+        return replace(s, table=SlotTable(**columns))
 
     actions = t.actions.copy()
     acts = actions[:, OP] != LifecycleOp.WAIT

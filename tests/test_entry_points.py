@@ -52,7 +52,6 @@ class Patient(StaticController):
 def test_controllers_of_other_packages_are_found_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     groups = {controllers.ENTRY_POINT_GROUP: [Point("patient", Patient)]}
     monkeypatch.setattr(controllers, "entry_points", lambda group: groups[group])
-    monkeypatch.setattr(controllers, "_makers", controllers._makers.__wrapped__)
     assert controllers.controller_names()[-1] == "patient"
     for name, epochs in (("patient", 5), ("patient:7", 7)):
         found = find_controller(name)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from esper.api import Body, Slots, attach
 from esper.api.slots import as_slots
 from esper.growth.grown_module import GrownModule
-from esper.growth.hooks import SAVED_BESIDE
+from esper.growth.hooks import SEEDS_SAVED, clear_flag, set_flag
 from esper.growth.sites import SlotChoice, evaluating
 from esper.growth.snapshot import restore_snapshot, snapshot_from_tree
 from esper.leyline import ConfigError, EsperWarning, ForgottenCallError, PackageMissingError
@@ -91,7 +91,7 @@ class Grow(Callback):
         )
         schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
         self.body.manage(trainer.optimizers[0], *schedulers, **self.seed_settings)
-        SAVED_BESIDE.add(grows)
+        set_flag(grows, SEEDS_SAVED)
         self._repeated = self.evaluate is not None
         if self._saved:
             self.body.load_state_dict(self._saved)
@@ -116,7 +116,7 @@ class Grow(Callback):
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.body is not None:
             self.body.model.to(pl_module.device)  # to where the Trainer has left the module
-            SAVED_BESIDE.discard(self.body.model.host)
+            clear_flag(self.body.model.host, SEEDS_SAVED)
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException

@@ -20,7 +20,7 @@ from torch import nn
 from esper.api import Body, attach, list_slots, save_network
 from esper.api.slots import Slots, as_slots
 from esper.growth.blueprints.catalogue import BlueprintCatalogue, default_catalogue
-from esper.growth.hooks import SAVED_BESIDE
+from esper.growth.hooks import SEEDS_SAVED, clear_flag, set_flag
 from esper.growth.optimizer import SLOT_KEY
 from esper.growth.sites import SlotChoice, evaluating
 from esper.leyline import ConfigError, EsperWarning, ForgottenCallError, PackageMissingError
@@ -126,7 +126,7 @@ class GrowCallback(TrainerCallback):
         )
         optimizer = getattr(parts["optimizer"], "optimizer", parts["optimizer"])
         self.body.manage(optimizer, parts["lr_scheduler"], **self.seed_settings)
-        SAVED_BESIDE.add(model)
+        set_flag(model, SEEDS_SAVED)
         self._training, self._repeated = True, self.evaluate is not None
         if state.global_step > 0:
             self._go_on(args, state)
@@ -180,7 +180,7 @@ class GrowCallback(TrainerCallback):
         self._training = False
         if self.body is not None and self.body.begun:
             self.body.finish()
-        SAVED_BESIDE.discard(model)
+        clear_flag(model, SEEDS_SAVED)
 
     def _go_on(self, args: Any, state: Any) -> None:
         assert self.body is not None

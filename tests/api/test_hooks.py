@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from esper.growth.hooks import copy_without_esper
 from esper.growth.seed_slot import SeedSlot
 from esper.leyline import ConfigError
 from loop_support import Loop
@@ -172,3 +173,12 @@ def test_a_model_has_one_body_at_a_time() -> None:
     loop.body.close()
     Loop(model=loop.model)
     Loop(model=copy.deepcopy(loop.model))
+
+
+def test_copies_of_a_growing_model_are_not_growing(tmp_path: Path) -> None:
+    loop = Loop()
+    torch.save(loop.model, tmp_path / "model.pt")
+    reloaded = torch.load(tmp_path / "model.pt", weights_only=False)
+    for copied in (copy.deepcopy(loop.model), reloaded):
+        Loop(model=copied).body.close()
+    assert not any(name.startswith("_esper") for name in vars(copy_without_esper(loop.model)))

@@ -128,5 +128,5 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(
     newest = sealed.sealed_series(tmp_path / "run" / "checkpoints", "epoch")[0]
     (newest / "tensors.safetensors").write_bytes(b"damaged")
     found = own_run(tmp_path / "run")
-    assert "its checksum does not fit" in caplog.text
+    assert "checksum" in caplog.text
     assert found.outcome == own_run(tmp_path / "whole").outcome

@@ -87,7 +87,7 @@ def test_what_cannot_be_loaded_is_refused_and_changes_nothing(tmp_path: Path) ->
         esper.load(tmp_path / "net", growing.host)
     file = tmp_path / "net" / "tensors.safetensors"
     file.write_bytes(file.read_bytes()[:-1] + b"x")
-    with pytest.raises(DamagedCheckpointError, match="its checksum does not fit"):
+    with pytest.raises(DamagedCheckpointError, match="checksum"):
         esper.load(tmp_path / "net", host)
 
 

@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pack_sequence
 
 from esper.growth.export import export, largest_difference
 from esper.growth.grown_module import GrownModule
-from esper.growth.outputs import Place, host_place, put, slot_place, take
+from esper.growth.outputs import TensorLocation, locate_in_output, locate_in_slot
 from esper.growth.sites import tensors_in
 from esper.leyline import ConfigError, SeedStage
 from helpers import plant
@@ -80,9 +80,9 @@ class Net(nn.Module):
 
     def forward(self, x: Tensor) -> Any:
         y = self.layer(x)
-        place = slot_place(y)
-        assert place is not None
-        return FORMS[self.form](self.head(torch.relu(take(y, place))))
+        location = locate_in_slot(y)
+        assert location is not None
+        return FORMS[self.form](self.head(torch.relu(location.get(y))))
 
 
 X = torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
@@ -96,16 +96,16 @@ def test_a_seed_changes_the_tensor_and_nothing_else(form: str, blueprint: str) -
     plant(network, 0, blueprint, SeedStage.HOLDING, 1.0, shake=0.5)
     grown = network(X)
     assert type(grown) is type(alone)
-    place = host_place(grown)
-    assert place is not None
-    assert not torch.allclose(take(grown, place), take(alone, place))
-    # The same network with the plain tensor in place of the form.
+    location = locate_in_output(grown)
+    assert location is not None
+    assert not torch.allclose(location.get(grown), location.get(alone))
+    # The same network with the plain tensor in location of the form.
     plain = Net("tensor")
     plain.load_state_dict(network.host.state_dict())
     reference = GrownModule.wrap(plain, ["layer"], X)
     plant(reference, 0, blueprint, SeedStage.HOLDING, 1.0)
     reference.slot(0).load_state_dict(network.slot(0).state_dict())
-    assert torch.equal(take(grown, place), reference(X))
+    assert torch.equal(location.get(grown), reference(X))
     exported = export(network, X)
     assert largest_difference(exported, network, X) <= 1e-6
     assert largest_difference(copy.deepcopy(exported), network, X) <= 1e-6
@@ -119,20 +119,23 @@ def test_a_seed_changes_the_tensor_and_nothing_else(form: str, blueprint: str) -
 def test_putting_back_leaves_the_host_s_own_output_alone(form: str) -> None:
     y = torch.ones(2, 3)
     output = FORMS[form](y)
-    place = slot_place(output)
-    assert place is not None
-    changed = put(output, place, y + 1)
-    assert torch.equal(take(changed, place), y + 1)
-    assert torch.equal(take(output, place), y)
+    location = locate_in_slot(output)
+    assert location is not None
+    changed = location.replace(output, y + 1)
+    assert torch.equal(location.get(changed), y + 1)
+    assert torch.equal(location.get(output), y)
     assert len(list(tensors_in(changed))) == len(list(tensors_in(output)))
 
 
 @pytest.mark.parametrize(
     ("output", "slot", "host"),
     [
-        ((torch.ones(2, 3), torch.ones(2, 3)), Place("tuple", 0), None),
+        ((torch.ones(2, 3), torch.ones(2, 3)), TensorLocation("tuple", 0), None),
         ({"a": torch.ones(2, 3), "b": torch.ones(2, 3)}, None, None),
-        ({"a": torch.ones(2, 3), "logits": torch.ones(2, 3)}, *[Place("mapping", "logits")] * 2),
+        (
+            {"a": torch.ones(2, 3), "logits": torch.ones(2, 3)},
+            *[TensorLocation("mapping", "logits")] * 2,
+        ),
         ({"loss": torch.ones(())}, None, None),
         (torch.ones(2, 3, dtype=torch.int64), None, None),
         ((pack_sequence([torch.ones(2, 3)]), torch.ones(1, 1, 3)), None, None),
@@ -140,9 +143,11 @@ def test_putting_back_leaves_the_host_s_own_output_alone(form: str) -> None:
         ("text", None, None),
     ],
 )
-def test_where_it_is_clear(output: Any, slot: Place | None, host: Place | None) -> None:
-    assert slot_place(output) == slot
-    assert host_place(output) == host
+def test_where_it_is_clear(
+    output: Any, slot: TensorLocation | None, host: TensorLocation | None
+) -> None:
+    assert locate_in_slot(output) == slot
+    assert locate_in_output(output) == host
 
 
 def test_an_output_that_is_no_longer_as_on_the_example_is_an_error() -> None:
@@ -150,5 +155,5 @@ def test_an_output_that_is_no_longer_as_on_the_example_is_an_error() -> None:
     plant(network, 0, "branch", SeedStage.HOLDING, 1.0)
     network.host.form = "tuple"
     network.host.head.register_forward_hook(lambda module, args, output: output.long())
-    with pytest.raises(ConfigError, match="no place for the branch from 'layer'"):
+    with pytest.raises(ConfigError, match="branch from 'layer'"):
         network(X)

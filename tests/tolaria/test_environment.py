@@ -8,12 +8,12 @@ from esper.leyline import (
     BLEND_NAMES,
     HEAD_NAMES,
     IS_BLENDED,
+    LEGAL_TRANSITION,
     ConfigError,
     History,
     InvalidStateMachineError,
     LifecycleOp,
     SeedStage,
-    is_valid_transition,
 )
 from esper.leyline.events import SeedCulled, SeedFossilized, SeedGerminated, SeedStageChanged
 from esper.leyline.growth_settings import Budget
@@ -102,7 +102,7 @@ def test_masks_allow_exactly_what_can_be_executed(kind: str) -> None:
                 and env.garden.limits.fits[slot, blueprint]
                 and situation.total_params[0] + env.garden.limits.params[slot, blueprint]
                 <= 2.2 * env.garden.host_params,
-                LifecycleOp.CULL: is_valid_transition(stage, SeedStage.CULLED),
+                LifecycleOp.CULL: LEGAL_TRANSITION[stage, SeedStage.CULLED],
                 LifecycleOp.FOSSILIZE: stage == SeedStage.HOLDING
                 and situation.table.contribution[0, slot] >= 1.0,
             }[LifecycleOp(op)]
@@ -137,7 +137,7 @@ def test_random_episodes_never_refuse_what_the_masks_allow_and_keep_the_books(ki
     play(env, RandomController(), on_step=audit)
     for event in listener.events:
         if isinstance(event, SeedStageChanged):
-            assert is_valid_transition(SeedStage[event.from_stage], SeedStage[event.to_stage])
+            assert LEGAL_TRANSITION[SeedStage[event.from_stage], SeedStage[event.to_stage]]
     counts = env.garden.counts
     assert sum(isinstance(e, SeedGerminated) for e in listener.events) == counts["germinated"].sum()
     assert sum(isinstance(e, SeedCulled) for e in listener.events) == counts["culled"].sum()

@@ -11,7 +11,7 @@ from torch import nn
 from esper.growth.blueprints.catalogue import default_catalogue
 from esper.growth.grown_module import GrownModule
 from esper.growth.hosts.cnn import CNNHost
-from esper.growth.slot_table import SlotTable
+from esper.growth.slot_table import metrics_columns
 from esper.leyline import ConfigError, History, LifecycleOp
 from esper.leyline.events import SeedCulled, ShapleyComputed
 from esper.leyline.growth_settings import Budget, GrowthSettings
@@ -138,7 +138,7 @@ def test_every_measurement_that_is_told_is_in_the_row_of_a_step() -> None:
     row = history.rows[-1]
     assert row["slot"] == "blocks.0"
     for module in ("blocks.0", "blocks.1", "blocks.2"):
-        assert {f"{module}.{name}" for name in ("stage", "blueprint", *SlotTable.told())} <= set(
+        assert {f"{module}.{name}" for name in ("stage", "blueprint", *metrics_columns())} <= set(
             row
         )
 

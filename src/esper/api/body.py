@@ -27,7 +27,7 @@ from esper.api.loop_state import load_loop_state, loop_state
 from esper.api.slots import Slots, as_slots
 from esper.api.watch import Watch, warn_of_other_ground, warn_of_slow_seeds
 from esper.growth.grown_module import GrownModule
-from esper.growth.hooks import GROWING
+from esper.growth.hooks import GROWING, clear_flag, set_flag
 from esper.growth.optimizer import add_slot_groups, with_inner
 from esper.growth.sites import SlotChoice
 from esper.leyline import (
@@ -70,7 +70,7 @@ class Body:
         self.followers: list[Follower] = []
         self._on_optimizer: list[RemovableHandle] = []
         self._on_gradients: list[RemovableHandle] = []
-        GROWING.add(host.network.host)
+        set_flag(host.network.host, GROWING)
         controller.reset(1)
 
     def __enter__(self) -> "Body":
@@ -206,7 +206,7 @@ class Body:
         for handle in (*self._on_optimizer, *self._on_gradients):
             handle.remove()
         self._on_optimizer, self._on_gradients = [], []
-        GROWING.discard(self.host.network.host)
+        clear_flag(self.host.network.host, GROWING)
 
     def export(self) -> nn.Module:
         """A plain module for use without Esper, checked to give the live network's output.

@@ -16,7 +16,6 @@ import typer
 from esper.cli.options import option
 from esper.cli.printing import AS_JSON, consoles, print_json
 
-
 PACKAGE = "esper-grow"
 # Extras that only gather others, or are for people who work on Esper.
 GATHERED = ("demo", "dev")

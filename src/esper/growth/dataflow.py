@@ -1,7 +1,7 @@
-"""Which layer reads what another one gave out, and what the host does in between.
+"""Which layer reads the output of which other layer, and what the host does in between.
 
-In one pass every tensor carries its trail: the layer it comes from and the steps since. A trail
-ends where two layers meet, as in residual additions, and where a step is not known.
+In one pass every tensor has an origin: the layer it comes from and the steps since. The origin is
+unknown after an operation on two layers, such as a residual addition, or an unknown operation.
 """
 
 from collections import Counter
@@ -15,10 +15,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from esper.growth.blueprints.bypass import can_widen
+from esper.growth.layouts import permutation
 from esper.leyline import LayerSpec, Step, Widening
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _LAYERS = (nn.Linear, *_CONVOLUTIONS)
+_CONVOLUTION_SETTINGS = ("kernel_size", "stride", "padding", "dilation", "padding_mode")
 
 _ACTIVATIONS = {
     "relu": "ReLU",
@@ -32,7 +34,7 @@ _ACTIVATIONS = {
     "mish": "Mish",
     "celu": "CELU",
 }
-# Stands for everything that bends and is not known by name.
+# Stands for every other pointwise non-linear operation.
 _ANY_ACTIVATION: Step = ("ReLU",)
 _SCALING = {"add", "sub", "rsub", "mul", "div", "neg", "clone", "detach", "alias", "contiguous"}
 _POOLS = {
@@ -47,70 +49,65 @@ _RESHAPES = {"view", "_unsafe_view", "reshape", "_reshape_alias", "squeeze"}
 
 
 @dataclass(frozen=True, eq=False)
-class Trail:
-    """The layer a tensor comes from and the steps since; without a layer, they are not known."""
+class TensorOrigin:
+    """The layer a tensor comes from and the steps since; None if unknown."""
 
     layer: nn.Module | None = None
     steps: tuple[Step, ...] = ()
 
 
-LOST = Trail()
+UNKNOWN = TensorOrigin()
 
 
 @dataclass(frozen=True, eq=False)
-class _Pair:
+class _LayerPair:
     first: nn.Module
     second: nn.Module
     steps: tuple[Step, ...]
 
 
 class DataflowTracer(TorchDispatchMode):
-    """Follows what runs inside. Call `begin` with the model's inputs, and `passed` after every
-    module."""
+    """Tracks tensors in the code that runs inside. Call `add_input` with the model's inputs, and
+    `record_call` after every module."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.known = WeakTensorKeyDictionary()
-        self.pairs: list[_Pair] = []
+        self.origins = WeakTensorKeyDictionary()
+        self.pairs: list[_LayerPair] = []
         self.calls: Counter[nn.Module] = Counter()
         self.shapes: dict[nn.Module, tuple[tuple[int, ...], tuple[int, ...]]] = {}
 
-    def begin(self, tensor: Tensor) -> None:
-        self.known[tensor] = LOST
+    def add_input(self, tensor: Tensor) -> None:
+        self.origins[tensor] = UNKNOWN
 
-    def passed(self, module: nn.Module, args: Sequence[Any], output: Any) -> None:
+    def record_call(self, module: nn.Module, args: Sequence[Any], output: Any) -> None:
         read = args[0] if args else None
         if not (isinstance(read, Tensor) and isinstance(output, Tensor)):
             return
-        trail = self.known.get(read, LOST)
+        origin = self.origins.get(read, UNKNOWN)
         if isinstance(module, _LAYERS):
             self.calls[module] += 1
             self.shapes[module] = tuple(read.shape), tuple(output.shape)
-            if trail.layer is not None:
-                self.pairs.append(_Pair(trail.layer, module, trail.steps))
-            self.known[output] = Trail(module)
-        elif trail.layer is not None and (step := _module_step(module)) is not None:
-            self.known[output] = replace(trail, steps=(*trail.steps, step))
+            if origin.layer is not None:
+                self.pairs.append(_LayerPair(origin.layer, module, origin.steps))
+            self.origins[output] = TensorOrigin(module)
+        elif origin.layer is not None and (step := _module_step(module)) is not None:
+            self.origins[output] = replace(origin, steps=(*origin.steps, step))
 
-    def widening(
+    def find_widening(
         self, module: nn.Module, names: dict[nn.Module, str], batch: int
     ) -> Widening | None:
-        """The last hidden layer inside `module` (or `module` itself) that can be made wider.
+        """The last hidden layer inside `module` (or `module` itself) that a bypass can widen.
 
-        Layers that a pass uses several times cannot.
+        Layers that are called several times in a pass cannot be widened.
         """
         inside = set(module.modules())
         for pair in reversed(self.pairs):
             if pair.first not in inside or {self.calls[pair.first], self.calls[pair.second]} != {1}:
                 continue
-            found = Widening(
-                _layer_spec(pair.first, names[pair.first]),
-                _layer_spec(pair.second, names[pair.second]),
-                pair.steps,
-                self.shapes[pair.first][0],
-                self.shapes[pair.second][1],
-                batch,
-            )
+            first, second = (_layer_spec(x, names[x]) for x in (pair.first, pair.second))
+            reads, adds = self.shapes[pair.first][0], self.shapes[pair.second][1]
+            found = Widening(first, second, pair.steps, reads, adds, batch)
             if _keeps_positions(found) and can_widen(found):
                 return found
         return None
@@ -118,17 +115,17 @@ class DataflowTracer(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        before = [self.known[t] for t in _tensors(args) if t in self.known]
+        before = [self.origins[t] for t in _tensors(args) if t in self.origins]
         # Before the call: an operation in place changes what it read.
-        read = next((t for t in _tensors(args) if t in self.known), None)
+        read = next((t for t in _tensors(args) if t in self.origins), None)
         shape = None if read is None else tuple(read.shape)
         result = func(*args, **(kwargs or {}))
         if shape is not None:
             results = _tensors([result])
             for first in results[:1]:
-                self.known[first] = _after(before, func, shape, args, kwargs or {}, first)
+                self.origins[first] = _after(before, func, shape, args, kwargs or {}, first)
             for other in results[1:]:
-                self.known[other] = LOST
+                self.origins[other] = UNKNOWN
         return result
 
 
@@ -142,33 +139,33 @@ def _tensors(values: Sequence[Any]) -> list[Tensor]:
 
 
 def _after(
-    before: list[Trail],
+    before: list[TensorOrigin],
     func: Any,
     shape: tuple[int, ...],
     args: Sequence[Any],
     kwargs: dict[str, Any],
     result: Tensor,
-) -> Trail:
-    """The trail of an operation's result, of whose operands `before` are those that have one."""
+) -> TensorOrigin:
+    """The origin of an operation's result; `before` are the origins of its operands."""
     name = func.overloadpacket.__name__.rstrip("_")
     pointwise = torch.Tag.pointwise in func.tags and tuple(result.shape) == shape
     first, *others = before
-    if any(trail.layer is not first.layer for trail in others) or first.layer is None:
-        return LOST
+    if any(origin.layer is not first.layer for origin in others) or first.layer is None:
+        return UNKNOWN
     if others:
-        return replace(first, steps=(*_common(before), _ANY_ACTIVATION)) if pointwise else LOST
+        return replace(first, steps=(*_common(before), _ANY_ACTIVATION)) if pointwise else UNKNOWN
     steps = _activation(name, args, kwargs) or _shaping(name, shape, args, result)
     if steps is None and pointwise:
         steps = [] if name in _SCALING else [_ANY_ACTIVATION]
     if steps is None and name in _SCALING and tuple(result.shape) == shape:
         steps = []
-    return LOST if steps is None else replace(first, steps=(*first.steps, *steps))
+    return UNKNOWN if steps is None else replace(first, steps=(*first.steps, *steps))
 
 
-def _common(dataflow: list[Trail]) -> tuple[Step, ...]:
-    """What happened before a layer's output parted and met again, as in x * sigmoid(x)."""
+def _common(origins: list[TensorOrigin]) -> tuple[Step, ...]:
+    """The shared first steps of two paths from one layer, as in x * sigmoid(x)."""
     same = []
-    for steps in zip(*(trail.steps for trail in dataflow), strict=False):
+    for steps in zip(*(origin.steps for origin in origins), strict=False):
         if len(set(steps)) > 1:
             break
         same.append(steps[0])
@@ -206,7 +203,7 @@ def _shaping(
         case "unsqueeze":
             return [("Unsqueeze", args[1])]
         case "permute" | "transpose" | "t":
-            return [("Permute", *_order(name, len(shape), args[1:]))]
+            return [("Permute", *permutation(name, len(shape), args[1:]))]
     if name in _RESHAPES:
         return _flattening(shape, tuple(result.shape))
     return None
@@ -216,17 +213,8 @@ def _plain(value: Any) -> Any:
     return tuple(value) if isinstance(value, (tuple, list)) else value
 
 
-def _order(name: str, rank: int, args: Sequence[Any]) -> list[int]:
-    if name == "permute":
-        return [d % rank for d in args[0]]
-    order = list(range(rank))
-    one, other = (d % rank for d in (args[:2] if name == "transpose" else (0, rank - 1)))
-    order[one], order[other] = other, one
-    return order
-
-
 def _flattening(before: tuple[int, ...], after: tuple[int, ...]) -> list[Step] | None:
-    """The dimensions that became one; None if that is not all that happened."""
+    """A flatten of neighbouring dimensions; None for any other change of shape."""
     if before == after:
         return []
     merged = len(before) - len(after) + 1
@@ -239,7 +227,8 @@ def _flattening(before: tuple[int, ...], after: tuple[int, ...]) -> list[Step] |
 
 
 def _module_step(module: nn.Module) -> Step | None:
-    """What operations do not show: dropout rests in evaluation, RMSNorm is made of many."""
+    """Steps that operations do not show: dropout does nothing in evaluation, RMSNorm is several
+    operations."""
     if isinstance(module, nn.modules.dropout._DropoutNd):
         return (type(module).__name__, module.p) if hasattr(nn, type(module).__name__) else None
     if isinstance(module, nn.RMSNorm):
@@ -248,8 +237,7 @@ def _module_step(module: nn.Module) -> Step | None:
 
 
 def _keeps_positions(widening: Widening) -> bool:
-    """Of maps the examples must stay apart, of anything else all positions: so a blend can be
-    gated for each of them."""
+    """A gated blend needs separate examples for feature maps, separate positions otherwise."""
     reads, adds = widening.reads, widening.adds
     if widening.first.kind == "Linear":
         return reads[:-1] == adds[:-1]
@@ -257,21 +245,10 @@ def _keeps_positions(widening: Widening) -> bool:
 
 
 def _layer_spec(layer: nn.Module, name: str) -> LayerSpec:
+    kind = next(cls.__name__ for cls in _LAYERS if isinstance(layer, cls))
+    bias = layer.bias is not None
     if isinstance(layer, nn.Linear):
-        return LayerSpec(
-            name, "Linear", layer.in_features, layer.out_features, layer.bias is not None
-        )
+        return LayerSpec(name, kind, layer.in_features, layer.out_features, bias)
     assert isinstance(layer, _CONVOLUTIONS)
-    kind = next(cls.__name__ for cls in _CONVOLUTIONS if isinstance(layer, cls))
-    return LayerSpec(
-        name,
-        kind,
-        layer.in_channels,
-        layer.out_channels,
-        layer.bias is not None,
-        tuple(layer.kernel_size),
-        tuple(layer.stride),
-        _plain(layer.padding),
-        tuple(layer.dilation),
-        layer.padding_mode,
-    )
+    settings = tuple((setting, getattr(layer, setting)) for setting in _CONVOLUTION_SETTINGS)
+    return LayerSpec(name, kind, layer.in_channels, layer.out_channels, bias, settings)

@@ -1,16 +1,14 @@
 """From a grown network back to a plain nn.Module that runs where Esper is not installed.
 
-The host's own modules stay as they are. Each seed becomes a torch.fx GraphModule, which carries its
-code with it, and acts as a forward hook on the module of its slot. A branch keeps its result for
-the end of the pass, where a hook on the whole network adds it to the output; a bypass from before
-one layer to behind another. What is kept belongs to the thread, not to the module: the module is a
-function of its input, in any number of threads.
+The host's modules stay as they are. Each seed becomes a torch.fx GraphModule, which contains its
+own code, and acts as a forward hook on the module of its slot. A branch stores its result until the
+end of the pass, where a hook on the whole network adds it to the output; a bypass until the second
+of its layers. Results are stored per thread: the module is a function of its input in any number of
+threads.
 """
 
 import copy
-import dataclasses
 import logging
-import operator
 import threading
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -21,7 +19,7 @@ from torch import fx, nn
 
 from esper.growth.grown_module import GrownModule
 from esper.growth.hooks import copy_without_esper
-from esper.growth.outputs import Place, host_place, slot_place
+from esper.growth.outputs import TOOLS, TensorLocation, locate_in_output, locate_in_slot
 from esper.growth.seed_slot import SeedSlot
 from esper.growth.sites import call_model, evaluating, tensors_in
 from esper.leyline import IS_BLENDED, ExportError
@@ -41,7 +39,7 @@ def export(network: GrownModule, example: Any) -> nn.Module:
     acting = [copy.deepcopy(slot) for _, slot in network.each_slot() if IS_BLENDED[slot.stage]]
     plain = copy_without_esper(network.host)
     if acting:
-        _Graft(plain, network, example).add(acting)
+        _Grafter(plain, network, example).add(acting)
     difference = largest_difference(network, plain, example)
     if not difference <= TOLERANCE:
         raise ExportError(
@@ -67,254 +65,230 @@ def largest_difference(one: nn.Module, other: nn.Module, example: Any) -> float:
 # --- seeds as plain torch code ---------------------------------------------------------------
 
 
-class _Graft:
-    """Puts seeds on `host`, a copy of the host of `live`.
+class _Hook(nn.Module):
+    """The code of a hook. `_graph_module` traces it into a module that does not need Esper.
 
-    When a GraphModule is loaded, torch.fx runs its code once with stand-ins for the arguments, and
-    keeps as code only what was done to those. So everything that must happen at each call is
-    reached through the module that a hook is given: `tools` are attributes of that module.
+    When a GraphModule is loaded, torch.fx runs its code once with proxies for the arguments, and
+    keeps only operations on those. So functions that must run at every call are reached through
+    the module that a hook gets: the tools are its attribute `tools_name`.
     """
+
+    def __init__(self, tools_name: str) -> None:
+        super().__init__()
+        self.tools_name = tools_name
+
+    def tools(self, module: Any) -> Any:
+        return getattr(module, self.tools_name)
+
+    def stored(self, module: Any, slot_id: str = "") -> tuple[Any, Any]:
+        """This thread, and its attribute for results of branches or of that slot's bypass."""
+        tools = self.tools(module)
+        return tools.thread(), tools.name(tools.id(tools), slot_id)
+
+    def delete(self, module: Any, slot_id: str) -> None:
+        where = self.stored(module, slot_id)
+        # Set first: there may be nothing to delete.
+        self.tools(module).set(*where, 0.0)
+        self.tools(module).delete(*where)
+
+
+class _SeedHook(_Hook):
+    def __init__(self, tools_name: str, slot: SeedSlot) -> None:
+        super().__init__(tools_name)
+        assert slot.seed is not None
+        self.site, self.kind, self.alpha = slot.site, slot.kind, slot.alpha
+        self.seed, self.valve = slot.seed, slot.valve
+
+    def change(self, h: Any) -> Any:
+        change = self.seed(h)
+        if self.valve is not None:
+            return self.valve(h) * change
+        return change if self.alpha == 1.0 else self.alpha * change
+
+
+class _SlotHook(_SeedHook):
+    """After the module of a slot: adds a residual seed to its output, or stores a branch."""
+
+    location: TensorLocation
+
+    def forward(self, module: Any, args: Any, output: Any) -> Any:
+        tools, site = self.tools(module), self.site
+        h = target = self.location.get(output, tools)
+        if site.reading:
+            h = h.permute(*site.reading)
+        # The host may change its features in place before a branch is added. For feature maps, see
+        # `_safe_to_read` in seed_slot: an export with a frozen host may be trained channels last.
+        if self.kind == "branch" or site.topology.startswith("cnn"):
+            h = h.clone(memory_format=torch.contiguous_format)
+        change = self.change(h)
+        if self.kind == "branch":
+            # Outside a pass of the network, as in a recomputed checkpoint, the result is dropped.
+            tools.setitem(tools.get(*self.stored(module), {}), site.slot_id, change)
+            return output
+        if site.writing:
+            change = change.permute(*site.writing)
+        return self.location.replace(output, target + change, tools)
+
+
+class _BypassReadHook(_SeedHook):
+    """Before the first layer of a bypass: stores what it adds behind the second."""
+
+    def forward(self, module: Any, args: Any) -> None:
+        # A copy, because the host may change its features in place.
+        h = args[0].clone(memory_format=torch.contiguous_format)
+        change = self.change(h)
+        self.tools(module).set(*self.stored(module, self.site.slot_id), change)
+
+
+class _BypassAddHook(_Hook):
+    slot_id: str
+
+    def forward(self, module: Any, args: Any, output: Any) -> Any:
+        change = self.tools(module).get(*self.stored(module, self.slot_id), 0.0)
+        self.delete(module, self.slot_id)
+        return output + change
+
+
+class _BeginHook(_Hook):
+    """Before the network: nothing is left of an earlier pass."""
+
+    bypasses: list[str]
+    has_branches: bool
+
+    def forward(self, module: Any, args: Any) -> None:
+        for slot_id in self.bypasses:
+            self.delete(module, slot_id)
+        if self.has_branches:
+            self.tools(module).set(*self.stored(module), {})
+
+
+class _EndHook(_Hook):
+    """After the network: adds the branches whose slots this pass has used."""
+
+    branches: list[str]
+    location: TensorLocation
+
+    def forward(self, module: Any, args: Any, output: Any) -> Any:
+        tools, where = self.tools(module), self.stored(module)
+        changes = tools.get(*where)
+        tools.delete(*where)
+        total = self.location.get(output, tools)
+        for slot_id in self.branches:
+            total = total + changes.get(slot_id, 0.0)
+        return self.location.replace(output, total, tools)
+
+
+def _graph_module(hook: _Hook, class_name: str, **attributes: Any) -> fx.GraphModule:
+    vars(hook).update(attributes)
+    return fx.GraphModule(hook, fx.Tracer().trace(hook), class_name)
+
+
+class _Grafter:
+    """Puts seeds on `host`, a copy of the host of `live`."""
 
     def __init__(self, host: nn.Module, live: GrownModule, example: Any) -> None:
         self.host, self.live, self.example = host, live, example
         taken = {name for module in host.modules() for name in [*vars(module), *module._modules]}
         names = ("grown", *(f"grown{i}" for i in range(2, len(taken) + 3)))
         self.name = next(n for n in names if n not in taken and f"{n}_tools" not in taken)
+        self.tools_name = f"{self.name}_tools"
         self.tools = SimpleNamespace(
+            **vars(TOOLS),
             thread=threading.current_thread,
             id=id,
             name="grown_{}{}".format,
-            get=getattr,
             set=setattr,
             delete=delattr,
-            copy=copy.copy,
-            replace=dataclasses.replace,
         )
+        # The holder returns its input, for hosts that call all their modules.
+        self.holder = nn.Identity()
 
     def add(self, slots: list[SeedSlot]) -> None:
-        # The holder passes on what it gets, for hosts that call whatever modules they have.
-        holder = nn.Identity()
         for slot in slots:
-            if slot.kind == "bypass":
-                continue
-            module = self.host.get_submodule(slot.site.module)
-            place = self._place(module, slot_place)
-            hook = self._slot_hook(slot, place)
-            holder.add_module(slot.site.slot_id, hook)
-            module.register_forward_hook(hook)
-            if slot.kind == "branch" or place.form in ("mapping", "dataclass"):
-                setattr(module, f"{self.name}_tools", self.tools)
+            if slot.kind != "bypass":
+                self._add_at_slot(slot)
         branches = [slot.site.slot_id for slot in slots if slot.kind == "branch"]
         bypasses = [slot for slot in slots if slot.kind == "bypass"]
         if branches or bypasses:
-            setattr(self.host, f"{self.name}_tools", self.tools)
-            begin = self._begin_hook([slot.site.slot_id for slot in bypasses], bool(branches))
+            setattr(self.host, self.tools_name, self.tools)
+            begin = _graph_module(
+                _BeginHook(self.tools_name),
+                "GrownInput",
+                bypasses=[slot.site.slot_id for slot in bypasses],
+                has_branches=bool(branches),
+            )
             self.host.register_forward_pre_hook(begin)
         if branches:
-            place = self._place(self.host, host_place)
-            self.host.register_forward_hook(self._end_hook(branches, place))
+            location = self._locate(self.host, locate_in_output)
+            end = _EndHook(self.tools_name)
+            self.host.register_forward_hook(
+                _graph_module(end, "GrownOutput", branches=branches, location=location)
+            )
         # Before all other hooks of the layer, the last one first: they end in the order of slots.
         for slot in reversed(bypasses):
-            self._add_bypass(slot, holder)
-        self._hold(holder)
+            self._add_bypass(slot)
+        self._register_holder()
 
-    def _add_bypass(self, slot: SeedSlot, holder: nn.Module) -> None:
+    def _add_at_slot(self, slot: SeedSlot) -> None:
+        module = self.host.get_submodule(slot.site.module)
+        location = self._locate(module, locate_in_slot)
+        hook = self._seed_hook(_SlotHook, slot, location=location)
+        module.register_forward_hook(hook)
+        if slot.kind == "branch" or location.form in ("mapping", "dataclass"):
+            setattr(module, self.tools_name, self.tools)
+
+    def _add_bypass(self, slot: SeedSlot) -> None:
         assert slot.site.widening is not None
         first, second = (
             self.host.get_submodule(layer.module)
             for layer in (slot.site.widening.first, slot.site.widening.second)
         )
         for layer in (first, second):
-            setattr(layer, f"{self.name}_tools", self.tools)
-        reading = self._reading_hook(slot)
-        holder.add_module(slot.site.slot_id, reading)
-        first.register_forward_pre_hook(reading)
-        second.register_forward_hook(self._adding_hook(slot.site.slot_id), prepend=True)
+            setattr(layer, self.tools_name, self.tools)
+        first.register_forward_pre_hook(self._seed_hook(_BypassReadHook, slot))
+        adding = _BypassAddHook(self.tools_name)
+        second.register_forward_hook(
+            _graph_module(adding, "GrownLayer", slot_id=slot.site.slot_id), prepend=True
+        )
 
-    def _place(self, module: nn.Module, place_of: Callable[[Any], Place | None]) -> Place:
-        """Where a module's output has its tensor, with the seeds that are there already."""
-        seen: list[Place | None] = []
-        handle = module.register_forward_hook(lambda *args: seen.append(place_of(args[2])))
+    def _seed_hook(self, kind: type[_SeedHook], slot: SeedSlot, **attributes: Any) -> nn.Module:
+        blueprint = self.live.catalogue[slot.blueprint].name
+        hook = kind(self.tools_name, slot)
+        try:
+            graph_module = _graph_module(hook, f"Grown_{blueprint}", **attributes)
+        except Exception as error:  # torch.fx lets whatever the module raised through
+            raise ExportError(
+                f"a seed of blueprint {blueprint!r} cannot be exported: torch.fx could not trace "
+                f"it ({error}); write its forward without branches on values"
+            ) from error
+        self.holder.add_module(slot.site.slot_id, graph_module)
+        return graph_module
+
+    def _locate(
+        self, module: nn.Module, locate: Callable[[Any], TensorLocation | None]
+    ) -> TensorLocation:
+        """Where a module's output has its tensor, with the seeds that were added so far."""
+        found: list[TensorLocation | None] = []
+        handle = module.register_forward_hook(lambda *args: found.append(locate(args[2])))
         try:
             with evaluating(self.host):
                 call_model(self.host, self.example)
         finally:
             handle.remove()
-        if not seen or seen[0] is None:
+        if not found or found[0] is None:
             raise ExportError(
-                "the example does not come by every slot any more; export with one that does"
+                "the model does not run every slot on the example; export with another example"
             )
-        return seen[0]
+        return found[0]
 
-    def _hold(self, holder: nn.Module) -> None:
-        """Make the hooks part of the model, so that their parameters are its own."""
-        self.host.add_module(self.name, holder)
+    def _register_holder(self) -> None:
+        """Make the hooks submodules of the model, so that their parameters are its own."""
+        self.host.add_module(self.name, self.holder)
         if isinstance(self.host, fx.GraphModule):
-            # A copy of a GraphModule has only the modules that its code mentions.
+            # A copy of a GraphModule has only the modules that its code uses.
             graph = self.host.graph
             first = next(node for node in graph.nodes if node.op == "placeholder")
             with graph.inserting_before(next(n for n in graph.nodes if n.op != "placeholder")):
                 held = graph.call_module(self.name, (first,))
             first.replace_all_uses_with(held, delete_user_cb=lambda user: user is not held)
             self.host.recompile()
-
-    def _tool(self, graph: fx.Graph, module: fx.Node) -> fx.Node:
-        return graph.call_function(getattr, (module, f"{self.name}_tools"))
-
-    def _slot_hook(self, slot: SeedSlot, place: Place) -> fx.GraphModule:
-        graph = fx.Graph()
-        module, _, output = (graph.placeholder(name) for name in ("module", "args", "output"))
-        h = target = self._take(graph, module, output, place)
-        if slot.site.reading:
-            h = graph.call_method("permute", (h, *slot.site.reading))
-        # A copy for a branch, because the host may change its features in place further on; and
-        # for maps, because GroupNorm kills the process (see seed_slot) when an export with a frozen
-        # host is trained channels last.
-        if slot.kind == "branch" or slot.site.topology.startswith("cnn"):
-            h = graph.call_method("clone", (h,), {"memory_format": torch.contiguous_format})
-        parts, delta = self._change(graph, slot, h)
-        if slot.kind == "branch":
-            self._keep(graph, module, slot.site.slot_id, delta)
-            graph.output(output)
-        else:
-            if slot.site.writing:
-                delta = graph.call_method("permute", (delta, *slot.site.writing))
-            blended = graph.call_function(operator.add, (target, delta))
-            graph.output(self._put(graph, module, output, place, blended))
-        return fx.GraphModule(parts, graph, class_name=self._class_name(slot))
-
-    def _class_name(self, slot: SeedSlot) -> str:
-        return f"Grown_{self.live.catalogue[slot.blueprint].name}"
-
-    def _change(
-        self, graph: fx.Graph, slot: SeedSlot, h: fx.Node
-    ) -> tuple[dict[str, Any], fx.Node]:
-        """The modules that what a seed adds is made of, and what it is."""
-        assert slot.seed is not None
-        blueprint = self.live.catalogue[slot.blueprint].name
-        parts: dict[str, Any] = {"seed": _trace(slot.seed, blueprint)}
-        delta = graph.call_module("seed", (h,))
-        if slot.valve is not None:
-            parts["valve"] = _trace(slot.valve, blueprint)
-            delta = graph.call_function(operator.mul, (graph.call_module("valve", (h,)), delta))
-        elif slot.alpha != 1.0:
-            delta = graph.call_function(operator.mul, (slot.alpha, delta))
-        return parts, delta
-
-    # A bypass, in Python; outside a pass too, where checkpoints come by again, backwards:
-    #   begin   forget thread.name_r0c0        a pass that never comes by adds nothing
-    #   before the first layer     thread.name_r0c0 = delta
-    #   behind the second layer    output + getattr(thread, "name_r0c0", 0.0); forget it
-
-    def _reading_hook(self, slot: SeedSlot) -> fx.GraphModule:
-        graph = fx.Graph()
-        module, args = (graph.placeholder(name) for name in ("module", "args"))
-        h = graph.call_function(operator.getitem, (args, 0))
-        # A copy, because the host may change what it read in place further on.
-        h = graph.call_method("clone", (h,), {"memory_format": torch.contiguous_format})
-        parts, delta = self._change(graph, slot, h)
-        graph.call_method("set", (*self._kept(graph, module, slot.site.slot_id), delta))
-        graph.output(None)
-        return fx.GraphModule(parts, graph, class_name=self._class_name(slot))
-
-    def _adding_hook(self, slot_id: str) -> fx.GraphModule:
-        graph = fx.Graph()
-        module, _, output = (graph.placeholder(name) for name in ("module", "args", "output"))
-        kept = self._kept(graph, module, slot_id)
-        delta = graph.call_method("get", (*kept, 0.0))
-        self._forget(graph, kept)
-        graph.output(graph.call_function(operator.add, (output, delta)))
-        return fx.GraphModule({}, graph, class_name="GrownLayer")
-
-    def _forget(self, graph: fx.Graph, kept: tuple[fx.Node, fx.Node, fx.Node]) -> None:
-        # Set first: there may be nothing to delete.
-        graph.call_method("set", (*kept, 0.0))
-        graph.call_method("delete", kept)
-
-    # What follows in Python, for a branch:
-    #   name    "grown_" + id(tools)
-    #   begin   thread.name = {}
-    #   slot    thread.name["r0c0"] = delta        outside a pass there is none: nothing is kept
-    #   end     output + thread.name.get("r0c0", 0.0)    a pass that never came by adds nothing
-
-    def _begin_hook(self, bypasses: list[str], branches: bool) -> fx.GraphModule:
-        graph = fx.Graph()
-        module, _ = (graph.placeholder(name) for name in ("module", "args"))
-        for slot_id in bypasses:
-            self._forget(graph, self._kept(graph, module, slot_id))
-        if branches:
-            graph.call_method("set", (*self._kept(graph, module), {}))
-        graph.output(None)
-        return fx.GraphModule({}, graph, class_name="GrownInput")
-
-    def _keep(self, graph: fx.Graph, module: fx.Node, slot_id: str, delta: fx.Node) -> None:
-        mine = graph.call_method("get", (*self._kept(graph, module), {}))
-        graph.call_method("__setitem__", (mine, slot_id, delta))
-
-    def _end_hook(self, branches: list[str], place: Place) -> fx.GraphModule:
-        graph = fx.Graph()
-        module, _, output = (graph.placeholder(name) for name in ("module", "args", "output"))
-        kept = self._kept(graph, module)
-        mine = graph.call_method("get", kept)
-        graph.call_method("delete", kept)
-        total = self._take(graph, module, output, place)
-        for slot_id in branches:
-            delta = graph.call_method("get", (mine, slot_id, 0.0))
-            total = graph.call_function(operator.add, (total, delta))
-        graph.output(self._put(graph, module, output, place, total))
-        return fx.GraphModule({}, graph, class_name="GrownOutput")
-
-    def _kept(
-        self, graph: fx.Graph, module: fx.Node, slot_id: str = ""
-    ) -> tuple[fx.Node, fx.Node, fx.Node]:
-        """Tools, this thread, and the name of its attribute with what branches (or the bypass of
-        that slot) keep."""
-        tools = self._tool(graph, module)
-        thread = graph.call_method("thread", (tools,))
-        own = graph.call_method("id", (tools, tools))
-        return tools, thread, graph.call_method("name", (tools, own, slot_id))
-
-    # `take` and `put` of esper.growth.outputs, as code.
-
-    def _take(self, graph: fx.Graph, module: fx.Node, output: fx.Node, place: Place) -> fx.Node:
-        match place.form:
-            case "tensor":
-                return output
-            case "dataclass":
-                return graph.call_method("get", (self._tool(graph, module), output, place.key))
-            case "namedtuple":
-                return graph.call_function(getattr, (output, place.key))
-        return graph.call_function(operator.getitem, (output, place.key))
-
-    def _put(
-        self, graph: fx.Graph, module: fx.Node, output: fx.Node, place: Place, tensor: fx.Node
-    ) -> fx.Node:
-        match place.form:
-            case "tensor":
-                return tensor
-            case "namedtuple":
-                return graph.call_method("_replace", (output,), {place.key: tensor})
-            case "dataclass":
-                tools = self._tool(graph, module)
-                return graph.call_method("replace", (tools, output), {place.key: tensor})
-            case "mapping":
-                changed = graph.call_method("copy", (self._tool(graph, module), output))
-                graph.call_method("__setitem__", (changed, place.key, tensor))
-                return changed
-        before, after = (
-            graph.call_function(operator.getitem, (output, part))
-            for part in (slice(None, place.key), slice(place.key + 1, None))
-        )
-        middle = (tensor,) if place.form == "tuple" else [tensor]
-        joined = graph.call_function(operator.add, (before, middle))
-        return graph.call_function(operator.add, (joined, after))
-
-
-def _trace(module: nn.Module, name: str) -> fx.GraphModule:
-    try:
-        return fx.symbolic_trace(module)
-    except Exception as error:  # torch.fx lets whatever the module raised through
-        raise ExportError(
-            f"a seed of blueprint {name!r} cannot be exported: torch.fx could not trace it "
-            f"({error}); write its forward without branches on values"
-        ) from error

@@ -1,8 +1,8 @@
 """A network that can grow: any nn.Module, with slots at the outputs of chosen modules.
 
-The host is neither copied nor rewritten. A seed acts through a forward hook that exists only while
-the seed does, so an ungrown network costs nothing and gives the host's output bit for bit. Calling
-the host itself or the GrownModule around it is the same.
+The host is neither copied nor rewritten. A seed acts through forward hooks that exist as long as
+the seed, so an ungrown network has no overhead and gives exactly the host's output. Calling the
+host or the GrownModule is the same.
 """
 
 import sys
@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from esper.growth.blueprints.catalogue import BlueprintCatalogue, OutputSpec, default_catalogue
-from esper.growth.hooks import GROWING, SAVED_BESIDE, hooks_of_esper
+from esper.growth.hooks import GROWING, SEEDS_SAVED, has_flag, hooks_of_esper
 from esper.growth.lifecycle import GATED
 from esper.growth.seed_slot import BlendValve, SeedSlot, make_valve
-from esper.growth.sites import Layouts, SlotChoice, choose_slots, evaluating, probe
+from esper.growth.sites import Layouts, SlotChoice, choose_slots, evaluating, inspect_model
 from esper.leyline import (
     ConfigError,
     EsperWarning,
@@ -33,14 +33,13 @@ from esper.leyline import (
 
 @contextmanager
 def keyed(key: int) -> Iterator[None]:
-    """Torch's global generators start from `key` inside, and are as before afterwards."""
+    """Inside, torch's global generators start from `key`; their state is restored afterwards."""
     if torch.accelerator.is_available():
         with torch.random.fork_rng():
             torch.manual_seed(key)
             yield
         return
-    # Torch would otherwise prepare generators for devices that are not there, which takes a
-    # tenth of a tiny host's epoch.
+    # fork_rng prepares generators of absent devices, too: a tenth of a tiny host's epoch.
     before = torch.get_rng_state()
     torch.default_generator.manual_seed(key)
     try:
@@ -51,41 +50,39 @@ def keyed(key: int) -> Iterator[None]:
 
 def check_not_growing(host: nn.Module) -> None:
     for name, module in host.named_modules():
-        if isinstance(module, GrownModule) or module in GROWING or hooks_of_esper(module):
+        if isinstance(module, GrownModule) or has_flag(module, GROWING) or hooks_of_esper(module):
             raise ConfigError(
                 f"{type(host).__name__} is growing already (see {name or 'the model itself'}); "
-                "end that first, with finish() of its body, or grow the module that export() gives"
+                "end that with finish() of its body, or grow the module that export() returns"
             )
 
 
 def _is_like(module: nn.Module, like: Tensor) -> bool:
-    """Are all its tensors on the device and of the type? Asking takes less time than moving."""
+    """Are all tensors on that device and of that type? The check is faster than `module.to`."""
     tensors = chain(module.parameters(), module.buffers())
     return all((each.device, each.dtype) == (like.device, like.dtype) for each in tensors)
 
 
 def _forget_compiled() -> None:
-    """A compiled model does not look for hooks that have come or gone since."""
+    """A compiled model does not notice added or removed hooks."""
     if "torch._dynamo" in sys.modules:
         torch.compiler.reset()
 
 
 def _warn_of_partial_state(host: nn.Module, prefix: str, keep_vars: bool) -> None:
-    """The seeds are beside the host, so that its own state is what it would be without them."""
-    if host not in SAVED_BESIDE and not prefix.endswith("host."):
+    if not has_flag(host, SEEDS_SAVED) and not prefix.endswith("host."):
         warnings.warn(
             "state_dict() of the model holds none of the seeds that have grown in it; save that of "
-            "the GrownModule (body.model, or the model that grow gives back), or export() it",
+            "the GrownModule (body.model, or the model that grow returns), or export() it",
             EsperWarning,
             stacklevel=3,
         )
 
 
 class GrownModule(nn.Module):
-    """`host` with slots at `sites`, which `output` and `probe` describe.
+    """`host` with slots at `sites`; slots are addressed by their index in `sites`.
 
-    Slots are addressed by index, in the order of `sites`. Stages and alphas are set from outside
-    (`set_blend`): this class holds modules, the SlotTable holds the state of the lifecycle.
+    This class holds modules, the SlotTable holds the state of the lifecycle.
     """
 
     def __init__(
@@ -118,12 +115,12 @@ class GrownModule(nn.Module):
     ) -> "GrownModule":
         """Find the chosen slots by running `host` once on `example`; raises ConfigError.
 
-        `layout` says of modules by name how their outputs are laid out, where that is not clear
-        ({"encoder": "BTC"}); `causal` whether seeds must not look ahead along positions (None: as
-        the host says itself, by an attribute `causal` or calls with `is_causal`; else not).
+        `layout` gives layouts of outputs by module name where they are unknown ({"encoder":
+        "BTC"}). With `causal` seeds do not look ahead along positions; None detects it (see
+        `ModelInspection`).
         """
         check_not_growing(host)
-        found = probe(host, example, layout)
+        found = inspect_model(host, example, layout)
         return GrownModule(
             host,
             choose_slots(
@@ -135,8 +132,7 @@ class GrownModule(nn.Module):
         )
 
     def around(self, host: nn.Module) -> "GrownModule":
-        """Another host of the same architecture with the same slots, all empty. It is not run: what
-        was found out about this one holds for it."""
+        """Another host of the same architecture with the same slots, all empty; it is not run."""
         return GrownModule(host, self.sites, self.output, self.catalogue, self.host_macs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -158,14 +154,14 @@ class GrownModule(nn.Module):
         return [p for p in self.host.parameters() if p.requires_grad]
 
     def seed_parameters(self, index: int) -> list[nn.Parameter]:
-        """Trainable parameters of the seed in a slot, those of the valve of its blend included."""
+        """Trainable parameters of the seed in a slot, including the valve of its blend."""
         return [p for p in self.slot(index).parameters() if p.requires_grad]
 
     def germinate(self, index: int, blueprint: int, blend: int, key: int) -> None:
         """Plant a new seed in an empty slot, initialised from `key`.
 
-        Raises InvalidStateMachineError if the slot is taken, ConfigError if the blueprint does not
-        fit or its seed returns another shape.
+        Raises InvalidStateMachineError if the slot is occupied, ConfigError if the blueprint does
+        not fit or its seed returns another shape.
         """
         slot = self.slot(index)
         if slot.seed is not None:
@@ -187,8 +183,8 @@ class GrownModule(nn.Module):
     def new_seed(
         self, index: int, blueprint: int, blend: int, key: int
     ) -> tuple[nn.Module, BlendValve | None]:
-        """A seed for a slot, initialised from `key`, and the valve of a gated blend, like the host
-        in device and type; nothing is planted. Raises ConfigError if the blueprint does not fit."""
+        """A seed for a slot, initialised from `key`, and the valve of a gated blend, on the host's
+        device and of its type; nothing is planted. Raises ConfigError if it does not fit."""
         site, spec, like = self.sites[index], self.catalogue[blueprint], self._like()
         with keyed(key):
             seed = spec.build(site, self.output)
@@ -210,8 +206,8 @@ class GrownModule(nn.Module):
         return module.register_forward_hook(slot.on_slot_output)
 
     def _hook_later(self) -> None:
-        """Branches and bypasses are added in the order of slots, whenever they germinated: a sum
-        of floats depends on it. Bypasses come before all other hooks: they are of the layer."""
+        """Branches and bypasses are added in the order of slots, not of germination, because a sum
+        of floats depends on the order. Bypasses come before all other hooks of the layer."""
         for handle in self._later:
             handle.remove()
         slots = [slot for _, slot in self.each_slot()]
@@ -227,7 +223,7 @@ class GrownModule(nn.Module):
                 self._later.append(layer.register_forward_hook(slot.on_later_output, prepend=True))
 
     def check_shape(self, index: int, blueprint: int, seed: nn.Module) -> None:
-        """Raises ConfigError if `seed`, of that blueprint, does not return what its slot takes."""
+        """Raises ConfigError if `seed`, of that blueprint, returns a shape that does not fit."""
         like, site, spec = self._like(), self.sites[index], self.catalogue[blueprint]
         features = torch.zeros(spec.reads(site, 2), device=like.device, dtype=like.dtype)
         expected = features.shape
@@ -244,11 +240,11 @@ class GrownModule(nn.Module):
         if shape != expected:
             raise ConfigError(
                 f"blueprint {spec.name!r} must return shape {tuple(expected)} in slot "
-                f"{site.slot_id}, it returned {tuple(shape)}"
+                f"{site.slot_id}, but returned {tuple(shape)}"
             )
 
     def remove(self, index: int) -> None:
-        """Take the seed out of a slot; the host is what it would be without it."""
+        """Remove the seed of a slot and its hooks."""
         for handle in self._handles.pop(index, []):
             handle.remove()
         self.slot(index).clear()
@@ -256,12 +252,11 @@ class GrownModule(nn.Module):
         _forget_compiled()
 
     def set_blend(self, index: int, stage: SeedStage, alpha: float) -> None:
-        """Tell the seed its stage and how far it is blended in."""
         self.slot(index).set_blend(stage, alpha)
 
     @contextmanager
     def coalition(self, present: Sequence[bool]) -> Iterator[None]:
-        """Inside, seeds whose entry (one per slot) is False are taken out of the network.
+        """Inside, seeds whose entry (one per slot) is False do not act.
 
         With every seed present, slots measure the alpha they apply.
         """
@@ -275,7 +270,7 @@ class GrownModule(nn.Module):
                 slot.muted = slot.measuring = False
 
     def release(self) -> nn.Module:
-        """Remove every seed and give the host back as it came."""
+        """Remove every seed and return the host."""
         for index, _ in self.each_slot():
             self.remove(index)
         return self.host

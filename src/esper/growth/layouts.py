@@ -1,10 +1,9 @@
 """Which dimension of a module's output is the batch, and which the channels.
 
-A module often says so by what it is: a convolution has channels second, a recurrent layer knows
-`batch_first`. Others (activations, containers, a user's own blocks) take it from what feeds them:
-dimensions are followed through the operations of one pass, from the model's input, whose first
-dimension is the batch. What neither says is not known: nothing is concluded from rank or sizes
-that fit by chance.
+Many modules define it: a convolution has channels second, a recurrent layer has `batch_first`. For
+others (activations, containers, a user's own blocks) dimensions are tracked through the operations
+of one pass, from the model's input, whose first dimension is the batch. Anything else is unknown:
+rank and sizes may fit by chance, so they prove nothing.
 """
 
 import math
@@ -22,13 +21,13 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from esper.leyline import SEED_LAYOUTS
 
-# Letters: B batch, C channels, T tokens or time, L length, D H W. What seeds read each as:
+# Topology of the seeds for each layout: B batch, C channels, T tokens or time, L length, D H W.
 TOPOLOGY_OF_LAYOUT = {
     **{layout: topology for topology, layout in SEED_LAYOUTS.items()},
     "TBC": "transformer",
     "BHWC": "cnn",
 }
-_LAYOUT_OF_PLACES = {
+_LAYOUT_OF_POSITIONS = {
     (len(layout), layout.index("B"), layout.index("C")): layout for layout in TOPOLOGY_OF_LAYOUT
 }
 
@@ -38,7 +37,7 @@ _CHANNELS_SECOND = (
 )
 _CHANNELS_LAST = (nn.Linear, nn.RMSNorm, nn.Embedding, nn.Bilinear)
 
-# Operations that keep the order of dimensions, beside those that torch marks as pointwise.
+# Operations that keep the order of dimensions, apart from those that torch tags as pointwise.
 _KEEP_ORDER = {
     *("clone", "detach", "alias", "_to_copy", "copy", "contiguous", "native_dropout", "_softmax"),
     *("_log_softmax", "native_layer_norm", "_fused_rms_norm", "slice", "cat", "mean", "sum"),
@@ -50,7 +49,7 @@ _RESHAPE = {"view", "_unsafe_view", "unsqueeze", "squeeze", "reshape", "_reshape
 
 @dataclass(frozen=True)
 class Dims:
-    """Where batch and channels are; None where that is not known."""
+    """Indices of the batch and channel dimensions; None if unknown."""
 
     batch: int | None = None
     channels: int | None = None
@@ -62,11 +61,11 @@ UNKNOWN = Dims()
 def layout_of(dims: Dims, rank: int) -> str | None:
     if dims.batch is None or dims.channels is None:
         return None
-    return _LAYOUT_OF_PLACES.get((rank, dims.batch, dims.channels))
+    return _LAYOUT_OF_POSITIONS.get((rank, dims.batch, dims.channels))
 
 
 class DimsTracker(TorchDispatchMode):
-    """Follows batch and channels through whatever runs inside."""
+    """Tracks batch and channels of tensors in the code that runs inside."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -101,7 +100,9 @@ class DimsTracker(TorchDispatchMode):
             if name in _RESHAPE:
                 return _reshaped(dims, operand.shape, result.shape)
             if name in ("permute", "transpose", "t"):
-                return _permuted(dims, name, operand.dim(), args[1:])
+                order = permutation(name, operand.dim(), args[1:])
+                now = (None if d is None else order.index(d) for d in (dims.batch, dims.channels))
+                return Dims(*now)
             same = operand.shape == result.shape
             if same and torch.Tag.pointwise in func.tags:
                 return dims
@@ -110,51 +111,49 @@ class DimsTracker(TorchDispatchMode):
         return UNKNOWN
 
 
-class CausalWatch(TorchFunctionMode):
-    """`seen` once attention ran that was told `is_causal`."""
+class CausalAttentionDetector(TorchFunctionMode):
+    """`found` is True once attention ran with `is_causal=True`."""
 
-    seen = False
+    found = False
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         if func is F.scaled_dot_product_attention:
-            told = args[5] if len(args) > 5 else (kwargs or {}).get("is_causal")
-            self.seen |= told is True
+            is_causal = args[5] if len(args) > 5 else (kwargs or {}).get("is_causal")
+            self.found |= is_causal is True
         return func(*args, **(kwargs or {}))
 
 
-def _permuted(dims: Dims, name: str, rank: int, args: Sequence[Any]) -> Dims:
+def permutation(name: str, rank: int, args: Sequence[Any]) -> list[int]:
+    """The order of dimensions after `permute`, `transpose` or `t` with these arguments."""
     order = list(range(rank))
     if name == "permute":
-        order = [d % rank for d in args[0]]
-    elif rank > 1:
+        return [d % rank for d in args[0]]
+    if rank > 1:
         one, other = (d % rank for d in args[:2]) if name == "transpose" else (0, 1)
         order[one], order[other] = other, one
-    return Dims(*(None if d is None else order.index(d) for d in (dims.batch, dims.channels)))
+    return order
 
 
 def _reshaped(dims: Dims, before: torch.Size, after: torch.Size) -> Dims:
-    """A dimension is still there if it has its size and as much stands before it."""
+    """A dimension is kept if its size, and the product of the sizes before it, are the same."""
 
     def still(dim: int | None) -> int | None:
         if dim is None:
             return None
         ahead = math.prod(before[:dim])
-        places = [
-            i
-            for i, size in enumerate(after)
-            if size == before[dim] and math.prod(after[:i]) == ahead
-        ]
-        return places[0] if len(places) == 1 else None
+        fitting = (i for i, size in enumerate(after) if size == before[dim])
+        found = [i for i in fitting if math.prod(after[:i]) == ahead]
+        return found[0] if len(found) == 1 else None
 
     return Dims(still(dims.batch), still(dims.channels))
 
 
 def dims_of_output(module: nn.Module, read: Any, features: Tensor, tracker: DimsTracker) -> Dims:
-    """Batch and channels of a module's output: as the module says, else as tracked.
+    """Batch and channels of a module's output: as its type defines them, else as tracked.
 
-    `read` is the module's first argument. What contradicts itself is unknown.
+    `read` is the module's first argument. Contradictions make the dimensions unknown.
     """
     rank, tracked, fed = features.dim(), tracker[features], tracker[read]
     families = {
@@ -179,7 +178,7 @@ def dims_of_output(module: nn.Module, read: Any, features: Tensor, tracker: Dims
     if isinstance(module, _CHANNELS_LAST) or (
         isinstance(module, nn.LayerNorm) and len(module.normalized_shape) == 1
     ):
-        # They leave all dimensions but the last alone.
+        # These change the last dimension only.
         return Dims(fed.batch if tracked.batch is None else tracked.batch, rank - 1)
     return tracked
 

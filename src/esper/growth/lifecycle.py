@@ -1,10 +1,9 @@
-"""The lifecycle of all seeds at once: how far they are blended in, the gates between their stages,
-and what happens by itself at the end of an epoch.
+"""The lifecycle of all seeds at once: alpha schedules, gates, and automatic stage changes.
 
-Every function works on the whole SlotTable. Nothing moves between stages except through `move`,
-which refuses an illegal transition. A value that was not measured is NaN, and every comparison with
-NaN fails a gate. To add an alpha schedule, write a function of progress in [0, 1] and list it in
-SCHEDULES under its name in BLEND_NAMES.
+Every function works on the whole SlotTable. Stages change only through `move`, which refuses an
+illegal transition. A value that was not measured is NaN, and every comparison with NaN fails a
+gate. To add an alpha schedule, add a function of progress in [0, 1] to SCHEDULES, and its name to
+BLEND_NAMES.
 """
 
 from collections.abc import Callable
@@ -21,7 +20,6 @@ from esper.leyline import (
     LEGAL_TRANSITION,
     ConfigError,
     GateLevel,
-    GateResult,
     InvalidStateMachineError,
     SeedStage,
 )
@@ -59,9 +57,6 @@ def scheduled_alpha(blend: ArrayLike, step: ArrayLike, total_steps: int) -> np.n
 
 # --- gates -----------------------------------------------------------------------------------
 
-# A contribution of so many times the noise has the highest mark at its gate.
-FULL_MARKS = 5.0
-
 
 @dataclass(frozen=True)
 class LifecycleRules:
@@ -97,7 +92,7 @@ class LifecycleRules:
 
 
 def gate_checks(gate: GateLevel, table: SlotTable, rules: LifecycleRules) -> dict[str, np.ndarray]:
-    """What the gate looks at, by name; each bool[E, S]. It passes where all of them hold."""
+    """The checks of a gate by name, each bool[E, S]; a seed passes if all are True."""
     if gate == GateLevel.G0:
         return {"blueprint_present": table.blueprint >= 0}
     if gate == GateLevel.G1:
@@ -126,24 +121,12 @@ def gate_passes(gate: GateLevel, table: SlotTable, rules: LifecycleRules) -> np.
     return np.logical_and.reduce(list(gate_checks(gate, table, rules).values()))
 
 
-def gate_result(
+def failed_checks(
     gate: GateLevel, table: SlotTable, rules: LifecycleRules, env: int, slot: int
-) -> GateResult:
-    """The gate's findings about one seed. The score in [0, 1] is how well it did."""
-    checks = {name: bool(ok[env, slot]) for name, ok in gate_checks(gate, table, rules).items()}
-    passed = all(checks.values())
-    measured = {
-        GateLevel.G2: table.gradient_ratio[env, slot],
-        GateLevel.G3: table.alpha[env, slot],
-        GateLevel.G5: table.contribution[env, slot] / (FULL_MARKS * table.noise[env, slot]),
-    }.get(gate, float(passed))
-    return GateResult(
-        gate,
-        passed,
-        score=float(np.clip(np.nan_to_num(measured, nan=0.0), 0.0, 1.0)),
-        checks_passed=tuple(name for name, ok in checks.items() if ok),
-        checks_failed=tuple(name for name, ok in checks.items() if not ok),
-    )
+) -> tuple[str, ...]:
+    """The checks of the gate that one seed does not pass."""
+    checks = gate_checks(gate, table, rules)
+    return tuple(name for name, passed in checks.items() if not passed[env, slot])
 
 
 # --- stages ----------------------------------------------------------------------------------
@@ -151,7 +134,7 @@ def gate_result(
 
 @dataclass(frozen=True)
 class StageChange:
-    """The slots (bool[E, S]) that went from `source` (int[E, S]) to `target`, and why if culled."""
+    """Slots (bool[E, S]) that went from `source` (int[E, S]) to `target`; `reason` of a cull."""
 
     where: np.ndarray
     source: np.ndarray
@@ -162,7 +145,7 @@ class StageChange:
 def move(
     table: SlotTable, where: np.ndarray, target: SeedStage, reason: str | None = None
 ) -> StageChange:
-    """Take slots to `target`; raises InvalidStateMachineError if that is illegal for any."""
+    """Move slots to `target`; raises InvalidStateMachineError if that is illegal for any."""
     source = table.stage.copy()
     illegal = where & ~LEGAL_TRANSITION[source, target]
     if illegal.any():
@@ -189,7 +172,7 @@ def germinate(
     macs: int,
     score: float,
 ) -> StageChange:
-    """Enter a new seed; `score` is the network's validation score before it."""
+    """Add a new seed; `score` is the network's validation score before it."""
     where = one_slot(table, env, slot)
     table.clear(where & (table.stage == SeedStage.DORMANT))
     table.score[where] = table.score_at_birth[where] = score
@@ -200,22 +183,22 @@ def germinate(
 
 
 def act_from_birth(table: SlotTable, where: np.ndarray, rules: LifecycleRules) -> list[StageChange]:
-    """Joint incubation: newborns (bool[E, S]) go straight to the end of their ramp."""
+    """Joint incubation: new seeds (bool[E, S]) go straight to the end of their ramp."""
     changes = [move(table, where, SeedStage.TRAINING), move(table, where, SeedStage.BLENDING)]
     table.alpha_step[where], table.alpha[where] = rules.blending_steps, 1.0
     return changes
 
 
 def cull(table: SlotTable, where: np.ndarray, reason: str) -> StageChange:
-    """Give up seeds; the slots cool down before they can be used again."""
+    """Remove seeds; the slots rest before they can be used again."""
     change = move(table, where, SeedStage.CULLED, reason)
-    table.forget(where)
+    table.clear(where, keep_slot=True)
     table.epochs_total[where] = 0
     return change
 
 
 def fossilize(table: SlotTable, where: np.ndarray) -> StageChange:
-    """Keep seeds for good."""
+    """Keep seeds permanently."""
     return move(table, where, SeedStage.FOSSILIZED)
 
 
@@ -232,7 +215,7 @@ def age(table: SlotTable, envs: np.ndarray) -> None:
 
 
 def tick(table: SlotTable, rules: LifecycleRules, envs: np.ndarray) -> list[StageChange]:
-    """What happens by itself at the end of an epoch, in the environments of `envs` (bool[E]).
+    """Automatic stage changes at the end of an epoch, in the environments of `envs` (bool[E]).
 
     Every slot moves at most one stage.
     """
@@ -244,7 +227,7 @@ def tick(table: SlotTable, rules: LifecycleRules, envs: np.ndarray) -> list[Stag
     blending = at(SeedStage.BLENDING)
     changes = [
         cull(table, envs[:, None] & IS_LIVE[start] & ~table.healthy, "unhealthy"),
-        # Soon the host would depend on it, and the harm would look like a contribution.
+        # Later the host would depend on the seed, and the harm would look like a contribution.
         cull(
             table,
             blending & (table.contribution < -MAX_BLENDING_DAMAGE * table.noise),
@@ -282,7 +265,7 @@ def _blend(
 
     can_start = envs[:, None] & (start == SeedStage.TRAINING) & (table.stage == start)
     begun = move(table, can_start & gate_passes(GateLevel.G2, table, rules), SeedStage.BLENDING)
-    # A ramp starts at its first step, not at zero: a seed that counts as blending takes part.
+    # A ramp starts at its first step, not at zero: a blending seed always acts.
     ramping = begun.where | (blending & ~done)
     table.alpha_step[ramping] += 1
     ramp = scheduled_alpha(np.maximum(table.blend, 0), table.alpha_step, rules.blending_steps)

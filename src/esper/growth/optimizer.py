@@ -1,7 +1,7 @@
-"""Let an optimiser follow a growing network: one parameter group per slot, from the start.
+"""One parameter group per slot in an optimiser, from the start.
 
-The groups exist, empty, before anything grows, so their number never changes and learning-rate
-schedulers keep working. Old parameters and their state are never touched.
+The groups are empty until something grows, so their number never changes and learning-rate
+schedulers keep working. Existing parameters and their state are never changed.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -14,9 +14,9 @@ from torch.optim import LBFGS, Adagrad, Optimizer
 from esper.leyline import ConfigError
 
 SLOT_KEY = "esper_slot"
-# Learning rates in a group; those after the first are a scheduler's.
+# Learning rates in a group; schedulers add those after the first.
 _RATES = ("lr", "initial_lr", "max_lr", "min_lr")
-# What schedulers keep per parameter group, learning rates first.
+# Lists of schedulers with an entry per parameter group.
 _PER_GROUP_RATES = ("base_lrs", "_last_lr", "min_lrs", "max_lrs")
 _PER_GROUP = (*_PER_GROUP_RATES, "lr_lambdas", "base_momentums", "max_momentums")
 
@@ -29,12 +29,11 @@ def add_slot_groups(
     lr: float | None = None,
     weight_decay: float | None = None,
 ) -> None:
-    """Add an empty group for each slot, with the settings of the optimiser's first group, but for
-    `lr` and `weight_decay` if given.
+    """Add an empty group for each slot, with the settings of the optimiser's first group except
+    for `lr` and `weight_decay` if given.
 
-    `schedulers` are those made before this call, and treat `lr` as they do the first group's; later
-    ones need no mention. Raises ConfigError for optimisers that cannot take new parameters, and for
-    a scheduler that was not mentioned.
+    `schedulers` are those made before this call; they scale `lr` like the first group's. Raises
+    ConfigError for optimisers that cannot take new parameters, and for a scheduler not given.
     """
     if isinstance(optimizer, (Adagrad, LBFGS)):
         raise ConfigError(
@@ -42,7 +41,7 @@ def add_slot_groups(
             "use SGD, Adam, AdamW or RMSprop"
         )
     if any(SLOT_KEY in group for group in optimizer.param_groups):
-        raise ConfigError("this optimiser already serves a growing network; make a new one")
+        raise ConfigError("this optimiser already trains a growing network; make a new one")
     schedulers = list(schedulers)
     if "initial_lr" in optimizer.param_groups[0] and not schedulers:
         raise ConfigError(
@@ -54,7 +53,7 @@ def add_slot_groups(
     for part in with_inner(optimizer):
         settings, factor = _seed_settings(group_settings(part)[0], lr, weight_decay)
         if SLOT_KEY in group_settings(part)[-1]:
-            continue  # it shares its groups with the one around it
+            continue  # it shares its groups with the outer optimiser
         for slot_id in slot_ids:
             part.add_param_group({**settings, "params": [], SLOT_KEY: slot_id})
     for scheduler in schedulers:
@@ -64,10 +63,10 @@ def add_slot_groups(
 def _seed_settings(
     settings: dict[str, Any], lr: float | None, weight_decay: float | None
 ) -> tuple[dict[str, Any], float]:
-    """Settings for seeds, and their learning rate as a multiple of the one in `settings`."""
+    """Settings of seeds, and their learning rate relative to that in `settings`."""
     settings, factor = dict(settings), 1.0
     if lr is not None:
-        # Where a scheduler is at work, `lr` is what it starts from.
+        # With a scheduler, `lr` is the initial learning rate.
         factor = lr / settings.get("initial_lr", settings["lr"])
         settings |= {name: settings[name] * factor for name in _RATES if name in settings}
     if weight_decay is not None:
@@ -89,8 +88,7 @@ def _extend(scheduler: Any, before: int, added: int, factor: float) -> None:
 
 @contextmanager
 def without_empty_groups(optimizer: Optimizer) -> Iterator[None]:
-    """Inside, groups of empty slots are out of the way: a step of Adam is slow to find out that
-    there is nothing to do for them."""
+    """Inside, groups of empty slots are left out: Adam is slow to skip them."""
     groups = optimizer.param_groups
     optimizer.param_groups = [group for group in groups if group["params"]]
     try:
@@ -101,8 +99,8 @@ def without_empty_groups(optimizer: Optimizer) -> Iterator[None]:
 
 @contextmanager
 def scaled_rates(optimizer: Optimizer) -> Iterator[Callable[[float], None]]:
-    """Gives a function that sets all learning rates to a multiple of what they are now; afterwards
-    they are again what they were. Raises ConfigError for an optimiser that has none."""
+    """Yields a function that multiplies all learning rates by a factor; they are restored
+    afterwards. Raises ConfigError for an optimiser without learning rates."""
     groups = {id(group): group for part in with_inner(optimizer) for group in part.param_groups}
     rates: list[tuple[dict[str, Any], Any]] = [(g, g.get("lr")) for g in groups.values()]
     if any(rate is None for _, rate in rates):
@@ -122,7 +120,7 @@ def scaled_rates(optimizer: Optimizer) -> Iterator[Callable[[float], None]]:
 
 
 def with_inner(optimizer: Optimizer) -> list[Optimizer]:
-    """The optimiser and those that it steps for its own ends, such as the one inside SAM."""
+    """The optimiser and the optimisers inside it, as in SAM."""
     found = [optimizer]
     for each in found:
         inner = (value for value in vars(each).values() if isinstance(value, Optimizer))
@@ -131,7 +129,7 @@ def with_inner(optimizer: Optimizer) -> list[Optimizer]:
 
 
 def forget(optimizer: Optimizer) -> None:
-    """Begin anew with the parameters as they are: no moments, no count of steps."""
+    """Reset the optimiser's state, such as moments and step counts."""
     for part in with_inner(optimizer):
         part.state.clear()
 
@@ -141,16 +139,15 @@ def slot_group(optimizer: Optimizer, slot_id: str) -> dict[str, Any]:
 
 
 def sync_slot_group(optimizer: Optimizer, slot_id: str, params: list[nn.Parameter]) -> None:
-    """Make the slot's group hold exactly `params`; those that leave take their state along."""
+    """Make the slot's group hold exactly `params`; the state of removed ones is dropped."""
     staying = {id(param) for param in params}
-    parts = with_inner(optimizer)
     leaving = [p for p in slot_group(optimizer, slot_id)["params"] if id(p) not in staying]
-    for part in parts:
+    for part in with_inner(optimizer):
         for param in leaving:
             part.state.pop(param, None)
         slot_group(part, slot_id)["params"] = params
 
 
 def group_settings(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """What the optimiser's groups are set to, such as their learning rates."""
+    """The settings of each group, such as its learning rate."""
     return [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]

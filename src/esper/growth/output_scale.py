@@ -1,4 +1,4 @@
-"""Scale what a network puts out by a factor that is folded into its last layers."""
+"""Scale a network's output by a factor that is folded into its last layers."""
 
 from typing import Any
 
@@ -6,11 +6,11 @@ import torch
 from torch import Tensor, nn
 
 from esper.growth.grown_module import GrownModule, keyed
-from esper.growth.outputs import host_place, take
+from esper.growth.outputs import locate_in_output
 from esper.growth.seed_slot import SeedSlot
 from esper.growth.sites import call_model, evaluating
 
-# What such a layer puts out is linear in its weight and bias.
+# Layers whose output is linear in weight and bias.
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TOLERANCE = 1e-5
 
@@ -19,8 +19,8 @@ def scale_output(network: GrownModule, example: Any, factor: float) -> str | Non
     """Multiply the network's output by `factor`, in the parameters of the host's last layer and of
     the seeds that add to the output.
 
-    Whether that is what comes of it is tried on the example. If not, every parameter is what it
-    was, bit for bit, and the reason is given.
+    The result is checked on the example. If it is wrong, all parameters are restored and the reason
+    is returned.
     """
     with evaluating(network):
         before, last = _run(network, example)
@@ -48,7 +48,7 @@ def scale_output(network: GrownModule, example: Any, factor: float) -> str | Non
 
 
 def _run(network: GrownModule, example: Any) -> tuple[Tensor | None, tuple[str, nn.Module | None]]:
-    """The tensor that counts in the output, and the host's last layer with its name."""
+    """The main tensor of the output, and the name and module of the host's last layer."""
     seen: list[tuple[str, nn.Module | None]] = [("", None)]
     handles = [
         module.register_forward_hook(lambda m, i, o, name=name: seen.append((name, m)))
@@ -60,13 +60,12 @@ def _run(network: GrownModule, example: Any) -> tuple[Tensor | None, tuple[str, 
     finally:
         for handle in handles:
             handle.remove()
-    place = host_place(output)
-    return None if place is None else take(output, place).clone(), seen[-1]
+    location = locate_in_output(output)
+    return None if location is None else location.get(output).clone(), seen[-1]
 
 
 def _adding(network: GrownModule, last: str) -> list[SeedSlot]:
-    """The slots whose seeds add to the network's output: branches, and bypasses that end at the
-    host's last layer."""
+    """Slots whose seeds add to the network's output: branches, and bypasses to the last layer."""
     found = []
     for _, slot in network.each_slot():
         widened = slot.site.widening if slot.kind == "bypass" else None
@@ -86,7 +85,7 @@ def _seed_layers(adding: list[SeedSlot]) -> list[tuple[str, nn.Module | None]]:
 
 
 def _seed_outputs(network: GrownModule, adding: list[SeedSlot]) -> list[Tensor]:
-    """What seeds that add to the output add, whether they act yet or not, to some features."""
+    """The seeds' outputs for fixed random features, whether they act yet or not."""
     found = []
     for slot in adding:
         assert slot.seed is not None
@@ -99,7 +98,7 @@ def _seed_outputs(network: GrownModule, adding: list[SeedSlot]) -> list[Tensor]:
 
 
 def _close(found: Tensor | None, expected: Tensor) -> bool:
-    """To rounding, relative to the largest of them; False where anything is not finite."""
+    """Equal up to rounding, relative to the largest value; False if anything is not finite."""
     if found is None:
         return False
     return bool((found - expected).abs().max() <= TOLERANCE * expected.abs().max())

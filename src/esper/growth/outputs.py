@@ -1,82 +1,97 @@
 """Which tensor of a module's output a seed extends, and how the changed one is put back.
 
-An output is a tensor, or a tuple, list, named tuple, dict or dataclass that holds it. Nothing that
-the host made is changed: what is put back is a copy.
+An output is a tensor, or a tuple, list, named tuple, dict or dataclass that holds it. The host's
+own objects are never changed: what is put back is a copy.
 """
 
 import copy
 import dataclasses
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, Literal
 
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-# What libraries call the tensor that counts, where an output has several names.
+# What libraries call the main tensor of an output with several names.
 MAIN_NAMES = ("logits", "last_hidden_state")
 
 Form = Literal["tensor", "tuple", "list", "namedtuple", "mapping", "dataclass"]
 
+# Functions that exported code cannot call by name (see `export.py`).
+TOOLS = SimpleNamespace(
+    get=getattr, copy=copy.copy, replace=dataclasses.replace, setitem=operator.setitem
+)
+
 
 @dataclass(frozen=True)
-class Place:
-    """Where the tensor is: the form of the output, and the tensor's index or name in it."""
+class TensorLocation:
+    """The form of an output, and the index or name of the tensor in it.
+
+    `export` traces both methods with torch.fx: they must not branch on `output`.
+    """
 
     form: Form
     key: Any = None
 
+    def get(self, output: Any, tools: Any = None) -> Any:
+        tools = TOOLS if tools is None else tools
+        match self.form:
+            case "tensor":
+                return output
+            case "dataclass":
+                return tools.get(output, self.key)
+            case "namedtuple":
+                return getattr(output, self.key)
+        return output[self.key]
 
-def slot_place(output: Any) -> Place | None:
-    """The tensor that a seed at a module extends; None where that is not clear.
+    def replace(self, output: Any, tensor: Any, tools: Any = None) -> Any:
+        """A copy of `output` with another tensor at this location."""
+        tools = TOOLS if tools is None else tools
+        match self.form:
+            case "tensor":
+                return tensor
+            case "namedtuple":
+                return output._replace(**{self.key: tensor})
+            case "dataclass":
+                return tools.replace(output, **{self.key: tensor})
+            case "mapping":
+                changed = tools.copy(output)
+                tools.setitem(changed, self.key, tensor)
+                return changed
+        middle = (tensor,) if self.form == "tuple" else [tensor]
+        return output[: self.key] + middle + output[self.key + 1 :]
 
-    Of a tuple or list it is the first entry, as recurrent and attention layers have it.
+
+def locate_in_slot(output: Any) -> TensorLocation | None:
+    """The tensor that a seed at a module extends; None where that is ambiguous.
+
+    In a tuple or list it is the first entry, as recurrent and attention layers return it.
     """
-    if isinstance(output, Tensor):
-        return Place("tensor") if output.is_floating_point() else None
-    form, entries = _entries(output)
+    form, entries = _float_tensors(output)
     if form in ("tuple", "list") and 0 in entries:
-        return Place(form, 0)
-    return _only(form, entries)
+        return TensorLocation(form, 0)
+    return _unique(form, entries)
 
 
-def host_place(output: Any) -> Place | None:
-    """The tensor that a branch adds to; None where that is not clear."""
-    if isinstance(output, Tensor):
-        return Place("tensor") if output.is_floating_point() else None
-    return _only(*_entries(output))
+def locate_in_output(output: Any) -> TensorLocation | None:
+    """The tensor of the network's output that a branch adds to; None where that is ambiguous."""
+    return _unique(*_float_tensors(output))
 
 
-def take(output: Any, place: Place) -> Tensor:
-    if place.form == "tensor":
-        return output
-    if place.form in ("dataclass", "namedtuple"):
-        return getattr(output, place.key)
-    return output[place.key]
+def _unique(form: Form, entries: dict[Any, Tensor]) -> TensorLocation | None:
+    named = [name for name in MAIN_NAMES if name in entries]
+    keys = named or list(entries)
+    return TensorLocation(form, keys[0]) if named or len(keys) == 1 else None
 
 
-def put(output: Any, place: Place, tensor: Tensor) -> Any:
-    """`output` with another tensor in that place."""
-    match place.form:
-        case "tensor":
-            return tensor
-        case "tuple":
-            return (*output[: place.key], tensor, *output[place.key + 1 :])
-        case "list":
-            return [*output[: place.key], tensor, *output[place.key + 1 :]]
-        case "namedtuple":
-            return output._replace(**{place.key: tensor})
-        case "mapping":
-            changed = copy.copy(output)
-            changed[place.key] = tensor
-            return changed
-        case "dataclass":
-            return dataclasses.replace(output, **{place.key: tensor})
-
-
-def _entries(output: Any) -> tuple[Form, dict[Any, Tensor]]:
+def _float_tensors(output: Any) -> tuple[Form, dict[Any, Tensor]]:
     """Form and top-level entries that a seed could extend: float tensors with a batch."""
-    form, entries = _named(output)
+    if isinstance(output, Tensor):
+        return "tensor", {None: output} if output.is_floating_point() else {}
+    form, entries = _entries(output)
     return form, {
         key: value
         for key, value in entries.items()
@@ -84,24 +99,16 @@ def _entries(output: Any) -> tuple[Form, dict[Any, Tensor]]:
     }
 
 
-def _named(output: Any) -> tuple[Form, dict[Any, Any]]:
+def _entries(output: Any) -> tuple[Form, dict[Any, Any]]:
     if isinstance(output, Mapping):
         return "mapping", dict(output)
-    if isinstance(output, PackedSequence):
-        return "tuple", {}
-    if isinstance(output, tuple) and hasattr(output, "_fields"):
-        return "namedtuple", dict(zip(output._fields, output, strict=True))
     if isinstance(output, (tuple, list)):
-        # The data of a packed sequence have neither a batch nor positions.
-        if any(isinstance(entry, PackedSequence) for entry in output):
+        # The data of a packed sequence has neither a batch dimension nor positions.
+        if any(isinstance(each, PackedSequence) for each in (output, *output)):
             return "tuple", {}
+        if hasattr(output, "_fields"):
+            return "namedtuple", dict(zip(output._fields, output, strict=True))
         return "tuple" if isinstance(output, tuple) else "list", dict(enumerate(output))
     if dataclasses.is_dataclass(output) and not isinstance(output, type):
         return "dataclass", dict(vars(output))
     return "tensor", {}
-
-
-def _only(form: Form, entries: dict[Any, Tensor]) -> Place | None:
-    named = [name for name in MAIN_NAMES if name in entries]
-    keys = named or list(entries)
-    return Place(form, keys[0]) if named or len(keys) == 1 else None

@@ -1,6 +1,6 @@
-"""Where any model can grow: find, choose and describe slots by running the model once.
+"""Where a model can grow: find, choose and describe slots with one forward pass on an example.
 
-Nothing is traced and nothing is rewritten: forward hooks watch one pass over an example.
+The model is not rewritten: forward hooks record the pass.
 """
 
 import dataclasses
@@ -13,23 +13,24 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from esper.growth.blueprints.catalogue import OutputSpec
-from esper.growth.counting import flop_counter
+from esper.growth.blueprints.catalogue import OutputSpec, flop_counter
 from esper.growth.dataflow import DataflowTracer
 from esper.growth.layouts import (
     TOPOLOGY_OF_LAYOUT,
-    CausalWatch,
+    CausalAttentionDetector,
     Dims,
     DimsTracker,
     dims_of_output,
     layout_of,
 )
-from esper.growth.outputs import host_place, slot_place, take
+from esper.growth.outputs import locate_in_output, locate_in_slot
 from esper.leyline import ConfigError, InjectionSpec, Widening, format_slot_id
 
 SlotChoice = Sequence[str] | str | Callable[[str, nn.Module], bool]
 Layouts = Mapping[str, str]
-_UNCLEAR = "?"
+# The outputs of a module's calls.
+Outputs = list[tuple[Tensor, Dims]]
+_UNKNOWN = "?"
 
 
 @dataclass(frozen=True)
@@ -37,9 +38,9 @@ class SlotInfo:
     """A module whose output a seed could extend. `macs` is its own cost for one example.
 
     `layout` has a letter for each dimension of the output (B batch, C channels, T tokens or time,
-    L length, D H W) and is "?" where neither the module nor what feeds it says; then it must be
-    given before a seed can grow there. `shape` is without the batch, in the order of the layout.
-    `widening` is the hidden layer that a bypass can make wider.
+    L length, D H W). It is "?" if unknown; then the user must give it before a seed can grow there.
+    `shape` is without the batch, in the order of the layout. `widening` is the hidden layer that a
+    bypass can widen.
     """
 
     name: str
@@ -73,11 +74,11 @@ class SlotListing(list[SlotInfo]):
 
 
 @dataclass(frozen=True)
-class Probe:
-    """What one pass over an example showed. Multiply-adds are per example.
+class ModelInspection:
+    """What one pass on an example showed. Multiply-adds are per example.
 
-    `causal` is True for a model that says so itself: by an attribute `causal`, or by calling a
-    layer or attention of torch with `is_causal=True`.
+    `causal` is True if the model has an attribute `causal=True`, or calls a layer or attention of
+    torch with `is_causal=True`.
     """
 
     slots: SlotListing
@@ -88,14 +89,15 @@ class Probe:
 
 @dataclass(frozen=True)
 class CallInput:
-    """An input together with the user's own way of giving it to a model."""
+    """An input together with the user's own function that calls a model with it."""
 
     forward: Callable[[nn.Module, Any], Any]
     value: Any
 
 
 def call_model(model: nn.Module, inputs: Any) -> Any:
-    """The convention for a loader's input: a dict is keywords, a tuple or list is positions."""
+    """Call a model with a loader's input: a dict as keyword, a tuple or list as positional
+    arguments."""
     if isinstance(inputs, CallInput):
         return inputs.forward(model, inputs.value)
     if isinstance(inputs, dict):
@@ -124,45 +126,45 @@ def batch_size(inputs: Any) -> int:
     for tensor in tensors_in(inputs):
         if tensor.dim() > 0:
             return len(tensor)
-    raise ConfigError("the example holds no tensor; give an input as the training loader yields it")
+    raise ConfigError("the example has no tensor; give one input as the training loader yields it")
 
 
 @dataclass
-class _Watch:
-    """What hooks on every module saw in one pass: outputs, how they are laid out, causality."""
+class _ForwardRecorder:
+    """A forward hook for all modules that records their outputs, layouts and causality."""
 
     tracker: DimsTracker
     dataflow: DataflowTracer
-    seen: dict[nn.Module, list[tuple[Tensor, Dims]]] = field(default_factory=dict)
+    outputs: dict[nn.Module, Outputs] = field(default_factory=dict)
     causal: bool = False
 
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
         self.causal |= kwargs.get("is_causal") is True
-        self.dataflow.passed(module, args, output)
-        place = slot_place(output)
-        if place is not None:
-            features = take(output, place)
+        self.dataflow.record_call(module, args, output)
+        location = locate_in_slot(output)
+        if location is not None:
+            features = location.get(output)
             read = args[0] if args else next(iter(kwargs.values()), None)
             dims = dims_of_output(module, read, features, self.tracker)
             self.tracker[features] = dims
-            self.seen.setdefault(module, []).append((features, dims))
+            self.outputs.setdefault(module, []).append((features, dims))
 
 
-def probe(model: nn.Module, example: Any, layout: Layouts | None = None) -> Probe:
+def inspect_model(model: nn.Module, example: Any, layout: Layouts | None = None) -> ModelInspection:
     """Run the model once on `example` and describe every possible slot, in order of use.
 
-    `layout` says for modules by name what they do not say themselves. Raises ConfigError if the
-    model cannot run on the example, and for a layout that cannot be.
+    `layout` gives layouts by module name where they are unknown. Raises ConfigError if the model
+    cannot run on the example, and for an impossible layout.
     """
     batch = batch_size(example)
-    tracker, dataflow, attention = DimsTracker(), DataflowTracer(), CausalWatch()
-    watch = _Watch(tracker, dataflow)
+    tracker, dataflow, attention = DimsTracker(), DataflowTracer(), CausalAttentionDetector()
+    recorder = _ForwardRecorder(tracker, dataflow)
     for tensor in tensors_in(example):
         if tensor.dim() > 0 and len(tensor) == batch:
             tracker[tensor] = Dims(batch=0)
-        dataflow.begin(tensor)
+        dataflow.add_input(tensor)
     handles = [
-        module.register_forward_hook(watch, with_kwargs=True)
+        module.register_forward_hook(recorder, with_kwargs=True)
         for name, module in model.named_modules()
         if name
     ]
@@ -172,53 +174,50 @@ def probe(model: nn.Module, example: Any, layout: Layouts | None = None) -> Prob
             output = call_model(model, example)
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         raise ConfigError(
-            f"{type(model).__name__} does not run on the example given ({error}); "
+            f"{type(model).__name__} does not run on the example ({error}); "
             "give one input as the training loader yields it"
         ) from error
     finally:
         for handle in handles:
             handle.remove()
-    given = _check_layouts(model, layout or {}, watch.seen)
+    outputs = recorder.outputs
+    given = _check_layouts(model, layout or {}, outputs)
     flops = counter.get_flop_counts()
     listing = SlotListing()
     names = {module: name for name, module in model.named_modules()}
     for module, name in names.items():
-        found = _slot_layout(watch.seen.get(module, []), given.get(name), batch, name)
+        found = _slot_layout(outputs.get(module, []), given.get(name), batch, name)
         # A copy of a GraphModule loses its hooks.
         if found is None or isinstance(module, fx.GraphModule):
             continue
         macs = sum(flops.get(f"{type(model).__name__}.{name}", {}).values()) // 2 // batch
-        slot = _slot_info(name, module, found, watch.seen[module], macs)
-        listing.append(replace(slot, widening=dataflow.widening(module, names, batch)))
-    order = {module: i for i, module in enumerate(watch.seen)}
+        shape = list(outputs[module][0][0].shape)
+        del shape[found.index("B") if found != _UNKNOWN else 0]
+        listing.append(
+            SlotInfo(
+                name=name,
+                module=type(module).__name__,
+                shape=tuple(shape),
+                layout=found,
+                topology=TOPOLOGY_OF_LAYOUT.get(found, _UNKNOWN),
+                params=sum(p.numel() for p in module.parameters()),
+                macs=macs,
+                calls=len(outputs[module]),
+                widening=dataflow.find_widening(module, names, batch),
+            )
+        )
+    order = {module: i for i, module in enumerate(outputs)}
     listing.sort(key=lambda slot: order[model.get_submodule(slot.name)])
-    return Probe(
+    return ModelInspection(
         listing,
         None if isinstance(model, fx.GraphModule) else _output_spec(output, batch, tracker),
         counter.get_total_flops() // 2 // batch,
-        watch.causal or attention.seen or getattr(model, "causal", None) is True,
-    )
-
-
-def _slot_info(
-    name: str, module: nn.Module, layout: str, outputs: list[tuple[Tensor, Dims]], macs: int
-) -> SlotInfo:
-    shape = list(outputs[0][0].shape)
-    del shape[layout.index("B") if layout != _UNCLEAR else 0]
-    return SlotInfo(
-        name=name,
-        module=type(module).__name__,
-        shape=tuple(shape),
-        layout=layout,
-        topology=TOPOLOGY_OF_LAYOUT.get(layout, _UNCLEAR),
-        params=sum(p.numel() for p in module.parameters()),
-        macs=macs,
-        calls=len(outputs),
+        recorder.causal or attention.found or getattr(model, "causal", None) is True,
     )
 
 
 def _check_layouts(
-    model: nn.Module, layout: Layouts, seen: Mapping[nn.Module, list[tuple[Tensor, Dims]]]
+    model: nn.Module, layout: Layouts, outputs: Mapping[nn.Module, Outputs]
 ) -> Layouts:
     modules = dict(model.named_modules())
     for name, letters in layout.items():
@@ -226,12 +225,12 @@ def _check_layouts(
             raise ConfigError(
                 f"layout {letters!r} of {name!r} must be one of {', '.join(TOPOLOGY_OF_LAYOUT)}"
             )
-        if name not in modules or modules[name] not in seen:
+        if name not in modules or modules[name] not in outputs:
             raise ConfigError(
-                f"layout names {name!r}, which is no module of {type(model).__name__} that gives "
-                "a float tensor; esper.list_slots(model, example) shows those that do"
+                f"layout names {name!r}, which is not a module of {type(model).__name__} with a "
+                "float tensor as output; esper.list_slots(model, example) lists those modules"
             )
-        rank = seen[modules[name]][0][0].dim()
+        rank = outputs[modules[name]][0][0].dim()
         if rank != len(letters):
             raise ConfigError(
                 f"layout {letters!r} of {name!r} has {len(letters)} dimensions, "
@@ -240,18 +239,16 @@ def _check_layouts(
     return layout
 
 
-def _slot_layout(
-    outputs: list[tuple[Tensor, Dims]], given: str | None, batch: int, name: str
-) -> str | None:
-    """The layout of a module's outputs, "?" if it is not clear, None if it cannot be a slot."""
+def _slot_layout(outputs: Outputs, given: str | None, batch: int, name: str) -> str | None:
+    """The layout of a module's outputs, "?" if unknown, None if it cannot be a slot."""
     if not outputs or len({output.shape for output, _ in outputs}) != 1:
         return None
     shape, rank = outputs[0][0].shape, outputs[0][0].dim()
     if given is not None:
         if shape[given.index("B")] != batch:
             raise ConfigError(
-                f"layout {given!r} of {name!r} has a batch of {shape[given.index('B')]}, the "
-                f"example has {batch}: the first dimension of a model's input is the batch"
+                f"layout {given!r} of {name!r} has a batch of {shape[given.index('B')]}, but the "
+                f"example has {batch} (the first dimension of the model's input)"
             )
         return given
     found = {layout_of(dims, rank) for _, dims in outputs}
@@ -260,14 +257,14 @@ def _slot_layout(
     layout = found.pop() if len(found) == 1 else None
     if layout is not None:
         return layout if shape[layout.index("B")] == batch else None
-    return _UNCLEAR if 3 <= rank <= 5 and batch in shape[:2] else None
+    return _UNKNOWN if 3 <= rank <= 5 and batch in shape[:2] else None
 
 
 def _output_spec(output: Any, batch: int, tracker: DimsTracker) -> OutputSpec | None:
-    place = host_place(output)
-    if place is None:
+    location = locate_in_output(output)
+    if location is None:
         return None
-    answer = take(output, place)
+    answer = location.get(output)
     if len(answer) != batch or tracker[answer].batch not in (None, 0):
         return None
     if answer.dim() == 2:
@@ -278,11 +275,11 @@ def _output_spec(output: Any, batch: int, tracker: DimsTracker) -> OutputSpec | 
 
 
 def list_slots(model: nn.Module, example: Any, layout: Layouts | None = None) -> SlotListing:
-    """Every module of `model` where a seed could grow; print it to read it as a table.
+    """Every module of `model` where a seed could grow; it prints as a table.
 
-    `layout` says of modules by name how their outputs are laid out, where the table has a "?".
+    `layout` gives the layouts of outputs by module name, where the table has a "?".
     """
-    return probe(model, example, layout).slots
+    return inspect_model(model, example, layout).slots
 
 
 def choose_slots(
@@ -290,8 +287,8 @@ def choose_slots(
 ) -> list[InjectionSpec]:
     """The chosen slots in order of use, as r0c0, r0c1, ...
 
-    `slots` is a list of module names or of their last parts (`conv2` for every `....conv2`, unless
-    a module is called just that), one regular expression that names must match in full, or a
+    `slots` is a list of module names or of their last components (`conv2` for every `....conv2`,
+    unless a module has exactly that name), one regular expression that matches whole names, or a
     predicate `(name, module) -> bool`. Raises ConfigError for a name that cannot be a slot.
     """
     if isinstance(slots, str):
@@ -307,39 +304,38 @@ def choose_slots(
         chosen = [slot for slot in found if slot.name in names]
     if not chosen:
         raise ConfigError(
-            f"slots={slots!r} chooses no slot; esper.list_slots(model, example) shows what is there"
+            f"slots={slots!r} matches no slot; esper.list_slots(model, example) lists all slots"
         )
-    unclear = [slot for slot in chosen if slot.layout == _UNCLEAR]
-    if unclear:
-        raise ConfigError(_say_unclear(unclear[0]))
+    for slot in chosen:
+        rank = len(slot.shape) + 1
+        if slot.layout == _UNKNOWN:
+            fitting = [repr(layout) for layout in TOPOLOGY_OF_LAYOUT if len(layout) == rank]
+            raise ConfigError(
+                f"module {slot.name!r} ({slot.module}) cannot be a slot yet: which of its {rank} "
+                "dimensions are batch and channels is unknown; give "
+                f"layout={{{slot.name!r}: ...}}, one of {', '.join(fitting)}"
+            )
     return [_site(slot, i, len(chosen), causal=causal) for i, slot in enumerate(chosen)]
 
 
-def _say_unclear(slot: SlotInfo) -> str:
-    fitting = [layout for layout in TOPOLOGY_OF_LAYOUT if len(layout) == len(slot.shape) + 1]
-    return (
-        f"module {slot.name!r} ({slot.module}) cannot be a slot yet: neither it nor what feeds it "
-        f"says which of its {len(slot.shape) + 1} dimensions are batch and channels, or they "
-        f"disagree; say so with layout={{{slot.name!r}: ...}}, one of "
-        f"{', '.join(repr(layout) for layout in fitting)}"
-    )
-
-
 def _site(slot: SlotInfo, index: int, count: int, *, causal: bool) -> InjectionSpec:
-    # Seeds along a length look to both sides; those for sequences can be told not to.
+    # Seeds for a length (cnn1d) use both neighbours; those for sequences can be causal.
     topology = "transformer" if causal and slot.topology == "cnn1d" else slot.topology
+    widening = slot.widening
+    # The valve of a gated blend averages the input of a convolution over all positions.
+    if causal and widening is not None and widening.first.kind != "Linear":
+        widening = None
     spec = InjectionSpec(
         slot_id=format_slot_id(0, index),
         channels=slot.shape[slot.layout.replace("B", "").index("C")],
         position=(index + 1) / count,
-        layer_range=(index, index + 1),
         module=slot.name,
         topology=topology,
         shape=slot.shape,
         calls=slot.calls,
         layout=slot.layout,
         causal=causal,
-        widening=None if causal and _looks_around(slot.widening) else slot.widening,
+        widening=widening,
         macs=slot.macs,
     )
     if not spec.reading:
@@ -349,34 +345,28 @@ def _site(slot: SlotInfo, index: int, count: int, *, causal: bool) -> InjectionS
     return replace(spec, shape=tuple(sizes[letter] for letter in letters))
 
 
-def _looks_around(widening: Widening | None) -> bool:
-    """Convolutions as the host's would be causal, the valve of a gated blend, which reads their
-    mean over all positions, would not."""
-    return widening is not None and widening.first.kind != "Linear"
-
-
 def _matching(model: nn.Module, entry: str, found: SlotListing) -> list[str]:
-    """The slots that an entry of a list means: the module of that name, else all that end so."""
+    """The module with that name, else all whose names end with it."""
     if not isinstance(entry, str):
-        raise ConfigError(f"slots lists names of modules, got {entry!r}")
+        raise ConfigError(f"slots must be names of modules, got {entry!r}")
     modules = [name for name, _ in model.named_modules()]
     meant = [entry] if entry in modules else [n for n in modules if n.endswith(f".{entry}")]
     if not meant:
         raise ConfigError(
             f"{type(model).__name__} has no module {entry!r}; "
-            "esper.list_slots(model, example) shows where it can grow"
+            "esper.list_slots(model, example) lists the modules where it can grow"
         )
     usable = {slot.name for slot in found}.intersection(meant)
     if not usable:
         raise ConfigError(
-            f"module {meant[0]!r} cannot be a slot: its output must be (or hold, as its first or "
-            "only one) a float tensor of 2 to 5 dimensions, one of them the batch of the model's "
-            "input, of one shape at every call; nor can it be packed or the module a GraphModule"
+            f"module {meant[0]!r} cannot be a slot: its output must be (or contain, as its first "
+            "or only one) a float tensor of 2 to 5 dimensions, including the batch of the model's "
+            "input, with the same shape at every call; packed sequences and GraphModules cannot"
         )
     return sorted(usable)
 
 
-# --- tensors inside dicts, lists, tuples and dataclasses: what models take and return --------
+# --- tensors in nested inputs and outputs of models ------------------------------------------
 
 
 def map_tensors(function: Callable[[Tensor], Any], value: Any) -> Any:

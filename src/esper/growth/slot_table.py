@@ -1,77 +1,125 @@
 """The state of all slots of all hosts, as one table of arrays [environment, slot].
 
-To add a measurement of seeds, add a column here and measure it where seeds are measured
-(`tolaria/engine/gradients.py` for training); with `told=True` it is in every row of metrics too.
+To add a measurement of seeds, add one entry to COLUMNS with a function `measure`. It is then
+computed for looped and fused populations, and controllers find it in the table. With `in_metrics`
+it is written to every row of metrics.jsonl, too.
 """
 
-from dataclasses import dataclass, field, fields
-from functools import cache
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from esper.leyline import HOLDS_SEED, SeedStage
+from esper.leyline.constants import GRADIENT_RATIO_CAP
 
-
-def _of_slot(empty: float, dtype: type = np.int64) -> dict[str, Any]:
-    """A column that outlives the seed."""
-    return {"empty": empty, "dtype": dtype, "of_seed": False, "told": False}
-
-
-def _of_seed(empty: float, dtype: type = np.float64, *, told: bool = False) -> dict[str, Any]:
-    """A column about the seed: `empty` without one."""
-    return {"empty": empty, "dtype": dtype, "of_seed": True, "told": told}
+Values = np.ndarray | float
 
 
 @dataclass(frozen=True)
-class SlotTable:
-    """E x S arrays. NaN is 'not measured'; an empty slot has blueprint and blend -1.
+class GradientReading:
+    """Gradients of one or more seeds on one or more batches.
 
-    alpha           what is applied, on average over the last validation pass
-    alpha_step      blending steps done, of BLENDING_TOTAL_STEPS
-    epochs_total    age since germination; counts cooldown once the seed is culled
-    noise           of the whole network's validation score from epoch to epoch, in its own units
-    score_at_birth, score_at_stage_start, score   validation score of the whole network
-    contribution    score minus the score with this seed taken out
-    gradient_ratio  gradient of the seed against the host's, per parameter
-    gradient_norm, gradient_health   of the seed in the last epoch
-    params, macs    cost of the seed (multiply-adds per example), the valve of its blend included
+    norm, unclipped_norm, host_norm   gradient norms of the seed, and before clipping
+    params, host_params               numbers of trainable parameters
+    live_tensors, tensors             parameter tensors with a finite non-zero gradient, and all
     """
 
-    stage: np.ndarray = field(metadata=_of_slot(SeedStage.DORMANT))
-    previous_stage: np.ndarray = field(metadata=_of_slot(SeedStage.DORMANT))
-    epochs_in_stage: np.ndarray = field(metadata=_of_slot(0))
-    epochs_total: np.ndarray = field(metadata=_of_slot(0))
-    noise: np.ndarray = field(metadata=_of_slot(np.nan, np.float64))
-    blueprint: np.ndarray = field(metadata=_of_seed(-1, np.int64))
-    blend: np.ndarray = field(metadata=_of_seed(-1, np.int64))
-    alpha: np.ndarray = field(metadata=_of_seed(0.0, told=True))
-    alpha_step: np.ndarray = field(metadata=_of_seed(0, np.int64))
-    score_at_birth: np.ndarray = field(metadata=_of_seed(np.nan))
-    score_at_stage_start: np.ndarray = field(metadata=_of_seed(np.nan))
-    score: np.ndarray = field(metadata=_of_seed(np.nan))
-    contribution: np.ndarray = field(metadata=_of_seed(np.nan, told=True))
-    gradient_ratio: np.ndarray = field(metadata=_of_seed(np.nan, told=True))
-    gradient_norm: np.ndarray = field(metadata=_of_seed(np.nan))
-    gradient_health: np.ndarray = field(metadata=_of_seed(np.nan))
-    healthy: np.ndarray = field(metadata=_of_seed(True, np.bool_))
-    params: np.ndarray = field(metadata=_of_seed(0, np.int64))
-    macs: np.ndarray = field(metadata=_of_seed(0, np.int64))
+    norm: Values
+    unclipped_norm: Values
+    host_norm: Values
+    params: Values
+    host_params: int
+    live_tensors: Values
+    tensors: Values
+
+
+def gradient_ratio(reading: GradientReading) -> np.ndarray:
+    """(|g_seed| / |g_host|) * sqrt(n_host / n_seed), at most GRADIENT_RATIO_CAP; 0 where the host
+    has almost no gradient or the seed has no parameters."""
+    comparable = (reading.host_norm >= 1e-8) & (reading.params > 0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = np.divide(reading.unclipped_norm, reading.host_norm)
+        ratio = ratio * np.sqrt(np.divide(reading.host_params, reading.params))
+    return np.where(comparable, np.minimum(ratio, GRADIENT_RATIO_CAP), 0.0)
+
+
+def gradient_health(reading: GradientReading) -> np.ndarray:
+    with np.errstate(invalid="ignore"):
+        return np.divide(reading.live_tensors, reading.tensors)
+
+
+@dataclass(frozen=True)
+class Column:
+    """`empty` is the value without a seed, `of_seed` is False for columns that outlive the seed.
+
+    `measure` gives the column's value from gradients; readings of an epoch are averaged.
+    """
+
+    empty: float = np.nan
+    dtype: type = np.float64
+    of_seed: bool = True
+    in_metrics: bool = False
+    measure: Callable[[GradientReading], Values] | None = None
+
+
+COLUMNS: dict[str, Column] = {
+    "stage": Column(SeedStage.DORMANT, np.int64, of_seed=False),
+    "previous_stage": Column(SeedStage.DORMANT, np.int64, of_seed=False),
+    "epochs_in_stage": Column(0, np.int64, of_seed=False),
+    # Age since germination; once the seed is culled, epochs of the cooldown.
+    "epochs_total": Column(0, np.int64, of_seed=False),
+    # How much the network's validation score varies from epoch to epoch, in its own units.
+    "noise": Column(of_seed=False),
+    "blueprint": Column(-1, np.int64),
+    "blend": Column(-1, np.int64),
+    # The applied alpha, on average over the last validation pass.
+    "alpha": Column(0.0, in_metrics=True),
+    "alpha_step": Column(0, np.int64),
+    # Validation scores of the whole network.
+    "score_at_birth": Column(),
+    "score_at_stage_start": Column(),
+    "score": Column(),
+    # Score minus the score with this seed taken out.
+    "contribution": Column(in_metrics=True),
+    # Gradient of the seed relative to the host's, per parameter.
+    "gradient_ratio": Column(in_metrics=True, measure=gradient_ratio),
+    "gradient_norm": Column(measure=lambda reading: reading.norm),
+    # Share of the seed's parameter tensors with a finite non-zero gradient.
+    "gradient_health": Column(measure=gradient_health),
+    "healthy": Column(True, np.bool_),
+    # Cost of the seed, including the valve of its blend; multiply-adds per example.
+    "params": Column(0, np.int64),
+    "macs": Column(0, np.int64),
+}
+
+
+def measurements() -> dict[str, Callable[[GradientReading], Values]]:
+    return {name: column.measure for name, column in COLUMNS.items() if column.measure}
+
+
+def metrics_columns() -> list[str]:
+    """The columns that every row of metrics.jsonl has for each slot."""
+    return [name for name, column in COLUMNS.items() if column.in_metrics]
+
+
+class SlotTable:
+    """One [E, S] array for each of COLUMNS, as attributes. NaN means 'not measured'."""
+
+    def __init__(self, **columns: np.ndarray) -> None:
+        vars(self).update(columns)
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> np.ndarray: ...
 
     @staticmethod
     def empty(n_envs: int, n_slots: int) -> "SlotTable":
+        shape = (n_envs, n_slots)
         return SlotTable(
-            *(
-                np.full((n_envs, n_slots), column.metadata["empty"], column.metadata["dtype"])
-                for column in fields(SlotTable)
-            )
+            **{name: np.full(shape, column.empty, column.dtype) for name, column in COLUMNS.items()}
         )
-
-    @staticmethod
-    @cache
-    def told() -> tuple[str, ...]:
-        """The measurements that belong into the record of every step."""
-        return tuple(column.name for column in fields(SlotTable) if column.metadata["told"])
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -89,24 +137,19 @@ class SlotTable:
     def total_improvement(self) -> np.ndarray:
         return self.score - self.score_at_birth
 
-    def clear(self, where: np.ndarray) -> None:
-        """Make slots DORMANT and forget the seeds they held."""
-        for column in fields(self):
-            getattr(self, column.name)[where] = column.metadata["empty"]
-
-    def forget(self, where: np.ndarray) -> None:
-        """Drop everything about the seeds of some slots but the slots' stage and age."""
-        for column in fields(self):
-            if column.metadata["of_seed"]:
-                getattr(self, column.name)[where] = column.metadata["empty"]
+    def clear(self, where: np.ndarray, *, keep_slot: bool = False) -> None:
+        """Make slots DORMANT and empty; `keep_slot` keeps the slot's own stage and age."""
+        for name, values in vars(self).items():
+            if COLUMNS[name].of_seed or not keep_slot:
+                values[where] = COLUMNS[name].empty
 
     def copy(self) -> "SlotTable":
-        return SlotTable(*(column.copy() for column in vars(self).values()))
+        return SlotTable(**{name: values.copy() for name, values in vars(self).items()})
 
     def row(self, env: int) -> "SlotTable":
         """A copy of one environment's slots, [1, S]."""
-        return SlotTable(*(column[env : env + 1].copy() for column in vars(self).values()))
+        return SlotTable(**{name: v[env : env + 1].copy() for name, v in vars(self).items()})
 
     def set_row(self, env: int, row: "SlotTable") -> None:
-        for column in fields(self):
-            getattr(self, column.name)[env] = getattr(row, column.name)[0]
+        for name, values in vars(self).items():
+            values[env] = getattr(row, name)[0]

@@ -1,4 +1,4 @@
-"""A copy of one growing network and its optimiser, and the way back to it, bit for bit."""
+"""Save and restore one growing network and its optimiser exactly."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -24,10 +24,7 @@ class SeedSnapshot:
 
 @dataclass(frozen=True)
 class HostSnapshot:
-    """Everything in CPU memory of its own; shares no storage with the network.
-
-    `optimizer_states` are those of the optimiser and of any inside it.
-    """
+    """Copies in CPU memory. `optimizer_states` are those of the optimiser and any inside it."""
 
     tensors: dict[str, Tensor]
     seeds: dict[int, SeedSnapshot]
@@ -40,7 +37,7 @@ class HostSnapshot:
 
 
 def _named_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Parameters and all buffers, also those a state dict leaves out."""
+    """Parameters and all buffers, including non-persistent ones."""
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
@@ -71,7 +68,7 @@ def take_snapshot(network: GrownModule, optimizer: Optimizer | None) -> HostSnap
 def restore_snapshot(
     network: GrownModule, optimizer: Optimizer | None, snapshot: HostSnapshot
 ) -> None:
-    """Bring back structure, weights and optimiser state; learning rates stay as they are now."""
+    """Restore structure, weights and optimiser state; learning rates stay as they are now."""
     for index, slot in network.each_slot():
         network.remove(index)
         if index in snapshot.seeds:
@@ -90,10 +87,10 @@ def _restore_optimizer(optimizer: Optimizer, states: list[dict[Any, Any]]) -> No
     parts = with_inner(optimizer)
     groups = [part.param_groups for part in parts]
     for part, state in zip(parts, states, strict=True):
-        # Copies: to load a state is to go on training in its tensors.
+        # Copies, because training changes the loaded tensors.
         part.load_state_dict({**part.state_dict(), "state": map_tensors(Tensor.clone, state)})
     for part, own in zip(parts, groups, strict=True):
-        # To load replaces the groups by equal ones; those before may be shared with another part.
+        # Loading replaces the groups by equal ones; the old ones may be shared between optimisers.
         part.param_groups = own
     optimizer.zero_grad(set_to_none=True)
 
@@ -120,11 +117,11 @@ def check_fits(network: GrownModule, snapshot: HostSnapshot) -> None:
     for name, tensor in _named_tensors(network.host).items():
         if shapes.pop(name, None) != tuple(tensor.shape):
             raise ConfigError(
-                f"what was saved does not fit this model: {name} is {tuple(tensor.shape)} here; "
+                f"the saved state does not fit this model: {name} is {tuple(tensor.shape)} here; "
                 "make the model as it was before it grew"
             )
     if shapes:
-        raise ConfigError(f"what was saved is of a model that also has {next(iter(shapes))}")
+        raise ConfigError(f"the saved state is of a model that also has {next(iter(shapes))}")
 
 
 def _load(module: nn.Module, tensors: dict[str, Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""Trees of tensors and plain values, in a sealed folder: safetensors and JSON, nothing pickled."""
+"""Trees of tensors and plain values in a sealed folder: safetensors and JSON, no pickle."""
 
 import hashlib
 import math
@@ -22,14 +22,14 @@ from esper.leyline.sealed import (
 )
 
 STATE, TENSORS = "state.json", "tensors.safetensors"
-# What dictionaries may be besides plain ones: a scheduler's milestones are counted.
+# A scheduler's milestones are a Counter.
 _DICTS = {"dict": dict, "counter": Counter}
 
 
 def write_tree(folder: Path, tree: Mapping[str, Any], version: int) -> None:
-    """Write a tree of dicts, lists, tuples, tensors, numbers, texts and None.
+    """Write a tree of dicts, lists, tuples, tensors, numbers, strings and None.
 
-    Raises ConfigError that names what cannot be written, OSError if the disk does not take it.
+    Raises ConfigError that names an entry of another type, OSError if writing fails.
     """
     tensors: dict[str, Tensor] = {}
     plain = _encode(tree, tensors, "")
@@ -37,7 +37,7 @@ def write_tree(folder: Path, tree: Mapping[str, Any], version: int) -> None:
 
 
 def read_tree(folder: Path, version: int, within: Path | None = None) -> dict[str, Any]:
-    """What `write_tree` was given; raises ConfigError if it is damaged or of another version."""
+    """The tree of `write_tree`; raises ConfigError if it is damaged or of another version."""
     contents = read_sealed(folder, (STATE, TENSORS), version, within)
     try:
         plain = from_json(folder / STATE, contents[STATE])["tree"]
@@ -45,11 +45,11 @@ def read_tree(folder: Path, version: int, within: Path | None = None) -> dict[st
     except (SafetensorError, KeyError, TypeError, ValueError) as error:
         raise DamagedCheckpointError(f"{folder} cannot be used: {error}") from error
     if not isinstance(tree, dict):
-        raise DamagedCheckpointError(f"{folder} cannot be used: it holds no dictionary")
+        raise DamagedCheckpointError(f"{folder} cannot be used: it is not a dictionary")
     return tree
 
 
-def _encode(value: Any, tensors: dict[str, Tensor], place: str) -> Any:
+def _encode(value: Any, tensors: dict[str, Tensor], path: str) -> Any:
     if value is None or isinstance(value, (bool, str)) or type(value) is int:
         return value
     if type(value) is float:
@@ -58,25 +58,25 @@ def _encode(value: Any, tensors: dict[str, Tensor], place: str) -> Any:
         return {"tensor": _add(value.detach().cpu().contiguous(), tensors)}
     if isinstance(value, (list, tuple)):
         kind = "tuple" if isinstance(value, tuple) else "list"
-        return {kind: [_encode(v, tensors, f"{place}.{i}") for i, v in enumerate(value)]}
+        return {kind: [_encode(v, tensors, f"{path}.{i}") for i, v in enumerate(value)]}
     if isinstance(value, dict):
         kind = "counter" if isinstance(value, Counter) else "dict"
         pairs = value.items()
-        return {kind: [[_key(k, place), _encode(v, tensors, f"{place}.{k}")] for k, v in pairs]}
+        return {kind: [[_key(k, path), _encode(v, tensors, f"{path}.{k}")] for k, v in pairs]}
     raise ConfigError(
-        f"{place.lstrip('.')} is a {type(value).__name__}, which cannot be saved; only tensors, "
-        "numbers, texts, and lists, tuples and dictionaries of them can"
+        f"{path.lstrip('.')} is a {type(value).__name__}, which cannot be saved; only tensors, "
+        "numbers, strings, and lists, tuples and dictionaries of them can"
     )
 
 
-def _key(key: Any, place: str) -> str | int:
+def _key(key: Any, path: str) -> str | int:
     if isinstance(key, str) or type(key) is int:
         return key
-    raise ConfigError(f"{place.lstrip('.')} has the key {key!r}, which is no text and no integer")
+    raise ConfigError(f"{path.lstrip('.')} has the key {key!r}, which is not a string or integer")
 
 
 def _add(tensor: Tensor, tensors: dict[str, Tensor]) -> str:
-    """Its name among the tensors; equal ones, as in copies of one network, are kept once."""
+    """The name of the stored tensor; equal tensors are stored once."""
     content = tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
     digest = hashlib.sha256(content).hexdigest()
     name = f"{digest[:32]}-{str(tensor.dtype).removeprefix('torch.')}-{list(tensor.shape)}"
@@ -91,7 +91,7 @@ def _decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
     if kind == "float":
         return float(content)
     if kind == "tensor":
-        # A copy, because one stored tensor may stand for several.
+        # A copy, because one stored tensor may be used several times.
         return tensors[content].clone()
     if kind in ("list", "tuple"):
         entries = [_decode(entry, tensors) for entry in content]

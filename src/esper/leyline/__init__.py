@@ -1,7 +1,7 @@
-"""leyline: the contracts everybody shares.
+"""leyline: the shared contracts.
 
-Stages and legal transitions, actions and which heads they make relevant, slots, signals, reports,
-events, and every constant that changes training. No torch modules and no logic beyond validation.
+Stages and legal transitions, actions and their relevant heads, slots, signals, reports, events,
+and every constant that affects training. No torch, and no logic beyond validation.
 """
 
 from esper.leyline import constants
@@ -30,14 +30,23 @@ from esper.leyline.errors import (
     SlotIdError,
     shortened,
 )
-from esper.leyline.gates import GATE_FOR_TARGET, GateLevel, GateResult
 from esper.leyline.randomness import draw_key, generator
 from esper.leyline.recorder import History, NullRecorder, Recorder, RoundRecorder
-from esper.leyline.reports import EpisodeOutcome, SeedStateReport, TwinReport
-from esper.leyline.signals import TrainingSignals
-from esper.leyline.slot_config import SEED_LAYOUTS, TOPOLOGIES, InjectionSpec, SlotConfig
-from esper.leyline.slot_id import format_slot_id, parse_slot_id, validate_slot_ids
+from esper.leyline.reports import EpisodeOutcome, SeedStateReport, TrainingSignals, TwinReport
+from esper.leyline.slots import (
+    SEED_LAYOUTS,
+    TOPOLOGIES,
+    InjectionSpec,
+    LayerSpec,
+    SlotConfig,
+    Step,
+    Widening,
+    format_slot_id,
+    parse_slot_id,
+    validate_slot_ids,
+)
 from esper.leyline.stages import (
+    GATE_FOR_TARGET,
     HOLDS_SEED,
     IS_ACTIVE,
     IS_BLENDED,
@@ -45,10 +54,6 @@ from esper.leyline.stages import (
     IS_LIVE,
     LEGAL_TRANSITION,
     VALID_TRANSITIONS,
+    GateLevel,
     SeedStage,
-    is_active_stage,
-    is_failure_stage,
-    is_terminal_stage,
-    is_valid_transition,
 )
-from esper.leyline.widening import LayerSpec, Step, Widening

@@ -1,4 +1,4 @@
-"""What a controller can say: an operation, and the choices that operation makes relevant."""
+"""What a controller can do: an operation, and the choices that the operation needs."""
 
 from dataclasses import dataclass
 from enum import IntEnum
@@ -24,7 +24,7 @@ RELEVANT_HEADS: dict[LifecycleOp, frozenset[str]] = {
     LifecycleOp.CULL: frozenset({"op", "slot"}),
     LifecycleOp.FOSSILIZE: frozenset({"op", "slot"}),
 }
-# HEAD_RELEVANCE[op, head]: the same table as an array, heads in the order of HEAD_NAMES.
+# HEAD_RELEVANCE[op, head]: the same table as an array; heads as in HEAD_NAMES.
 HEAD_RELEVANCE = np.array(
     [[name in RELEVANT_HEADS[op] for name in HEAD_NAMES] for op in LifecycleOp]
 )
@@ -43,8 +43,7 @@ class ActionMasks:
     blend      [E, len(BLEND_NAMES)]
 
     Draw the op first, then a slot from `slot[e, op]`, then a blueprint from `blueprint[e, slot]`:
-    an illegal combination cannot be drawn. Rows for a head that the drawn op does not make
-    relevant may be empty.
+    an illegal combination cannot be drawn. Rows of heads that the op does not need may be empty.
     """
 
     op: np.ndarray

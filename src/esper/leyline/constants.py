@@ -1,12 +1,10 @@
-"""Every number that changes how training turns out.
+"""Every number that affects training.
 
-Differences of scores on which something is decided are in units of the score's noise
-(`tamiyo.score_noise`), so that the scale of a score does not matter; rewards are in points of a
-0-100 scale ('pp').
+Thresholds for differences of scores are in units of the score's noise (`tamiyo.score_noise`), so
+they do not depend on the scale of the score; rewards are in points of a 0-100 scale ('pp').
 """
 
-# What users may ask for: keys are counters of 63 bits; of epochs, rounds and the like nobody waits
-# for more than this, nor has a machine for more environments or for a wider policy.
+# The largest settings that are accepted: keys have 63 bits.
 MOST_KEY = 2**63 - 1
 MOST_COUNT = 10**9
 MOST_ENVS = 10**5
@@ -65,7 +63,7 @@ BLUEPRINT_PENALTY_THRESHOLD = 3.0
 RANSOM_CONTRIBUTION = 0.05
 LEAST_EXTRA_TO_GROW = 0.2
 
-# Cooling. A host is starved below the first, and cooled to the second; what is looked at for it.
+# Cooling: rho below which a host is starved, rho after cooling, samples to measure it.
 COOLING_STARVED = 0.25
 COOLING_TARGET = 0.5
 COOLING_SAMPLES = 512
@@ -81,7 +79,7 @@ LEARNING_RATE = 3e-4
 ADAM_EPSILON = 1e-5
 PPO_EPOCHS = 4
 PPO_MINIBATCHES = 4
-# Passes of an update in which only the critic learns, as a multiple: no policy can go astray.
+# How many times more passes an update has in which only the critic learns.
 CRITIC_FIRST_REPEATS = 8
 CLIP_RATIO = 0.2
 TARGET_KL = 0.015
@@ -104,7 +102,7 @@ RATIO_EXPLOSION_THRESHOLD = 5.0
 RATIO_COLLAPSE_THRESHOLD = 0.1
 NORMALIZER_CLIP = 10.0
 
-# Reward. What a stage is worth to the potential of shaping; stages left out are worth 0.
+# Reward. Potential of each stage for shaping; 0 for other stages.
 STAGE_POTENTIAL = {
     "GERMINATED": 1.0,
     "TRAINING": 2.0,
@@ -160,7 +158,7 @@ VALUE_COLLAPSE_PHASES = ((0.10, -0.5), (0.25, -0.2), (0.75, 0.0), (1.0, 0.1))
 ANOMALY_PATIENCE = 2
 VANISHING_PER_CLIP_NORM = 2e-7
 EXPLODING_PER_CLIP_NORM = 10.0
-# Gradient norms of a seed beyond which the observation flags it.
+# Gradient norms of a seed that the observation flags.
 SEED_VANISHING_NORM = 1e-7
 SEED_EXPLODING_NORM = 10.0
 LSTM_MAX_NORM = 100.0

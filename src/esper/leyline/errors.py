@@ -1,23 +1,23 @@
-"""What can go wrong. Every message is one sentence that names the culprit and the cure."""
+"""Exceptions and warnings. Every message is one sentence with the cause and the cure."""
 
-SHOWN = 60  # characters of a name or value that is wrong
+SHOWN = 60  # characters of a wrong name or value
 
 
 def shortened(text: str) -> str:
-    """What a message shows of a name or value: never a page of it."""
+    """A name or value, cut to a length that fits in a message."""
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 
 
 class EsperError(Exception):
-    """Anything the user can mend; the command prints it and exits with code 2."""
+    """An error that the user can fix; the command prints it and exits with code 2."""
 
 
 class EsperWarning(UserWarning):
-    """What goes on, but hardly as its user means it."""
+    """The run continues, but probably not as the user intended."""
 
 
 class ConfigError(EsperError, ValueError):
-    """A setting, name, shape or budget that cannot work."""
+    """An invalid setting, name, shape or budget."""
 
 
 class SlotIdError(ConfigError):
@@ -25,24 +25,24 @@ class SlotIdError(ConfigError):
 
 
 class DataMissingError(EsperError, FileNotFoundError):
-    """A data set is not where it should be."""
+    """A data set was not found."""
 
 
 class PackageMissingError(EsperError, ImportError):
-    """An integration is used without the library that it is for. `what` is a whole clause
-    (`"TensorBoard logs need tensorboard"`), `extra` the extra of ours that installs it."""
+    """A library of an integration is missing. `what` is a whole clause (`"TensorBoard logs need
+    tensorboard"`), `extra` the extra of this package that installs it."""
 
     def __init__(self, what: str, extra: str) -> None:
         super().__init__(f"{what}; install it with: pip install 'esper-grow[{extra}]'")
 
 
 class ForgottenCallError(EsperError, RuntimeError):
-    """A loop of the user's own left out a call without which nothing would grow."""
+    """The user's training loop left out a call that growth needs."""
 
 
 class ExportError(EsperError, RuntimeError):
-    """A network that cannot be turned into a plain module faithfully."""
+    """A network cannot be converted exactly to a plain module."""
 
 
 class InvalidStateMachineError(RuntimeError):
-    """The state machine was asked for something impossible: a defect, not bad input."""
+    """An impossible request to the state machine: a bug, not bad input."""

@@ -1,4 +1,4 @@
-"""Everything that can happen, one frozen dataclass each: the typed payload of events.jsonl."""
+"""The events of a run, one frozen dataclass for each kind of row in events.jsonl."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -7,19 +7,19 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Event:
-    """`step` counts host epochs from the reset, `env` the environments of the run."""
+    """`step` counts host epochs since the reset, `env` is the index of the environment."""
 
     env: int
     step: int
 
     def row(self) -> dict[str, Any]:
-        """As it stands in events.jsonl."""
+        """The row in events.jsonl."""
         return {"event": type(self).__name__, **asdict(self)}
 
 
 @dataclass(frozen=True)
 class Warned(Event):
-    """The user was warned, in these words."""
+    """A warning was shown to the user."""
 
     message: str
 
@@ -39,14 +39,14 @@ class HostCooled(Event):
 
 @dataclass(frozen=True)
 class CoolingRefused(Event):
-    """A starved host was not cooled, for this reason."""
+    """A starved host was not cooled."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class SeedEvent(Event):
-    """`module` is the network's own name for the place that `slot_id` stands for."""
+    """`module` is the network's name for the module of the slot `slot_id`."""
 
     module: str
     slot_id: str
@@ -55,17 +55,16 @@ class SeedEvent(Event):
 
 @dataclass(frozen=True)
 class Decided(Event):
-    """What a learned policy saw and thought before it decided; the epoch `step` showed what came
-    of it. Rows of equal length, by the names of things:
+    """A decision of a learned policy before the epoch `step`.
 
     taken          op, slot, blueprint and blend; None where the op does not need it
-    value          what it expected of the rest of the episode, on the scale that it learnt with
-    supposed       slot, blueprint and blend are those that it would have taken, had it germinated
-    blocks, entries, numbers, unusual   what it saw: most unusual first. `numbers` is as observed,
-                   `unusual` as it reached the network
-    heads, choices, probabilities, reasons   every choice; what the mask forbade has no
-                   probability (None) and a reason
-    left_out       how many choices and entries there were beyond these
+    value          expected return of the rest of the episode, on the scale of its training
+    supposed       slot, blueprint and blend are those it would have chosen for GERMINATE
+    blocks, entries, numbers, unusual   the observation, most unusual entries first: `numbers` as
+                   observed, `unusual` as normalised for the network
+    heads, choices, probabilities, reasons   every choice; a masked one has no probability (None)
+                   but a reason
+    left_out       how many more choices and entries there were
     """
 
     taken: tuple[str | None, ...]
@@ -104,7 +103,7 @@ class SeedStageChanged(SeedEvent):
 
 @dataclass(frozen=True)
 class SeedEnded(SeedEvent):
-    """The life of a seed, summed up when it is decided."""
+    """A summary of the seed's life."""
 
     epochs_total: int
     epochs_in_stage: int
@@ -120,20 +119,10 @@ class SeedFossilized(SeedEnded):
 
 @dataclass(frozen=True)
 class SeedCulled(SeedEnded):
-    """`reason` is one of CULL_REASONS."""
+    """`reason` is controller, negative_counterfactual, blending_damage, holding_timeout, unhealthy,
+    governor_rollback or unproven."""
 
     reason: str
-
-
-CULL_REASONS = (
-    "controller",
-    "negative_counterfactual",
-    "blending_damage",
-    "holding_timeout",
-    "unhealthy",
-    "governor_rollback",
-    "unproven",
-)
 
 
 @dataclass(frozen=True)
@@ -163,10 +152,10 @@ class GovernorRollback(Event):
 
 @dataclass(frozen=True)
 class RewardHackingSuspected(SeedEvent):
-    """A seed's contribution does not fit what the network gained since its germination.
+    """A seed's contribution does not match the network's improvement since germination.
 
     pattern 'ransomware' (severity 'critical'): the network depends on the seed and got worse;
-    pattern 'disproportion' (severity 'warning'): it contributes many times what was gained.
+    pattern 'disproportion' (severity 'warning'): it contributes many times the improvement.
     """
 
     pattern: str
@@ -183,7 +172,7 @@ class LearningEvent(Event):
 
 @dataclass(frozen=True)
 class AnomalyDetected(LearningEvent):
-    """`anomaly` is one of ANOMALIES, `detail` says what was measured against which limit."""
+    """`anomaly` is one of ANOMALIES, `detail` the measured value and its limit."""
 
     anomaly: str
     detail: str
@@ -209,7 +198,7 @@ ANOMALIES = (
 class ShapleyComputed(Event):
     """Contributions of the seeds of one network, in pp; `standard_error` None if exact.
 
-    `macs` is what the evaluations of other coalitions than those already known have cost.
+    `macs` is the cost of the additional evaluations.
     """
 
     modules: tuple[str, ...]
@@ -222,7 +211,7 @@ class ShapleyComputed(Event):
 
 
 def event_from_row(row: Mapping[str, Any]) -> Event:
-    """The event that a row of events.jsonl tells of."""
+    """The event of a row in events.jsonl."""
     kinds: dict[str, Callable[..., Event]] = {each.__name__: each for each in _kinds(Event)}
     fields = {k: tuple(v) if isinstance(v, list) else v for k, v in row.items() if k != "event"}
     return kinds[row["event"]](**fields)

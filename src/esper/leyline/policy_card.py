@@ -1,7 +1,7 @@
-"""A policy that others can use: a folder with its weights and a card that says what it is worth.
+"""A published policy: a folder with its weights and a card.
 
-policy.safetensors   the weights, and in the header how to make the network
-card.toml            for people: what it was trained on, how it was evaluated, where it fails
+policy.safetensors   the weights, with the settings of the network in the header
+card.toml            for readers: training data, evaluation, limits
 """
 
 import json
@@ -16,22 +16,22 @@ from esper.leyline.errors import ConfigError, shortened
 
 CARD, WEIGHTS = "card.toml", "policy.safetensors"
 UNMEASURED = "unmeasured"
-# Those that come with the package.
+# The policies that come with the package.
 SHIPPED = Path(__file__).parents[1] / "policies"
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,59}")
 
 
 @dataclass(frozen=True)
 class PolicyCard:
-    """What a user must know before using a policy. What nobody has measured is UNMEASURED.
+    """What a user must know before using a policy. A text without a measurement is UNMEASURED.
 
-    worth       in one line, for the list
+    worth       one line for the list
     trained_on  hosts, data, episodes
-    evaluated   on what, against what, with which figures
-    fails       where it is no better than a rule, or worse
+    evaluated   data, baselines and results
+    fails       where it is no better than a rule
     parameters  of its network
-    default     it is the one that `pretrained` stands for
-    settings    those of its training run, by dotted name
+    default     `pretrained` means this policy
+    settings    of its training run, by dotted name
     """
 
     name: str
@@ -45,9 +45,9 @@ class PolicyCard:
 
     @property
     def unmeasured(self) -> tuple[str, ...]:
-        """The parts that somebody still has to write."""
-        said = {name: getattr(self, name).strip() for name in SAID}
-        return tuple(name for name, text in said.items() if text in ("", UNMEASURED))
+        """The texts that are still missing."""
+        texts = {name: getattr(self, name).strip() for name in TEXTS}
+        return tuple(name for name, text in texts.items() if text in ("", UNMEASURED))
 
     def as_toml(self) -> str:
         lines = [
@@ -61,46 +61,46 @@ class PolicyCard:
         return "\n".join(lines) + "\n"
 
 
-SAID = ("worth", "trained_on", "evaluated", "fails")
+TEXTS = ("worth", "trained_on", "evaluated", "fails")
 
 
 def _toml(value: Any) -> str:
-    """Texts, numbers, flags, and lists or tables of them: JSON but for the tables."""
+    """Texts, numbers, flags, and lists or tables of them: like JSON except for tables."""
     if isinstance(value, Mapping):
         inside = ", ".join(f"{_toml(name)} = {_toml(item)}" for name, item in value.items())
         return f"{{ {inside} }}" if inside else "{}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_toml, value))}]"
-    # The one character that a JSON string may hold and a TOML string may not.
+    # The only character that is legal in a JSON string but not in a TOML string.
     return json.dumps(value, ensure_ascii=False, allow_nan=False).replace("\x7f", "\\u007f")
 
 
 def check_policy_name(name: str) -> None:
-    """Raises ConfigError for what would be no good name of a folder."""
+    """Raises ConfigError unless the name is fit for a folder."""
     if not _NAME.fullmatch(name):
         raise ConfigError(
-            "the name of a policy is up to 60 small letters, digits, dots, dashes and underscores, "
-            f"got {shortened(name)!r}"
+            "the name of a policy is up to 60 lower-case letters, digits, dots, dashes and "
+            f"underscores, got {shortened(name)!r}"
         )
 
 
 def read_card(folder: Path) -> PolicyCard:
-    """Raises ConfigError, in a sentence, if the folder has none or it is not complete."""
+    """Raises ConfigError if the folder has no card or it is incomplete."""
     path = folder / CARD
     try:
         found = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigError(f"{folder} is no policy: it has no {CARD}") from None
+        raise ConfigError(f"{folder} is not a policy: it has no {CARD}") from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
     for item in fields(PolicyCard):
         wanted = {"parameters": int, "default": bool, "settings": dict}.get(item.name, str)
         missing = item.name not in found and item.name not in ("default", "settings")
         if missing or not isinstance(found.get(item.name, wanted()), wanted):
-            raise ConfigError(f"{path} does not say {item.name} as it must: {item.type}")
+            raise ConfigError(f"{path} needs {item.name} as {item.type}")
     unknown = sorted(found.keys() - {item.name for item in fields(PolicyCard)})
     if unknown:
-        raise ConfigError(f"{path} says {unknown[0]}, which is no part of a card")
+        raise ConfigError(f"{path} has {unknown[0]}, which is not a field of a card")
     return PolicyCard(**found)
 
 
@@ -112,17 +112,16 @@ def shipped_policies() -> list[tuple[Path, PolicyCard]]:
 
 
 def find_policy(name: str | None = None) -> tuple[Path, PolicyCard]:
-    """One that comes with the package, the default if none is named. Raises ConfigError that lists
-    the others."""
-    there = shipped_policies()
-    if not there:
+    """A policy that comes with the package, by default the default one; raises ConfigError."""
+    found = shipped_policies()
+    if not found:
         raise ConfigError(f"no policy comes with this version of Esper; {HOW_TO_TRAIN}")
     if name is None:
-        return there[0]
-    for folder, card in there:
+        return found[0]
+    for folder, card in found:
         if card.name == name:
             return folder, card
-    names = ", ".join(card.name for _, card in there)
+    names = ", ".join(card.name for _, card in found)
     raise ConfigError(f"no policy {shortened(name)!r} comes with Esper; there are {names}")
 
 

@@ -1,7 +1,7 @@
-"""Counter-based randomness: every draw is a pure function of what it is for.
+"""Counter-based randomness: every draw is a pure function of a key, a purpose and counters.
 
-There is no generator state to save or share. Two draws with different purposes or counters are
-independent; the same arguments always give the same draw, in any process and in any order.
+There is no generator state to save or share. Draws with different purposes or counters are
+independent; the same arguments give the same draw in any process and in any order.
 """
 
 from hashlib import blake2b
@@ -10,7 +10,7 @@ import numpy as np
 
 
 def draw_key(run_key: int, purpose: str, *counters: int) -> int:
-    """A 63-bit key for one purpose at one place (round, environment, step, slot, ...)."""
+    """A 63-bit key for one purpose and counters (round, environment, step, slot, ...)."""
     text = "/".join([str(int(run_key)), purpose, *(str(int(counter)) for counter in counters)])
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
 

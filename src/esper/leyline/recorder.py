@@ -1,4 +1,4 @@
-"""How training tells what happens, without knowing who listens."""
+"""The interface to which training reports rows, events and outcomes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,20 +20,20 @@ class Recorder(Protocol):
 
 
 class RoundRecorder(Recorder, Protocol):
-    """A recorder of many rounds, whose record can be taken up again where a checkpoint was made."""
+    """A recorder of many rounds that can resume at a checkpoint."""
 
     def begin_round(self, number: int) -> None:
-        """What follows happened in this round."""
+        """All that follows belongs to this round."""
 
     def timing(self, row: Mapping[str, Any]) -> None:
-        """Seconds that a round took: the only thing that differs between equal runs."""
+        """Seconds of a round: the only values that differ between equal runs."""
 
     def sync(self) -> dict[str, int]:
-        """Make what was told so far last; gives the length of each file in bytes."""
+        """Write everything to disk; returns the length of each file in bytes."""
 
 
 class NullRecorder:
-    """Listens to nothing."""
+    """Ignores everything."""
 
     def begin_round(self, number: int) -> None:
         pass
@@ -56,7 +56,7 @@ class NullRecorder:
 
 @dataclass
 class History:
-    """A recorder that remembers, and passes on to others."""
+    """A recorder that keeps everything in lists, and passes it on to `listeners`."""
 
     listeners: Sequence[Recorder] = ()
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -79,7 +79,7 @@ class History:
             listener.outcome(outcome)
 
     def of(self, env: int) -> "History":
-        """What was told of one environment."""
+        """The rows, events and outcomes of one environment."""
         return History(
             rows=[row for row in self.rows if row.get("env") == env],
             events=[event for event in self.events if event.env == env],
@@ -87,7 +87,5 @@ class History:
         )
 
     def clear(self) -> None:
-        """Forget what was told so far."""
-        self.rows.clear()
-        self.events.clear()
-        self.outcomes.clear()
+        for kept in (self.rows, self.events, self.outcomes):
+            kept.clear()

@@ -1,14 +1,40 @@
-"""Plain records that leave the training loop: one seed, one episode."""
+"""Plain records of the training loop: signals of a step, one seed, one episode."""
 
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+
+@dataclass(frozen=True)
+class TrainingSignals:
+    """E host trainings after a step. Scores are in their own units; NaN means not measured.
+
+    Arrays are [E], histories [E, 5], oldest first, NaN before the start. `loss_delta` and
+    `score_delta` are positive for an improvement.
+    """
+
+    epoch: np.ndarray
+    global_step: np.ndarray
+    train_loss: np.ndarray
+    val_loss: np.ndarray
+    loss_delta: np.ndarray
+    train_score: np.ndarray
+    val_score: np.ndarray
+    score_delta: np.ndarray
+    plateau_epochs: np.ndarray
+    host_stabilized: np.ndarray
+    best_val_score: np.ndarray
+    best_val_loss: np.ndarray
+    loss_history: np.ndarray
+    score_history: np.ndarray
+
 
 @dataclass(frozen=True)
 class SeedStateReport:
-    """One seed as it stands now. `None` means not measured, never zero.
+    """The state of one seed. `None` means not measured, never zero.
 
-    `shapley` is its share of what all seeds together are worth (in pp), exact if it has no error.
+    `shapley` is its share of the contribution of all seeds (in pp), exact without an error.
     """
 
     module: str
@@ -30,7 +56,7 @@ class SeedStateReport:
     shapley_error: float | None = None
 
     def worth(self) -> dict[str, Any]:
-        """What a summary says of a seed that was kept."""
+        """The entry of a kept seed in summary.json."""
         return {
             "blueprint": self.blueprint,
             "module": self.module,
@@ -44,8 +70,8 @@ class SeedStateReport:
 
 @dataclass(frozen=True)
 class TwinReport:
-    """What insurance found and cost: how the same network ended without growth, and which of them
-    was `kept`, "grown" or "twin"."""
+    """Insurance: the result of the same network without growth, and which of them was `kept`,
+    "grown" or "twin"."""
 
     val_score: float | None
     train_macs: int
@@ -54,15 +80,13 @@ class TwinReport:
 
 @dataclass(frozen=True)
 class EpisodeOutcome:
-    """One row of outcomes.jsonl: how one host training ended. Same key, same bytes.
+    """One row of outcomes.jsonl: the result of one host training. The same key gives the same row.
 
-    The network that is kept is the one of `best_step`; scores and sizes are its own.
-    `params` and `macs` count the whole network, `seeds` its fossils and what else was kept.
-    `train_macs` is the multiply-adds of all training and evaluation, rejected seeds included.
-    `attribution_macs` is what it cost to find out, afterwards, what each seed is worth; nothing was
-    decided by it. `total_reward` is the sum of raw rewards of `reward_mode`; None if nobody was
-    rewarded. `ended` is finished, rollback, interrupted, patience or max_time. `twin` is there if
-    the run was insured.
+    The network of `best_step` is kept; scores and sizes are its own. `params` and `macs` count the
+    whole network, `seeds` are the kept seeds. `train_macs` are the multiply-adds of all training
+    and evaluation, including rejected seeds; `attribution_macs` those of measuring afterwards what
+    each seed is worth. `total_reward` is the sum of raw rewards of `reward_mode`, None without
+    rewards. `ended` is finished, rollback, interrupted, patience or max_time.
     """
 
     env: int

@@ -1,10 +1,7 @@
-"""Folders that appear whole or not at all, and are read only if they are intact.
+"""Folders that are written atomically, and read only if their checksums match.
 
-    manifest.json   format version, and the SHA-256 of the others
-    ...
-
-Nothing read from them is a path. A checksum finds damage; it is no signature, so who can write a
-file can also give it the checksum that fits.
+`manifest.json` holds the format version and the SHA-256 of the other files. A checksum detects
+damage; it is not a signature.
 """
 
 import hashlib
@@ -23,12 +20,12 @@ _UNFINISHED = "unfinished-"
 
 
 class DamagedCheckpointError(ConfigError):
-    """A sealed folder that is incomplete, was altered, or is not one."""
+    """A sealed folder that is incomplete, modified, or not a sealed folder."""
 
 
 def write_sealed(final: Path, contents: Mapping[str, bytes], version: int) -> None:
-    """Write files as the folder `final`, in the place of one that is there. Raises OSError, and
-    leaves what was there before, if the disk does not take them."""
+    """Write files as the folder `final`, replacing an older one. Raises OSError, and keeps the
+    older one, if the files cannot be written."""
     unfinished = final.with_name(f"{_UNFINISHED}{final.name}")
     sums = {name: hashlib.sha256(data).hexdigest() for name, data in contents.items()}
     manifest = to_json({"format": version, "sha256": sums})
@@ -51,8 +48,8 @@ def write_sealed(final: Path, contents: Mapping[str, bytes], version: int) -> No
 def read_sealed(
     path: Path, names: Sequence[str], version: int, within: Path | None = None
 ) -> dict[str, bytes]:
-    """The files of a folder that lies in `within`; raises ConfigError in a sentence if they are
-    damaged, foreign or of another format."""
+    """The files of a folder inside `within`; raises ConfigError if they are damaged, outside, or of
+    another format."""
     contents = {name: _read(path, name, within or path) for name in (MANIFEST, *names)}
     manifest = from_json(path / MANIFEST, contents.pop(MANIFEST))
     found = manifest.get("format")
@@ -66,7 +63,7 @@ def read_sealed(
     sums = manifest.get("sha256")
     for name, data in contents.items():
         if not isinstance(sums, dict) or sums.get(name) != hashlib.sha256(data).hexdigest():
-            raise DamagedCheckpointError(f"{path / name} is damaged: its checksum does not fit")
+            raise DamagedCheckpointError(f"{path / name} is damaged: its checksum is wrong")
     return contents
 
 
@@ -80,13 +77,13 @@ def sealed_series(folder: Path, word: str) -> list[Path]:
 
 
 def clear_unfinished(folder: Path) -> None:
-    """Remove what writers that were killed have left in a folder of sealed ones."""
+    """Remove the unfinished folders of killed writers."""
     for path in folder.glob(f"{_UNFINISHED}*"):
         shutil.rmtree(path, ignore_errors=True)
 
 
 def discard(path: Path) -> None:
-    """First take its name away, so that nobody ever sees half of it."""
+    """Rename it first, so that no reader sees a half-deleted folder."""
     doomed = path.with_name(f"{_UNFINISHED}{path.name}-old")
     shutil.rmtree(doomed, ignore_errors=True)
     os.rename(path, doomed)
@@ -110,7 +107,7 @@ def from_json(file: Path, data: bytes) -> dict[str, Any]:
 def _read(path: Path, name: str, within: Path) -> bytes:
     file = path / name
     if not file.resolve().is_relative_to(within.resolve()):
-        raise DamagedCheckpointError(f"{file} leads out of {within}")
+        raise DamagedCheckpointError(f"{file} is outside {within}")
     try:
         return file.read_bytes()
     except OSError as error:
@@ -125,7 +122,7 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make names in the folder as lasting as the files they name."""
+    """Sync the folder itself, so that the names of files are on disk, too."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""Settings from a TOML file or flags: the fields of a dataclass, and nothing else."""
+"""Settings from a TOML file or flags, checked against the fields of a dataclass."""
 
 import difflib
 import math
@@ -13,7 +13,7 @@ from esper.leyline.errors import ConfigError
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Raises ConfigError, in one sentence, if it is not there or not TOML."""
+    """Raises ConfigError if the file is missing or not TOML."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -30,14 +30,14 @@ def settings_of(kind: type) -> set[str]:
 
 
 def refuse_unknown(given: Mapping[str, Any], known: set[str], prefix: str) -> None:
-    """`prefix` is the table that the settings are in, with its dot."""
+    """Raises ConfigError for an unknown setting; `prefix` is the name of its table and a dot."""
     for name in given:
         if name not in known:
             raise ConfigError(f"no setting {prefix}{name}{nearest(name, known, prefix)}")
 
 
 def nearest(name: str, known: Iterable[str], prefix: str = "") -> str:
-    """The end of a complaint about a name: what may have been meant, if anything is close."""
+    """The end of a message about a wrong name: the closest known name, if there is one."""
     close = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.4)
     return f"; did you mean {prefix}{close[0]}?" if close else ""
 
@@ -52,7 +52,7 @@ _WORDS = {
 
 
 def check_types(given: Mapping[str, Any], kind: type, prefix: str) -> None:
-    """Each of a type that its field in the dataclass `kind` has."""
+    """Raises ConfigError for a value whose type is not that of its field in `kind`."""
     hints = get_type_hints(kind)
     for name, value in given.items():
         if not _fits(value, hints[name]):
@@ -71,7 +71,7 @@ def _fits(value: Any, hint: Any) -> bool:
     if origin is not None:
         return isinstance(value, dict) and all(_fits(v, float) for v in value.values())
     if hint is float:
-        # Neither the file of a run nor its checkpoints can hold infinity.
+        # JSON and TOML files of a run cannot hold infinity.
         return (
             isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
         )

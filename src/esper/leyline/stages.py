@@ -1,4 +1,4 @@
-"""The life of a seed: its stages, and the only moves between them."""
+"""The stages of a seed, the legal transitions between them, and their gates."""
 
 from enum import IntEnum
 
@@ -6,7 +6,7 @@ import numpy as np
 
 
 class SeedStage(IntEnum):
-    """Where a slot and the seed in it stand. Value 5 is reserved and never used."""
+    """The stage of a slot and its seed. Value 5 is reserved and never used."""
 
     UNKNOWN = 0
     DORMANT = 1
@@ -33,53 +33,43 @@ VALID_TRANSITIONS: dict[SeedStage, frozenset[SeedStage]] = {
     SeedStage.RESETTING: frozenset({SeedStage.DORMANT}),
 }
 
-TERMINAL_STAGES = frozenset({SeedStage.FOSSILIZED})
-FAILURE_STAGES = frozenset({SeedStage.CULLED, SeedStage.EMBARGOED, SeedStage.RESETTING})
-ACTIVE_STAGES = frozenset(
-    {SeedStage.TRAINING, SeedStage.BLENDING, SeedStage.HOLDING, SeedStage.FOSSILIZED}
-)
-# A live seed still has to prove itself and can be culled.
-LIVE_STAGES = frozenset(
-    {SeedStage.GERMINATED, SeedStage.TRAINING, SeedStage.BLENDING, SeedStage.HOLDING}
-)
+
+class GateLevel(IntEnum):
+    """Level 4 is reserved and never used."""
+
+    G0 = 0
+    G1 = 1
+    G2 = 2
+    G3 = 3
+    G5 = 5
+
+
+GATE_FOR_TARGET: dict[SeedStage, GateLevel] = {
+    SeedStage.GERMINATED: GateLevel.G0,
+    SeedStage.TRAINING: GateLevel.G1,
+    SeedStage.BLENDING: GateLevel.G2,
+    SeedStage.HOLDING: GateLevel.G3,
+    SeedStage.FOSSILIZED: GateLevel.G5,
+}
+
+
+def _lookup(*stages: SeedStage) -> np.ndarray:
+    """Bool array, indexed by stage values: is each one in `stages`?"""
+    return np.isin(np.arange(max(SeedStage) + 1), stages)
+
+
+# A live seed can still be culled.
+IS_LIVE = _lookup(SeedStage.GERMINATED, SeedStage.TRAINING, SeedStage.BLENDING, SeedStage.HOLDING)
+HOLDS_SEED = IS_LIVE | _lookup(SeedStage.FOSSILIZED)
+# An active seed is in the forward pass.
+IS_ACTIVE = HOLDS_SEED & ~_lookup(SeedStage.GERMINATED)
 # A blended seed acts on the network's output, so it has a counterfactual.
-BLENDED_STAGES = frozenset({SeedStage.BLENDING, SeedStage.HOLDING, SeedStage.FOSSILIZED})
-# Fully blended in: alpha is 1, and a gated blend needs its valve no more.
-FULL_STAGES = frozenset({SeedStage.HOLDING, SeedStage.FOSSILIZED})
-
-_VALUES = range(max(SeedStage) + 1)
-
-
-def _lookup(stages: frozenset[SeedStage]) -> np.ndarray:
-    """Read-only bool array to index with an array of stage values: is each one in `stages`?"""
-    table = np.array([value in stages for value in _VALUES])
-    table.setflags(write=False)
-    return table
-
-
-IS_ACTIVE = _lookup(ACTIVE_STAGES)
-IS_LIVE = _lookup(LIVE_STAGES)
-IS_BLENDED = _lookup(BLENDED_STAGES)
-IS_FULL = _lookup(FULL_STAGES)
-HOLDS_SEED = _lookup(LIVE_STAGES | TERMINAL_STAGES)
-# LEGAL_TRANSITION[from, to], the same thirteen edges as an array.
-LEGAL_TRANSITION = np.stack(
-    [_lookup(VALID_TRANSITIONS.get(value, frozenset())) for value in _VALUES]  # type: ignore[call-overload]
-)
-LEGAL_TRANSITION.setflags(write=False)
-
-
-def is_valid_transition(current: SeedStage, target: SeedStage) -> bool:
-    return target in VALID_TRANSITIONS[current]
-
-
-def is_terminal_stage(stage: SeedStage) -> bool:
-    return stage in TERMINAL_STAGES
-
-
-def is_active_stage(stage: SeedStage) -> bool:
-    return stage in ACTIVE_STAGES
-
-
-def is_failure_stage(stage: SeedStage) -> bool:
-    return stage in FAILURE_STAGES
+IS_BLENDED = IS_ACTIVE & ~_lookup(SeedStage.TRAINING)
+# Fully blended: alpha is 1, and a gated blend does not need its valve any more.
+IS_FULL = IS_BLENDED & ~_lookup(SeedStage.BLENDING)
+# LEGAL_TRANSITION[from, to]: VALID_TRANSITIONS as an array.
+LEGAL_TRANSITION = np.zeros((max(SeedStage) + 1,) * 2, dtype=bool)
+for _source, _targets in VALID_TRANSITIONS.items():
+    LEGAL_TRANSITION[_source, list(_targets)] = True
+for _table in (IS_LIVE, HOLDS_SEED, IS_ACTIVE, IS_BLENDED, IS_FULL, LEGAL_TRANSITION):
+    _table.setflags(write=False)

@@ -1,4 +1,4 @@
-"""tamiyo: the one who decides.
+"""tamiyo: controllers and what they see.
 
 Signals and observations, action masks, and the controllers: static, random, scripted, heuristic.
 """

@@ -1,4 +1,4 @@
-"""What a controller may look at before it decides, and what a controller is."""
+"""What a controller sees before it decides, and the interface of a controller."""
 
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -16,18 +16,18 @@ from esper.tamiyo.slot_facts import SlotFacts
 class Situation:
     """E environments after step `step` of `max_steps`; a controller must not change any of it.
 
-    keys         int[E], the key of each environment's episode
+    keys          int[E], the key of each environment's episode
     running       bool[E], False once an environment's episode is over
     total_params  int[E], host and seeds together
-    left          float[E], the share of the run that is left, by its steps or by its budget of
-                  multiply-adds, whichever is less
-    max_seeds     how many seeds an environment may hold, None for no limit
-    trained       the hosts arrived trained; then step 0 comes before the first epoch
-    facts         what is known of slots and candidates; None in a situation that is made by hand
-    extra         float[E], the budget of multiply-adds as a share of what the training of the host
-                  cost, NaN where there is none; None: nowhere
-    rho           float[E], how much is left to learn (`engine/starvation.py`), NaN where that is
-                  not known; None: nowhere
+    left          float[E], the remaining share of the steps or of the budget of multiply-adds,
+                  whichever is less
+    max_seeds     most seeds of an environment, None for no limit
+    trained       the hosts are already trained; step 0 comes before the first epoch
+    facts         static properties of slots and candidates; None if made by hand
+    extra         float[E], the budget of multiply-adds relative to the cost of the host's training,
+                  NaN or None if there is none
+    rho           float[E], how much is left to learn (`engine/starvation.py`), NaN or None if
+                  unknown
     """
 
     step: int
@@ -54,11 +54,10 @@ class Situation:
 
 
 class Controller(Protocol):
-    """Rule or learned policy. `reset` comes before the first `act` of every episode.
+    """Rule or learned policy. `reset` is called before the first `act` of every episode.
 
-    One that remembers anything from one `act` to the next, other than through the situation, also
-    has `state_dict()` and `load_state_dict(state)`, with tensors and plain values, so that an
-    episode can be taken up where it was left.
+    A controller with a state of its own also has `state_dict()` and `load_state_dict(state)`, with
+    tensors and plain values, so that an episode can be resumed.
     """
 
     name: str
@@ -67,17 +66,14 @@ class Controller(Protocol):
 
     def act(self, situation: Situation) -> np.ndarray:
         """int64 [E, 4] in the order of HEAD_NAMES; every row legal, irrelevant heads 0."""
-        ...
 
 
 @runtime_checkable
 class GivesReasons(Protocol):
-    """A controller that can say what stood behind its decisions."""
+    """A controller that can explain its decisions."""
 
     def reasons(self, actions: np.ndarray) -> list[Decided]:
-        """Of the situation that `act` was last asked about, and what was done in it: an event for
-        each environment that runs."""
-        ...
+        """An event for each running environment, about the situation of the last `act`."""
 
 
 def wait(n_envs: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""What is known of slots, and of what could be grown in them, before anything grows."""
+"""Static properties of slots, and of the candidates that could be grown in them."""
 
 from dataclasses import dataclass
 
@@ -11,23 +11,22 @@ from esper.tamiyo.policy.action_masks import GrowthLimits
 
 @dataclass(frozen=True)
 class SlotFacts:
-    """S slots of a host, and B candidates in each. They are the same for every host that is made
-    like it, at any step.
+    """S slots of a host and B candidates in each, the same for all hosts of an architecture.
 
     host_macs      multiply-adds of the host per example
     position       float[S], 0 at the input, 1 at the output
     channels       int[S]
-    places         int[S], how many pixels or tokens a seed reads; 1 if it reads vectors
-    params, macs   float[S], the share of the host in the slot's module; NaN if not known
+    positions      int[S], number of pixels or tokens that a seed reads; 1 for vectors
+    params, macs   float[S], share of the host in the slot's module; NaN if unknown
     fits           bool[S, B]
-    seed_params, seed_macs   int[S, B], what a candidate costs, as the masks count it
-    seed_layers, seed_reach  int[S, B], its weight matrices, and its widest kernel
+    seed_params, seed_macs   int[S, B], cost of a candidate, as in the masks
+    seed_layers, seed_reach  int[S, B], its number of weight matrices, and its widest kernel
     """
 
     host_macs: int
     position: np.ndarray
     channels: np.ndarray
-    places: np.ndarray
+    positions: np.ndarray
     params: np.ndarray
     macs: np.ndarray
     fits: np.ndarray
@@ -38,7 +37,6 @@ class SlotFacts:
 
 
 def describe_slots(template: GrownModule, limits: GrowthLimits) -> SlotFacts:
-    """The facts of hosts that are made like `template`, whose limits are `limits`."""
     sites, host = template.sites, template.host
     _, traits = seed_traits(template.catalogue, sites, template.output)
     own = np.array([count_params(host.get_submodule(site.module)) for site in sites])
@@ -48,7 +46,7 @@ def describe_slots(template: GrownModule, limits: GrowthLimits) -> SlotFacts:
         host_macs=template.host_macs,
         position=np.array([site.position for site in sites]),
         channels=channels,
-        places=np.array([int(np.prod(site.shape)) for site in sites]) // channels,
+        positions=np.array([int(np.prod(site.shape)) for site in sites]) // channels,
         params=own / max(1, count_params(host)),
         macs=macs / max(1, template.host_macs),
         fits=limits.fits,

@@ -1,4 +1,4 @@
-"""Follows E host trainings and tells when they plateau and when they have settled."""
+"""Tracks E host trainings: the noise of scores, plateaus and stabilisation."""
 
 import numpy as np
 
@@ -11,12 +11,11 @@ SECOND_DIFFERENCE = 1.6522
 
 
 def score_noise(scores: np.ndarray, chance: np.ndarray) -> np.ndarray:
-    """[E]: how much scores ([E, T], oldest first, NaN where not measured) vary by chance.
+    """[E]: random variation of scores ([E, T], oldest first, NaN where unknown), in their unit.
 
-    It has the unit of the scores, and does not change when they are shifted: the median second
-    difference of the last epochs, which a steady rise does not enter. A curve may be smoother than
-    it is meaningful, so it is at least a share of the spread of all scores, and at least `chance`
-    ([E]), where the error of a single score is known. NaN before the third score otherwise.
+    It is the median second difference of the last epochs, which a steady rise does not affect. It
+    is at least a share of the spread of all scores, because a curve may be too smooth, and at least
+    `chance` ([E]), the standard error of a single score if known. Else NaN before the third score.
     """
     bends = np.abs(np.diff(scores[:, -c.SIGNAL_HISTORY_WINDOW :], n=2, axis=1))
     noise = np.full(len(scores), np.nan)
@@ -29,22 +28,22 @@ def score_noise(scores: np.ndarray, chance: np.ndarray) -> np.ndarray:
 
 
 def _quartile(scores: np.ndarray, share: float) -> np.ndarray:
-    """[E]: as `np.nanquantile` along rows, which takes them one by one and 50 times as long."""
-    place = share * ((~np.isnan(scores)).sum(axis=1, keepdims=True) - 1)
-    below = np.floor(place).astype(np.int64)
+    """[E]: like `np.nanquantile` along rows, but 50 times as fast."""
+    rank = share * ((~np.isnan(scores)).sum(axis=1, keepdims=True) - 1)
+    below = np.floor(rank).astype(np.int64)
     ordered = np.sort(scores, axis=1)  # NaN last
     low = np.take_along_axis(ordered, below, axis=1)
-    high = np.take_along_axis(ordered, np.ceil(place).astype(np.int64), axis=1)
-    return np.asarray((low + (high - low) * (place - below))[:, 0])
+    high = np.take_along_axis(ordered, np.ceil(rank).astype(np.int64), axis=1)
+    return np.asarray((low + (high - low) * (rank - below))[:, 0])
 
 
 class SignalTracker:
-    """Call `update` once after every epoch with what was measured, [E] arrays.
+    """Call `update` after every epoch with its measurements, [E] arrays.
 
-    A plateau counts the epochs since the best score last rose by `plateau_rise` times the score's
-    noise, which is `noise` [E]. The stabilisation latch opens after `stabilization_epochs` epochs
-    in a row whose validation loss neither fell by `stabilization_threshold` of itself nor jumped;
-    0 opens it from the start. It never closes again before `reset`.
+    A plateau counts the epochs since the best score last rose by `plateau_rise` times its `noise`
+    [E]. A host is stabilised after `stabilization_epochs` consecutive epochs whose validation loss
+    neither fell by the share `stabilization_threshold` nor jumped (0: from the start), and stays so
+    until `reset`.
     """
 
     def __init__(
@@ -82,15 +81,15 @@ class SignalTracker:
         val_score: np.ndarray,
         chance: np.ndarray | None = None,
     ) -> TrainingSignals:
-        """`chance` is the error of each score, where that is known."""
+        """`chance` is the standard error of each score, if known."""
         previous_loss = self.losses[:, -1]
         loss_delta = previous_loss - val_loss
         score_delta = val_score - self.scores[:, -1]
         self.scores = np.concatenate([self.scores, val_score[:, None]], axis=1)
         unknown = np.full(self.n_envs, np.nan)
         self.noise = score_noise(self.scores, unknown if chance is None else chance)
-        self._watch_plateau(val_score)
-        self._watch_stability(loss_delta, previous_loss, val_loss)
+        self._update_plateau(val_score)
+        self._update_stability(loss_delta, previous_loss, val_loss)
         self.best_score = np.fmax(self.best_score, val_score)
         self.best_loss = np.fmin(self.best_loss, val_loss)
         self.losses = np.concatenate([self.losses[:, 1:], val_loss[:, None]], axis=1)
@@ -111,13 +110,13 @@ class SignalTracker:
             score_history=self.scores[:, -HISTORY:],
         )
 
-    def _watch_plateau(self, score: np.ndarray) -> None:
-        # Against the best so far, not the last epoch: noise alone would look like progress.
+    def _update_plateau(self, score: np.ndarray) -> None:
+        # Compared with the best, not the last epoch: else noise would look like progress.
         rose = ~(score <= self.plateau_base + self.plateau_rise * self.noise)
         self.plateau_base = np.where(rose, score, self.plateau_base)
         self.plateau = np.where(rose, 0, self.plateau + 1)
 
-    def _watch_stability(
+    def _update_stability(
         self, loss_delta: np.ndarray, previous: np.ndarray, loss: np.ndarray
     ) -> None:
         # Comparisons with NaN, before the first epoch or after a fault, are False.

@@ -179,7 +179,7 @@ def test_any_catalogue_and_a_situation_without_facts(situations: list[Situation]
     masks = replace(s.masks, blueprint=s.masks.blueprint[..., :5])
     x = set_features(replace(s, catalogue=few, masks=masks, facts=replace(s.facts, **cut)))
     assert x.shape[1] == SetLayout(3, 5).size
-    with pytest.raises(ConfigError, match="does not say what its slots are"):
+    with pytest.raises(ConfigError, match="slot facts"):
         set_features(replace(s, facts=None))
 
 

@@ -1,1 +1,1 @@
-"""Blueprints: what can be grown. To add one, write a function and list it in the catalogue."""
+"""Blueprints of seeds. To add one, write a factory and add it to the catalogue."""

@@ -1,9 +1,8 @@
 """Bypasses: seeds that widen a hidden layer of the host.
 
-A bypass reads what the layer reads and adds to what the next layer gives out, as further channels
-of the layer would: a layer like it, what the host does in between (with a norm of their own for the
-newcomers), and a map like the next layer without a bias, tiny at birth. It is a valid addition
-whatever else reads the layer; between two layers of a plain chain it is the same as a wider layer.
+A bypass reads the layer's input and adds to the output of the next layer, as more channels of the
+layer would: a layer of the same kind, the host's steps in between (with norms of its own), and a
+layer like the next one without bias, tiny at birth. In a plain chain this equals a wider layer.
 """
 
 import math
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 from esper.growth.blueprints.modules import nearly_zero_
 from esper.leyline import LayerSpec, Step, Widening
 
-# A LayerNorm of fewer channels leaves hardly anything of them, and so no gradient.
+# A LayerNorm over fewer channels has almost no gradient.
 LEAST_NORMED = 4
 _OVER_CHANNELS = ("LayerNorm", "RMSNorm")
 _BATCH_NORM = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}
@@ -62,15 +61,15 @@ def widen(widening: Widening, share: float) -> nn.Module:
     """A bypass with `share` of the layer's channels, at least one."""
     normed = any(step[0] in _OVER_CHANNELS for step in widening.steps)
     width = max(LEAST_NORMED if normed else 1, int(share * widening.first.outputs))
-    parts: list[Any] = [make() for make in _makers(widening, width)]
-    nearly_zero_(parts[-1])
-    return nn.Sequential(*parts)
+    layers: list[Any] = [make() for make in _makers(widening, width)]
+    nearly_zero_(layers[-1])
+    return nn.Sequential(*layers)
 
 
 def can_widen(widening: Widening) -> bool:
-    """Does a bypass of any width give what is added to? Nothing is made."""
+    """Does a bypass of any width return the right shape? It runs on the meta device."""
     try:
-        # Two widths: channels that the host moved elsewhere change another dimension.
+        # Two widths, because the host may have moved channels to another dimension.
         for width in (widening.first.outputs, widening.first.outputs + 1):
             _makers(widening, width)
     except (RuntimeError, ValueError, TypeError, IndexError):
@@ -80,7 +79,7 @@ def can_widen(widening: Widening) -> bool:
 
 @lru_cache(maxsize=4096)
 def _makers(widening: Widening, width: int) -> tuple[Maker, ...]:
-    """How each part is made. Raises ValueError or RuntimeError if they do not fit together."""
+    """Factories of the layers. Raises ValueError or RuntimeError if they do not fit together."""
     first, second = widening.first, widening.second
     makers: list[Maker] = [partial(_layer, first, first.inputs, width, first.bias)]
     with torch.device("meta"), torch.no_grad():
@@ -97,29 +96,18 @@ def _makers(widening: Widening, width: int) -> tuple[Maker, ...]:
 
 
 def _layer(spec: LayerSpec, inputs: int, outputs: int, bias: bool) -> Any:
-    if spec.kind == "Linear":
-        return nn.Linear(inputs, outputs, bias=bias)
-    return getattr(nn, spec.kind)(
-        inputs,
-        outputs,
-        spec.kernel,
-        stride=spec.stride,
-        padding=spec.padding,
-        dilation=spec.dilation,
-        bias=bias,
-        padding_mode=spec.padding_mode,
-    )
+    return getattr(nn, spec.kind)(inputs, outputs, bias=bias, **dict(spec.settings))
 
 
 def _step(step: Step, shape: torch.Size, widening: Widening) -> Maker:
-    """A norm is made for the channels that there are: they are a cohort of their own."""
+    """The factory of a step; a norm is made for the bypass's own channels."""
     name, *settings = step
     match name:
         case "BatchNorm":
             return partial(_BATCH_NORM[len(shape)], shape[1], *settings)
         case "GroupNorm":
             groups, *settings = settings
-            # As large as the host's groups are, if that comes out even.
+            # Groups as large as the host's, if that divides the channels.
             share = math.gcd(max(1, groups * shape[1] // widening.first.outputs), shape[1])
             return partial(nn.GroupNorm, share, shape[1], *settings)
         case "LayerNorm" | "RMSNorm":

@@ -1,7 +1,4 @@
-"""The list of blueprints: the only one. The action space is derived from it.
-
-Also what a seed costs, in parameters and multiply-adds, without making it.
-"""
+"""The catalogue of blueprints, from which the action space is derived, and what seeds cost."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,21 +9,22 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from esper.growth.blueprints import bypass, modules
-from esper.growth.counting import flop_counter
 from esper.leyline import SEED_LAYOUTS, ConfigError, InjectionSpec, LayerSpec, Widening
 
 ENTRY_POINT_GROUP = "esper.blueprints"
 
 BlueprintKind = Literal["residual", "branch", "bypass"]
+Factory = Callable[..., nn.Module]
 
 
 @dataclass(frozen=True)
 class OutputSpec:
     """The host's output as a branch sees it; `per_position` for (B, T, outputs).
 
-    `positions` is T on the example; a branch must start where there are as many.
+    `positions` is T on the example; the slot of a branch must have as many.
     """
 
     outputs: int
@@ -38,18 +36,17 @@ class OutputSpec:
 class BlueprintSpec:
     """How to make one kind of seed.
 
-    factories  for each topology the blueprint serves, a function that makes the module:
-               `f(channels)` for a residual seed, which returns the change to its input,
+    factories  for each supported topology a function that makes the module:
+               `f(channels)` for a residual seed, which returns the change to its input;
                `f(channels, outputs, per_position=bool)` for a branch, which returns the change to
-               the network's output, and `f(widening)` for a bypass, which reads the input of the
+               the network's output; `f(widening)` for a bypass, which reads the input of the
                widening's first layer and returns the change to the output of its second
-    mixes_positions  its factory for sequences also takes `causal=bool`: where the host does not
-               look ahead, neither may the seed
+    mixes_positions  the factory for sequences also takes `causal=bool`
     """
 
     name: str
     kind: BlueprintKind
-    factories: Mapping[str, Callable[..., nn.Module]]
+    factories: Mapping[str, Factory]
     description: str
     mixes_positions: bool = False
 
@@ -75,8 +72,8 @@ class BlueprintSpec:
         return self.factories[site.topology](site.channels, **arguments)
 
     def reads(self, site: InjectionSpec, batch: int) -> tuple[int, ...]:
-        """The shape that its seed reads at a slot for `batch` examples; a bypass has as many as
-        the example had that the slot was found with."""
+        """The shape that a seed reads at a slot for `batch` examples; for a bypass the batch is
+        that of the example the slot was found with."""
         if self.kind == "bypass" and site.widening is not None:
             return site.widening.reads
         return (batch, *site.shape)
@@ -104,7 +101,7 @@ class BlueprintSpec:
 
 @dataclass(frozen=True)
 class BlueprintCatalogue:
-    """An ordered list of blueprints; a blueprint's place is its index in the action space."""
+    """Blueprints in the order of their indices in the action space."""
 
     specs: tuple[BlueprintSpec, ...]
 
@@ -135,111 +132,96 @@ class BlueprintCatalogue:
 NOOP = "noop"
 
 
-def _maps(factory: Callable[..., nn.Module]) -> dict[str, Callable[..., nn.Module]]:
-    """A factory for feature maps of one, two and three dimensions."""
-    return {"cnn": factory, "cnn1d": partial(factory, dims=1), "cnn3d": partial(factory, dims=3)}
+def _spec(
+    name: str,
+    description: str,
+    kind: BlueprintKind = "residual",
+    *,
+    maps: Factory | None = None,
+    sequences: Factory | None = None,
+    vectors: Factory | None = None,
+    mixes_positions: bool = False,
+) -> BlueprintSpec:
+    """`maps` takes the number of `dims` of a feature map."""
+    factories: dict[str, Factory | None] = {"transformer": sequences, "mlp": vectors}
+    if maps is not None:
+        dims = {"cnn1d": partial(maps, dims=1), "cnn3d": partial(maps, dims=3)}
+        factories = {"cnn": maps, **dims, **factories}
+    given = {topology: factory for topology, factory in factories.items() if factory is not None}
+    return BlueprintSpec(name, kind, given, description, mixes_positions)
+
+
+def _channels_last(name: str, description: str, factory: Factory) -> BlueprintSpec:
+    return _spec(name, description, sequences=factory, vectors=factory)
+
+
+def _widening(name: str, description: str, share: float) -> BlueprintSpec:
+    factories = dict.fromkeys(SEED_LAYOUTS, partial(bypass.widen, share=share))
+    return BlueprintSpec(name, "bypass", factories, description)
 
 
 BUILT_IN = BlueprintCatalogue(
     (
-        BlueprintSpec(NOOP, "residual", {}, "nothing; keeps index 0 free"),
-        BlueprintSpec(
-            "conv_light", "residual", _maps(modules.conv_light), "convolution of width 3"
-        ),
-        BlueprintSpec(
+        _spec(NOOP, "nothing; keeps index 0 free"),
+        _spec("conv_light", "convolution of width 3", maps=partial(modules.convolution, kernel=3)),
+        _spec(
             "attention",
-            "residual",
-            {**_maps(modules.cnn_attention), "transformer": modules.sequence_attention},
             "re-weights channels (maps) or attends to other positions (transformer)",
+            maps=modules.ChannelAttention,
+            sequences=modules.SequenceAttention,
             mixes_positions=True,
         ),
-        BlueprintSpec(
+        _spec(
             "norm",
-            "residual",
-            {
-                **_maps(modules.cnn_norm),
-                "transformer": modules.sequence_norm,
-                "mlp": modules.sequence_norm,
-            },
             "moves features towards their normalised form",
+            maps=modules.cnn_norm,
+            sequences=modules.sequence_norm,
+            vectors=modules.sequence_norm,
         ),
-        BlueprintSpec(
-            "depthwise", "residual", _maps(modules.depthwise), "depthwise of width 3, then width 1"
-        ),
-        BlueprintSpec("bottleneck", "residual", _maps(modules.bottleneck), "width 1, 3, 1, narrow"),
-        BlueprintSpec(
-            "conv_small", "residual", _maps(modules.conv_small), "convolution of width 1"
-        ),
-        BlueprintSpec(
-            "conv_heavy", "residual", _maps(modules.conv_heavy), "two convolutions of width 3"
-        ),
-        BlueprintSpec(
-            "lora",
-            "residual",
-            {"transformer": modules.lora, "mlp": modules.lora},
-            "linear map of rank 8",
-        ),
-        BlueprintSpec(
-            "lora_large",
-            "residual",
-            {"transformer": modules.lora_large, "mlp": modules.lora_large},
-            "linear map of rank 32",
-        ),
-        BlueprintSpec(
+        _spec("depthwise", "depthwise of width 3, then width 1", maps=modules.depthwise),
+        _spec("bottleneck", "width 1, 3, 1, narrow", maps=modules.bottleneck),
+        _spec("conv_small", "convolution of width 1", maps=partial(modules.convolution, kernel=1)),
+        _spec("conv_heavy", "two convolutions of width 3", maps=modules.two_convolutions),
+        _channels_last("lora", "linear map of rank 8", partial(modules.low_rank, rank=8)),
+        _channels_last("lora_large", "linear map of rank 32", partial(modules.low_rank, rank=32)),
+        _channels_last(
             "mlp_small",
-            "residual",
-            {"transformer": modules.mlp_small, "mlp": modules.mlp_small},
             "two-layer perceptron, twice as wide inside",
+            partial(modules.feed_forward, expansion=2),
         ),
-        BlueprintSpec(
+        _channels_last(
             "mlp",
-            "residual",
-            {"transformer": modules.mlp, "mlp": modules.mlp},
             "two-layer perceptron, four times as wide inside",
+            partial(modules.feed_forward, expansion=4),
         ),
-        BlueprintSpec(
+        _spec(
             "flex_attention",
-            "residual",
-            {"transformer": modules.flex_attention},
             "attends to other positions, near ones more",
+            sequences=partial(modules.SequenceAttention, distance_bias=True),
             mixes_positions=True,
         ),
-        BlueprintSpec(
+        _spec(
             "branch",
-            "branch",
-            {
-                **_maps(modules.cnn_branch),
-                "transformer": modules.sequence_branch,
-                "mlp": modules.mlp_branch,
-            },
             "a path around the trunk, from the slot straight to the output",
+            "branch",
+            maps=modules.cnn_branch,
+            sequences=modules.sequence_branch,
+            vectors=modules.mlp_branch,
         ),
-        BlueprintSpec(
+        _spec(
             "transformer_block",
-            "residual",
-            {"transformer": modules.transformer_block},
             "one more layer: attention and perceptron, both pre-norm",
+            sequences=partial(modules.Blocks, count=1),
             mixes_positions=True,
         ),
-        BlueprintSpec(
+        _spec(
             "transformer_blocks",
-            "residual",
-            {"transformer": modules.transformer_blocks},
             "three more layers in a row",
+            sequences=partial(modules.Blocks, count=3),
             mixes_positions=True,
         ),
-        BlueprintSpec(
-            "widen_half",
-            "bypass",
-            dict.fromkeys(SEED_LAYOUTS, partial(bypass.widen, share=0.5)),
-            "half as many channels again in the slot's last hidden layer",
-        ),
-        BlueprintSpec(
-            "widen_double",
-            "bypass",
-            dict.fromkeys(SEED_LAYOUTS, partial(bypass.widen, share=1.0)),
-            "as many channels again in the slot's last hidden layer",
-        ),
+        _widening("widen_half", "half as many channels again in the slot's last hidden layer", 0.5),
+        _widening("widen_double", "as many channels again in the slot's last hidden layer", 1.0),
     )
 )
 
@@ -254,13 +236,26 @@ def default_catalogue() -> BlueprintCatalogue:
 # --- costs -----------------------------------------------------------------------------------
 
 
+def flop_counter() -> FlopCounterMode:
+    """Counts what runs inside it: two for every multiply-add, the same on every device.
+
+    Torch's counter does not know the attention kernel of the CPU and would not count it. As for
+    the other kernels, masked positions are counted.
+    """
+    kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    mapping = {
+        kernel: lambda query, key, value, *args, **kwargs: sdpa_flop_count(query, key, value)
+    }
+    return FlopCounterMode(display=False, custom_mapping=mapping)
+
+
 def count_params(module: nn.Module) -> int:
     """Trainable parameters, shared ones once."""
     return sum(p.numel() for p in module.parameters() if p.requires_grad)
 
 
 class SeedTraits(NamedTuple):
-    """What a seed shows of itself without being trained; multiply-adds are per example.
+    """Properties of an untrained seed; multiply-adds are per example.
 
     `layers` counts its weight matrices and kernels, `reach` is the widest of its kernels.
     """
@@ -296,8 +291,8 @@ def _seed_traits(
 def seed_traits(
     catalogue: BlueprintCatalogue, sites: list[InjectionSpec], output: OutputSpec | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(fits, traits), [S, B] and int [S, B, 4]: can the blueprint grow there, and what are its
-    SeedTraits? They are 0 where it does not fit."""
+    """(fits, traits), bool [S, B] and int [S, B, 4]: SeedTraits are 0 where a blueprint does not
+    fit."""
     shape = (len(sites), len(catalogue))
     fits, traits = np.zeros(shape, dtype=bool), np.zeros((*shape, 4), dtype=np.int64)
     for s, site in enumerate(sites):
@@ -311,10 +306,7 @@ def seed_traits(
 def seed_costs(
     catalogue: BlueprintCatalogue, sites: list[InjectionSpec], output: OutputSpec | None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(fits, params, macs), each [S, B]: can the blueprint grow there, and at what cost?
-
-    Multiply-adds are per example; both costs are 0 where the blueprint does not fit.
-    """
+    """(fits, params, macs), each [S, B]; multiply-adds are per example; 0 where nothing fits."""
     fits, traits = seed_traits(catalogue, sites, output)
     return fits, traits[..., 0], traits[..., 1]
 
@@ -326,7 +318,7 @@ def example_params(blueprint: BlueprintSpec, topology: str, width: int) -> int |
         return None
     shape = tuple(width if letter == "C" else 8 for letter in layout[1:])
     site = InjectionSpec(
-        *("r0c0", width, 0.0, (0, 1), "", topology, shape), widening=_example_widening(shape, width)
+        *("r0c0", width, 0.0, "", topology, shape), widening=_example_widening(shape, width)
     )
     found = _seed_traits(blueprint, site, OutputSpec(10, per_position=False))
     return None if found is None else found.params
@@ -337,6 +329,6 @@ def _example_widening(shape: tuple[int, ...], width: int) -> Widening:
     dims = len(shape) - 1 if shape[0] == width and len(shape) > 1 else 0
     layer = LayerSpec("", "Linear", width, width, bias=True)
     if dims:
-        once, thrice = (1,) * dims, (3,) * dims
-        layer = LayerSpec(*("", f"Conv{dims}d", width, width, True), thrice, once, once, once)
+        settings = (("kernel_size", 3), ("padding", 1))
+        layer = LayerSpec("", f"Conv{dims}d", width, width, True, settings)
     return Widening(layer, layer, (("ReLU",),), (1, *shape), (1, *shape), 1)

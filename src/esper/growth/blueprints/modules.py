@@ -1,19 +1,18 @@
-"""What a seed is made of, for feature maps (B, C, H, W), sequences (B, T, C) and vectors (B, C).
+"""Modules that seeds are made of, for feature maps, sequences (B, T, C) and vectors (B, C).
 
-Those for feature maps have a number of `dims`: (B, C, L) is a map of one, (B, C, D, H, W) of three.
+Feature maps have 1 to 3 `dims`: (B, C, L), (B, C, H, W) or (B, C, D, H, W).
 
-A seed starts with a last map that is tiny, not zero: its effect is below a thousandth of the host's
-features, yet every one of its parameters receives a gradient from the first step. Residual seeds
-return the change to add to their input, of its shape. A branch is a small path from a slot's
-features straight to the network's output, (B, outputs), or (B, T, outputs) for a network with an
-output at every position: a residual seed cannot widen a narrow trunk, a branch goes around it.
+The last layer of a seed starts tiny, not zero: the effect is below a thousandth of the host's
+features, yet every parameter gets a gradient from the first step. Residual seeds return the change
+to add to their input. A branch is a small path from a slot's features to the network's output,
+(B, outputs), or (B, T, outputs) for a network with an output at every position: a residual seed
+cannot widen a narrow network, a branch bypasses it.
 """
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from esper.growth.blocks import TransformerBlock
 from esper.leyline import ConfigError
 
 TINY = 1e-4
@@ -56,8 +55,8 @@ class Renormalize(nn.Module):
 
 # --- for feature maps ------------------------------------------------------------------------
 #
-# The convolutional ones are in pre-activation order (norm, ReLU, convolution; He et al. 2016): a
-# ReLU behind a tiny layer dies as soon as the layer's bias drifts below zero.
+# Convolutional seeds are in pre-activation order (norm, ReLU, convolution; He et al. 2016): a ReLU
+# behind a tiny layer dies as soon as the layer's bias drifts below zero.
 
 
 _CONVOLUTION = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
@@ -89,10 +88,6 @@ class ChannelAttention(nn.Module):
         return x * torch.tanh(z / 2)[(..., *[None] * self.dims)]
 
 
-def cnn_attention(channels: int, dims: int = 2) -> nn.Module:
-    return ChannelAttention(channels, dims)
-
-
 def _normalized(channels: int) -> list[nn.Module]:
     return [group_norm(channels), nn.ReLU()]
 
@@ -101,15 +96,11 @@ def _conv(channels: int, kernel: int, dims: int) -> nn.modules.conv._ConvNd:
     return _CONVOLUTION[dims](channels, channels, kernel, padding=kernel // 2, bias=False)
 
 
-def conv_small(channels: int, dims: int = 2) -> nn.Module:
-    return nn.Sequential(*_normalized(channels), nearly_zero_(_conv(channels, 1, dims)))
+def convolution(channels: int, *, kernel: int, dims: int = 2) -> nn.Module:
+    return nn.Sequential(*_normalized(channels), nearly_zero_(_conv(channels, kernel, dims)))
 
 
-def conv_light(channels: int, dims: int = 2) -> nn.Module:
-    return nn.Sequential(*_normalized(channels), nearly_zero_(_conv(channels, 3, dims)))
-
-
-def conv_heavy(channels: int, dims: int = 2) -> nn.Module:
+def two_convolutions(channels: int, dims: int = 2) -> nn.Module:
     return nn.Sequential(
         *_normalized(channels),
         _conv(channels, 3, dims),
@@ -140,7 +131,7 @@ def bottleneck(channels: int, dims: int = 2) -> nn.Module:
 
 # --- for sequences, and those without attention also for vectors -----------------------------
 #
-# Where a host is causal so is attention, so that a seed never lets a language model look ahead.
+# In a causal host attention is causal, too: a seed must not let a language model look ahead.
 
 
 HEADS = 4
@@ -150,22 +141,14 @@ def sequence_norm(channels: int) -> nn.Module:
     return Renormalize(nn.LayerNorm(channels))
 
 
-def _low_rank(channels: int, rank: int) -> nn.Module:
+def low_rank(channels: int, *, rank: int) -> nn.Module:
     return nn.Sequential(
         nn.Linear(channels, rank, bias=False),
         nearly_zero_(nn.Linear(rank, channels, bias=False)),
     )
 
 
-def lora(channels: int) -> nn.Module:
-    return _low_rank(channels, 8)
-
-
-def lora_large(channels: int) -> nn.Module:
-    return _low_rank(channels, 32)
-
-
-def _feed_forward(channels: int, expansion: int) -> nn.Module:
+def feed_forward(channels: int, *, expansion: int) -> nn.Module:
     return nn.Sequential(
         nn.Linear(channels, expansion * channels),
         nn.GELU(),
@@ -173,19 +156,10 @@ def _feed_forward(channels: int, expansion: int) -> nn.Module:
     )
 
 
-def mlp_small(channels: int) -> nn.Module:
-    return _feed_forward(channels, 2)
-
-
-def mlp(channels: int) -> nn.Module:
-    return _feed_forward(channels, 4)
-
-
 class SequenceAttention(nn.Module):
-    """Multi-head self-attention, to earlier positions only if `causal`; with `distance_bias`, far
-    positions count less.
+    """Multi-head self-attention, to earlier positions only if `causal`.
 
-    The bias is linear in distance with a fixed slope per head (ALiBi, Press et al. 2022).
+    `distance_bias` is linear in distance with a fixed slope per head (ALiBi, Press et al. 2022).
     """
 
     slopes: Tensor
@@ -207,8 +181,8 @@ class SequenceAttention(nn.Module):
         heads = self.qkv(x).reshape(batch, length, 3, HEADS, channels // HEADS)
         q, k, v = heads.permute(2, 0, 3, 1, 4).unbind(0)
         if self.distance_bias:
-            place = torch.ones_like(x[0, :, 0]).cumsum(0)
-            distance = place[:, None] - place[None, :]
+            position = torch.ones_like(x[0, :, 0]).cumsum(0)
+            distance = position[:, None] - position[None, :]
             if self.causal:
                 bias = (-self.slopes * distance).masked_fill(distance < 0, -torch.inf)
             else:
@@ -219,26 +193,42 @@ class SequenceAttention(nn.Module):
         return self.proj(out.transpose(1, 2).reshape(batch, length, channels))
 
 
-def sequence_attention(channels: int, *, causal: bool) -> nn.Module:
-    return SequenceAttention(channels, causal=causal)
+class TransformerBlock(nn.Module):
+    """Pre-norm residual attention and 4x GELU perceptron, (B, T, C) -> same; `n_head` divides C."""
 
+    def __init__(self, n_embd: int, n_head: int, dropout: float, *, causal: bool = True) -> None:
+        super().__init__()
+        self.n_head, self.causal = n_head, causal
+        self.ln_1 = nn.LayerNorm(n_embd)
+        self.qkv = nn.Linear(n_embd, 3 * n_embd)
+        self.proj = nn.Linear(n_embd, n_embd)
+        self.ln_2 = nn.LayerNorm(n_embd)
+        self.fc = nn.Linear(n_embd, 4 * n_embd)
+        self.out = nn.Linear(4 * n_embd, n_embd)
+        self.drop = nn.Dropout(dropout)
 
-def flex_attention(channels: int, *, causal: bool) -> nn.Module:
-    return SequenceAttention(channels, causal=causal, distance_bias=True)
+    def attend(self, x: Tensor) -> Tensor:
+        batch, length, width = x.shape
+        heads = self.qkv(x).reshape(batch, length, 3, self.n_head, width // self.n_head)
+        q, k, v = heads.permute(2, 0, 3, 1, 4).unbind(0)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
+        return self.proj(mixed.transpose(1, 2).reshape(batch, length, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.drop(self.attend(self.ln_1(x)))
+        return x + self.drop(self.out(F.gelu(self.fc(self.ln_2(x)))))
 
 
 def head_count(channels: int) -> int:
-    """Heads for a block: HEADS, or one for every 64 channels if that is more, or the next smaller
-    number that divides the width."""
+    """HEADS, or one head for every 64 channels if that is more, or the next smaller divisor."""
     most = max(HEADS, channels // 64)
     return next(heads for heads in range(most, 0, -1) if channels % heads == 0)
 
 
 class Blocks(nn.Module):
-    """Whole transformer blocks in a row, each nearly the identity at birth: `count` more layers for
-    a host of such blocks. Without dropout."""
+    """`count` more transformer blocks, each nearly the identity at birth, without dropout."""
 
-    def __init__(self, channels: int, count: int, *, causal: bool) -> None:
+    def __init__(self, channels: int, *, count: int, causal: bool) -> None:
         super().__init__()
         heads = head_count(channels)
         blocks = [TransformerBlock(channels, heads, 0.0, causal=causal) for _ in range(count)]
@@ -249,14 +239,6 @@ class Blocks(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.blocks(x) - x
-
-
-def transformer_block(channels: int, *, causal: bool) -> nn.Module:
-    return Blocks(channels, 1, causal=causal)
-
-
-def transformer_blocks(channels: int, *, causal: bool) -> nn.Module:
-    return Blocks(channels, 3, causal=causal)
 
 
 # --- branches --------------------------------------------------------------------------------

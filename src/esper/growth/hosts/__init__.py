@@ -1,4 +1,2 @@
-"""Hosts: small networks with slots. Any nn.Module can be one; these are the ones of our tasks.
-
-A host names its slots in `slot_modules`, a tuple of dotted module names.
-"""
+"""Hosts of the built-in tasks: small networks with their slots, as dotted module names, in
+`slot_modules`. Any nn.Module can be a host."""

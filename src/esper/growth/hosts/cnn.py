@@ -1,4 +1,4 @@
-"""A small convolutional classifier that leaves room to grow after every block."""
+"""A small convolutional classifier with a slot after every block."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from esper.growth.blueprints.modules import group_norm
 from esper.leyline import ConfigError
 
-# Images of this size and larger are quicker with channels last, smaller ones slower.
+# Images of at least this size are faster with channels last, smaller ones slower.
 CHANNELS_LAST_PIXELS = 32 * 32
 
 
@@ -16,9 +16,8 @@ class CNNHost(nn.Module):
     """(B, in_channels, H, W) -> (B, num_classes).
 
     `n_blocks` blocks of convolution, GroupNorm and ReLU, the i-th `base_channels * 2**i` wide, or
-    one block for each of `widths`, which then stand for both;
-    the first `pool_layers` of them (all if None) halve height and width. One slot per block.
-    Features of large images are laid out channels last.
+    one block for each of `widths`. The first `pool_layers` of them (all if None) halve height and
+    width. One slot per block. Features of large images are channels last.
     """
 
     def __init__(
@@ -46,7 +45,7 @@ class CNNHost(nn.Module):
                 nn.Conv2d(width, out, kernel_size, padding=kernel_size // 2, bias=False),
                 group_norm(out),
             ]
-            # Before the ReLU, which has a quarter of the work then: the two commute exactly.
+            # Before the ReLU, which is then cheaper: the two commute exactly.
             if i < pools:
                 layers.append(nn.MaxPool2d(2))
             layers.append(nn.ReLU())

@@ -1,4 +1,4 @@
-"""A small perceptron that leaves room to grow after every hidden layer."""
+"""A small perceptron with a slot after every hidden layer."""
 
 from torch import Tensor, nn
 

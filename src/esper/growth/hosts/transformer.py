@@ -1,9 +1,9 @@
-"""A small causal transformer language model that leaves room to grow after every segment."""
+"""A small causal transformer language model with a slot after every segment."""
 
 import torch
 from torch import Tensor, nn
 
-from esper.growth.blocks import TransformerBlock
+from esper.growth.blueprints.modules import TransformerBlock
 from esper.leyline import ConfigError
 
 
@@ -14,7 +14,7 @@ class TransformerHost(nn.Module):
     `num_segments` of equal length, with one slot at the end of each.
     """
 
-    places: Tensor
+    positions: Tensor
     causal = True
 
     def __init__(
@@ -44,7 +44,7 @@ class TransformerHost(nn.Module):
         self.head.weight = self.token.weight
         for embedding in (self.token, self.position):
             nn.init.normal_(embedding.weight, std=0.02)
-        self.register_buffer("places", torch.arange(block_size), persistent=False)
+        self.register_buffer("positions", torch.arange(block_size), persistent=False)
         per_segment = n_layer // num_segments
         self.slot_modules = tuple(
             f"blocks.{(i + 1) * per_segment - 1}" for i in range(num_segments)
@@ -54,5 +54,5 @@ class TransformerHost(nn.Module):
         length = tokens.shape[1]
         if length > self.block_size:
             raise ConfigError(f"sequence of {length} exceeds the block size {self.block_size}")
-        x = self.drop(self.token(tokens) + self.position(self.places[:length]))
+        x = self.drop(self.token(tokens) + self.position(self.positions[:length]))
         return self.head(self.ln(self.blocks(x)))

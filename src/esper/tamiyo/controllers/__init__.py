@@ -1,12 +1,10 @@
 """Controllers: static, random, each, scripted, heuristic.
 
-To add one, write a class with `name`, `reset` and `act` (see `Controller` in `situation.py`) and
-list it in BUILT_IN, or under its name in the entry point group `esper.controllers` of a package of
-your own.
+To add one, write a class with `name`, `reset` and `act` (see `Controller` in `situation.py`), and
+add it to BUILT_IN, or to the entry point group `esper.controllers` of your own package.
 """
 
 from collections.abc import Callable
-from functools import cache
 from importlib.metadata import entry_points
 
 from esper.leyline import ConfigError, shortened
@@ -18,8 +16,7 @@ from esper.tamiyo.controllers.static import StaticController
 from esper.tamiyo.situation import Controller, wait
 
 ENTRY_POINT_GROUP = "esper.controllers"
-# What makes each; `scripted` is given what stands behind the colon of `scripted:FILE`, `heuristic`
-# too if it is `heuristic:FILE.toml`.
+# Factories. `scripted` and `heuristic` get FILE from `scripted:FILE` and `heuristic:FILE.toml`.
 BUILT_IN: dict[str, Callable[..., Controller]] = {
     "each": EachController,
     "heuristic": HeuristicController.named,
@@ -29,15 +26,14 @@ BUILT_IN: dict[str, Callable[..., Controller]] = {
 }
 
 
-@cache
-def _makers() -> dict[str, Callable[..., Controller]]:
+def _factories() -> dict[str, Callable[..., Controller]]:
     """The built-in controllers, then those of installed packages, by name."""
     found = sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda point: point.name)
     return BUILT_IN | {point.name: point.load() for point in found}
 
 
 def controller_names() -> tuple[str, ...]:
-    return tuple(_makers())
+    return tuple(_factories())
 
 
 def make_controller(name: str) -> Controller:
@@ -46,15 +42,15 @@ def make_controller(name: str) -> Controller:
     Raises ConfigError listing the names.
     """
     kind, colon, argument = (name, "", "") if name in BUILT_IN else name.partition(":")
-    # Those of other packages may take an argument or not, as they like.
+    # Controllers of other packages may take an argument.
     wrong = kind in BUILT_IN and bool(argument) != (kind == "scripted")
     if kind == "heuristic" and colon:
         wrong = not argument.endswith(".toml")
-    if wrong or kind not in _makers():
+    if wrong or kind not in _factories():
         known = [f"{n}:FILE" if n == "scripted" else n for n in controller_names()]
         known.insert(known.index("heuristic") + 1, "heuristic:FILE.toml")
         raise ConfigError(f"no controller {shortened(name)!r}; there are {', '.join(known)}")
-    return _makers()[kind](*([argument] if colon else []))
+    return _factories()[kind](*([argument] if colon else []))
 
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""The controller that plants another candidate in each environment: something to learn from."""
+"""The controller that plants a different candidate in each environment, for recordings."""
 
 import numpy as np
 
@@ -7,9 +7,10 @@ from esper.tamiyo.situation import Situation, wait
 
 
 class EachController:
-    """Side by side, all that may be planted in a host, one seed in each environment, before the
-    first step; and one environment that plants nothing. With fewer environments it is some of them,
-    from one drawn by the key on; with more they begin anew. A seed that may be kept is kept."""
+    """Plants one legal candidate per environment before the first step, and nothing in one of them.
+
+    The candidates follow one another from one drawn by the key on. A seed that may be kept is kept.
+    """
 
     name = "each"
 

@@ -1,9 +1,8 @@
-"""The controller that follows rules of thumb: grow when the host plateaus, keep what helps.
+"""The rule-based controller: grow when the host plateaus, keep seeds that help.
 
-What to grow: blueprints take turns in the first slot that is free.
-
-It does not wait until the host has settled: late growth costs more than it saves, and whether a
-seed helped is measured by taking it out, not by what the host learned meanwhile.
+Blueprints take turns in the first free slot. It does not wait for stabilisation: late growth costs
+more than it saves, and contributions are measured by removing the seed, so the host's own progress
+does not matter.
 """
 
 from dataclasses import dataclass
@@ -30,11 +29,11 @@ from esper.tamiyo.situation import Situation, wait
 
 @dataclass(frozen=True)
 class HeuristicConfig:
-    """Epochs are environment steps, changes of the score are in units of its noise.
+    """Epochs are environment steps; changes of the score are in units of its noise.
 
-    blueprint_rotation   take turns; those that do not fit a slot are passed over
-    least_extra          a host that arrived trained is left alone with a smaller extra budget: a
-                         seed would not have the time to earn what it costs
+    blueprint_rotation   order of blueprints; those that do not fit a slot are skipped
+    least_extra          an already trained host does not grow with a smaller extra budget, because
+                         a seed would not have the time to pay off
     """
 
     plateau_epochs_to_germinate: int = c.PLATEAU_EPOCHS_TO_GERMINATE
@@ -68,7 +67,7 @@ class HeuristicConfig:
 
     @staticmethod
     def load(path: str | Path) -> "HeuristicConfig":
-        """From a TOML file; what it leaves out has its default. Raises ConfigError."""
+        """From a TOML file with some of the settings; raises ConfigError."""
         given = read_toml(Path(path))
         refuse_unknown(given, settings_of(HeuristicConfig), "")
         check_types(given, HeuristicConfig, "")
@@ -77,7 +76,7 @@ class HeuristicConfig:
 
 
 class HeuristicController:
-    """Looks after one seed at a time in each environment; all environments are decided at once."""
+    """Grows one seed at a time in each environment; all environments are decided at once."""
 
     def __init__(self, config: HeuristicConfig | None = None, name: str = "heuristic") -> None:
         self.config = config or HeuristicConfig()
@@ -85,7 +84,7 @@ class HeuristicController:
 
     @staticmethod
     def named(file: str | None = None) -> "HeuristicController":
-        """As it is, or with the settings of a TOML file."""
+        """With default settings, or those of a TOML file."""
         if file is None:
             return HeuristicController()
         return HeuristicController(HeuristicConfig.load(file), f"heuristic:{file}")
@@ -116,14 +115,14 @@ class HeuristicController:
         return actions
 
     def _remember_culls(self, s: Situation) -> None:
-        """Penalties fade every step; a seed that was culled, by whomever, adds to them."""
+        """Penalties decay every step; a culled seed adds to that of its blueprint."""
         live = IS_LIVE[s.table.stage]
         if self.penalty is None or self.blueprint_seen is None:
             self.penalty = np.zeros((s.n_envs, len(s.catalogue)))
             self.blueprint_seen = np.full(live.shape, -1)
         self.penalty *= self.config.penalty_decay
         self.penalty[self.penalty < c.BLUEPRINT_PENALTY_FORGOTTEN] = 0.0
-        # Slots whose seed was there at the last step, and was culled since.
+        # Slots whose seed was culled since the last step.
         envs, slots = np.nonzero((self.blueprint_seen >= 0) & ~s.table.holds_seed)
         np.add.at(
             self.penalty, (envs, self.blueprint_seen[envs, slots]), self.config.penalty_on_cull
@@ -137,7 +136,7 @@ class HeuristicController:
         plateau = (s.step >= config.min_epochs_before_germinate) & (
             s.signals.plateau_epochs >= config.plateau_epochs_to_germinate
         )
-        # A host that arrives trained has had its plateau.
+        # An already trained host has had its plateau.
         arrives = s.trained and s.step == 0
         hopeless = np.zeros(s.n_envs, dtype=bool)
         if s.trained and s.extra is not None:
@@ -164,10 +163,8 @@ class HeuristicController:
     def _next_blueprint(
         self, s: Situation, slot: np.ndarray, wanted: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """First blueprint of the rotation, from where it stands, that fits and is not penalised.
-
-        If all that fit are penalised, the least penalised one. Also whether any fits at all.
-        """
+        """The next blueprint of the rotation that fits and is not penalised, else the least
+        penalised that fits; and whether any fits."""
         assert self.penalty is not None
         rotation = np.array(
             [s.catalogue.index(n) for n in self.config.blueprint_rotation if n in s.catalogue.names]
@@ -187,10 +184,10 @@ class HeuristicController:
     def _decide(
         self, s: Situation, actions: np.ndarray, slot: np.ndarray, occupied: np.ndarray
     ) -> None:
-        """Cull what hurts; at the end of its blending keep what contributes.
+        """Remove seeds that hurt; keep seeds on trial that contribute.
 
-        Of a host that arrived trained the score falls at first, as the learning rate rises again,
-        whatever a seed does: there only its contribution counts, and it has time to make one.
+        The score of an already trained host falls at first, because the learning rate rises again:
+        there only the contribution counts, and a seed has time to make one.
         """
         config, table, envs = self.config, s.table, np.arange(s.n_envs)
         stage = table.stage[envs, slot]
@@ -204,7 +201,7 @@ class HeuristicController:
         hurts = growing & tried & (drop < -config.cull_if_score_drops_by * noise) & (not s.trained)
 
         holding = stage == SeedStage.HOLDING
-        # A seed the network depends on although it made the network worse holds it to ransom.
+        # Ransom: the network depends on the seed, although the seed made it worse.
         ransom = (contribution > c.RANSOM_CONTRIBUTION * noise) & (total < 0.0) & (not s.trained)
         worth = np.where(np.isnan(contribution), total, contribution)
         helps = worth > config.min_improvement_to_fossilize * noise

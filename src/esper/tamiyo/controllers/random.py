@@ -1,4 +1,4 @@
-"""The controller that acts at random among what is legal: the baseline to beat."""
+"""The controller that draws legal actions at random: the baseline."""
 
 import numpy as np
 
@@ -9,8 +9,8 @@ from esper.tamiyo.situation import Situation, wait
 class RandomController:
     """Uniform over the legal ops, then over the op's legal slots, then blueprints and blends.
 
-    This is what an untrained policy does. Draws depend on the episode's key and the step, and in
-    environments with one key on which of them it is.
+    This is what an untrained policy does. Draws depend on the episode's key and the step; for
+    environments with the same key also on their order.
     """
 
     name = "random"

@@ -5,9 +5,8 @@
     16      FOSSILIZE  r0c0
     auto    FOSSILIZE
 
-A slot is named by its module in the network, or by its id. Steps count from 1. `auto FOSSILIZE`
-keeps every seed as soon as that is legal, at steps with no line of their own. At all other steps
-the controller waits.
+A slot is given by its module name or its id. Steps count from 1. `auto FOSSILIZE` keeps every seed
+as soon as that is legal, at steps without a line. At all other steps the controller waits.
 """
 
 import os
@@ -65,7 +64,7 @@ class ScriptedController:
         )
 
     def check_names(self, slots: SlotConfig, catalogue: BlueprintCatalogue) -> None:
-        """Raises ConfigError for a line that names a slot or a blueprint that there is not."""
+        """Raises ConfigError for a line with an unknown slot or blueprint."""
         for line in self.lines.values():
             _to_indices(line, slots, catalogue, self.name)
 
@@ -102,7 +101,7 @@ def _to_indices(
 
 
 def parse_script(text: str, name: str) -> tuple[dict[int, ScriptLine], bool]:
-    """({step: line}, whether `auto FOSSILIZE` stands in it); raises ConfigError naming the line."""
+    """({step: line}, whether it has `auto FOSSILIZE`); raises ConfigError with the line number."""
     lines: dict[int, ScriptLine] = {}
     keep_all = False
     for number, raw in enumerate(text.splitlines(), start=1):

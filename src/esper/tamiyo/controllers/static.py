@@ -1,4 +1,4 @@
-"""The controller that never grows anything: the host alone, through the same machinery."""
+"""The controller that never grows anything: the host alone, in the same training loop."""
 
 import numpy as np
 

@@ -1,1 +1,1 @@
-"""What a policy sees and may do: observations, masks, and the masked distribution."""
+"""Observations, action masks, and the masked distribution of a policy."""

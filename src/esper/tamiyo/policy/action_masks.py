@@ -1,8 +1,4 @@
-"""Which actions are legal: what can be done, never when it would be wise.
-
-A mask allows exactly what execution accepts. `MaskedCategorical` turns logits and a mask into a
-distribution over the legal actions.
-"""
+"""Which actions are legal: exactly those that execution accepts."""
 
 from dataclasses import dataclass
 
@@ -28,12 +24,12 @@ __all__ = ["GrowthLimits", "MaskedCategorical", "compute_action_masks"]
 
 @dataclass(frozen=True)
 class GrowthLimits:
-    """What may grow where, and how much in all.
+    """Which blueprints fit, what they cost, and the limits for all seeds together.
 
-    fits, params, macs  [S, B], whether a blueprint fits a slot and what it costs there
-    max_params          most parameters that seeds may have together, None for no limit
-    max_macs            most multiply-adds per example that seeds may cost together
-    max_seeds           most seeds at a time, fossils included
+    fits, params, macs  [S, B], whether a blueprint fits a slot, and its cost there
+    max_params          most parameters of all seeds, None for no limit
+    max_macs            most multiply-adds per example of all seeds
+    max_seeds           most seeds at a time, including kept ones
     """
 
     fits: np.ndarray
@@ -45,7 +41,7 @@ class GrowthLimits:
 
     @property
     def affordable(self) -> np.ndarray:
-        """bool[S, B]: what fits, and would not break a cap as the only seed."""
+        """bool[S, B]: fits, and would be within the limits as the only seed."""
         within = self.fits.copy()
         for most, cost in ((self.max_params, self.params), (self.max_macs, self.macs)):
             if most is not None:
@@ -54,7 +50,7 @@ class GrowthLimits:
 
 
 def usable_blueprints(catalogue: BlueprintCatalogue, fits: np.ndarray) -> np.ndarray:
-    """bool[S, B]: the blueprints that fit a slot, without the one that grows nothing."""
+    """bool[S, B]: the blueprints that fit a slot, without NOOP."""
     return fits & (np.array(catalogue.names) != NOOP)
 
 
@@ -66,7 +62,7 @@ def compute_action_masks(
     payable: np.ndarray | None = None,
 ) -> ActionMasks:
     """Masks for E environments; where `running` (bool[E]) is False only WAIT is legal. `payable`
-    (bool[E, S, B]): what the run can still pay for, None if all of it."""
+    (bool[E, S, B]) are the candidates within the remaining budget, None for all."""
     n_envs, n_slots = table.shape
     blueprint = np.broadcast_to(limits.fits, (n_envs, *limits.fits.shape)).copy()
     for limit, cost, used in (
@@ -78,14 +74,14 @@ def compute_action_masks(
             blueprint &= cost[None] <= left[:, None, None]
     if payable is not None:
         blueprint &= payable
-    room = np.full(n_envs, True)
+    below_limit = np.full(n_envs, True)
     if limits.max_seeds is not None:
-        room = table.holds_seed.sum(axis=1) < limits.max_seeds
+        below_limit = table.holds_seed.sum(axis=1) < limits.max_seeds
 
     slot = np.zeros((n_envs, NUM_OPS, n_slots), dtype=bool)
     slot[:, LifecycleOp.WAIT] = True
     slot[:, LifecycleOp.GERMINATE] = (
-        (table.stage == SeedStage.DORMANT) & blueprint.any(axis=2) & room[:, None]
+        (table.stage == SeedStage.DORMANT) & blueprint.any(axis=2) & below_limit[:, None]
     )
     slot[:, LifecycleOp.CULL] = IS_LIVE[table.stage] & (table.epochs_total >= MIN_CULL_AGE)
     slot[:, LifecycleOp.FOSSILIZE] = (table.stage == SeedStage.HOLDING) & gate_passes(

@@ -6,8 +6,8 @@ Layout for S slots and B blueprints (`feature_size` computes the width):
   23 + (4 + B)*i  slot i: holds a seed, stage, alpha, contribution, blueprint one-hot
   then 10*i       slot i: telemetry of its seed; all zero for an empty slot
 
-Every entry is scaled to stay within about [-2, 2] by construction. What was not measured is 0 in a
-row of numbers that is centred on it; flags beside it say whether there is a seed at all.
+Every entry is scaled to about [-2, 2]. What was not measured is 0; a flag tells whether there is a
+seed.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ LIMIT = 2.0
 
 @dataclass(frozen=True)
 class FeatureExtractionContext:
-    """The situation, and whether the block of telemetry is wanted."""
+    """The situation, and whether to include the telemetry."""
 
     situation: Situation
     use_telemetry: bool = True
@@ -90,7 +90,7 @@ def symlog(x: np.ndarray) -> np.ndarray:
 
 def bounded(x: np.ndarray, absent: float = 0.0) -> np.ndarray:
     """Within [-LIMIT, LIMIT], and `absent` where it is NaN."""
-    # What np.clip and np.nan_to_num would do, in a third of the time for arrays of this size.
+    # Like np.clip and np.nan_to_num, in a third of the time for small arrays.
     return np.minimum(np.maximum(np.where(np.isnan(x), absent, x), -LIMIT), LIMIT)
 
 
@@ -103,8 +103,7 @@ def signals_to_features(context: FeatureExtractionContext) -> np.ndarray:
 
 
 def loss_feature(loss: np.ndarray) -> np.ndarray:
-    """A loss on the scale of an observation."""
-    # A loss that is not finite is a very bad one; symlog keeps 10 at 2.4, so halve it.
+    """A loss on the scale of an observation; one that is not finite is very bad."""
     return bounded(symlog(loss) / 2, absent=LIMIT)
 
 
@@ -116,7 +115,7 @@ def _base(s: Situation) -> np.ndarray:
                 signals.train_loss,
                 signals.val_loss,
                 signals.best_val_loss,
-                # Before the start there is no loss, which is not a bad one.
+                # No loss, as before the start, is not a bad loss.
                 *np.where(np.isnan(signals.loss_history), 0.0, signals.loss_history).T,
             ]
         )

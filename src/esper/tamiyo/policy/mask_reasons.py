@@ -1,10 +1,10 @@
-"""Why a mask forbids what it forbids, in a few words, as far as a situation shows it."""
+"""Short reasons why an action is masked."""
 
 from esper.leyline import IS_LIVE, LifecycleOp, SeedStage
 from esper.leyline.constants import MIN_CULL_AGE
 from esper.tamiyo.situation import Situation
 
-# A policy may be shown fewer candidates than there are.
+# A policy may see only some of the candidates.
 NO_CANDIDATE = "does not fit the slot, or is not what the policy has learnt with"
 
 

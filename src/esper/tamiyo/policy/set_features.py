@@ -1,17 +1,15 @@
-"""The observation for a network over sets: what holds for the whole run, for each slot, and for
-each candidate, which is a blueprint in a slot.
+"""The observation for a network over sets: features of the run, of each slot, and of each
+candidate, which is a blueprint in a slot.
 
-One flat row per environment, `[global | S x slot | S x B x candidate]`; `SetLayout` takes it apart.
-Slots and blueprints are told by what is known of them, never by their place or name, so that the
-same numbers mean the same thing in any host and any catalogue. Every entry lies in [-2, 2] by
-construction and nothing else is scaled: statistics per column would tell slots apart.
-
-What was not measured is 0, and a flag beside it says whether it was.
+One flat row per environment, `[global | S x slot | S x B x candidate]`; `SetLayout` splits it.
+Slots and blueprints are described by their properties, not by index or name, so features mean the
+same in any host and catalogue. Every entry is in [-2, 2] by construction; there is no normalisation
+per column, because it would distinguish slots. What was not measured is 0, with a flag next to it.
 """
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,52 +23,156 @@ from esper.tamiyo.slot_facts import SlotFacts
 
 KINDS = ("residual", "branch", "bypass")
 STAGES = tuple(stage for stage in SeedStage if stage != SeedStage.UNKNOWN)
-# Earlier values of score and loss, against the one of now.
+# Epochs ago: earlier values of score and loss, relative to the current ones.
 BACK = (1, 2, 3, 4)
 
-GLOBAL_FEATURES = (
-    *("epoch", "left", "batches", "train_loss", "val_loss", "best_val_loss", "loss_delta"),
-    *("train_score", "val_score", "best_val_score", "score_gap", "score_delta", "plateau"),
-    *("stabilized", "noise_known", "noise"),
-    *(f"loss_{back}_ago" for back in BACK),
-    *(f"score_{back}_ago" for back in BACK),
-    *("host_params", "host_macs", "params_over_host", "macs_over_host"),
-    *("slots", "seeds", "seeds_of_most", "may_germinate"),
-    *("trained", "extra_known", "extra", "rho_known", "rho"),
-)
-SLOT_FEATURES = (
-    *("present", "position", "channels", "channels_over_others", "places"),
-    *("params_of_host", "macs_known", "macs_of_host"),
-    *("may_germinate", "may_cull", "may_fossilize"),
-    *("holds", *(stage.name.lower() for stage in STAGES), "epochs_in_stage", "age", "alpha"),
-    *("contribution_known", "contribution", "contribution_over_noise"),
-    *("improvement", "improvement_in_stage", "seed_params", "seed_macs"),
-    *("gradient_known", "gradient_norm", "gradient_ratio", "gradient_health"),
-    *("vanishing", "exploding", "healthy"),
-)
-CANDIDATE_FEATURES = (
-    *("fits", "allowed", "planted", *KINDS, "mixes_positions"),
-    *("params", "params_over_host", "macs_over_host", "layers", "reach"),
-)
-# What the columns mean, for files: a policy is of use only with those that it has learnt with.
+# Each entry of these tables is one column: a name, and its values [E], [E, S] or [E, S, B].
+Feature = Callable[[Situation, SlotFacts], np.ndarray | float]
+
+
+def _decades(ratio: np.ndarray | float) -> np.ndarray:
+    """Half the orders of magnitude: a hundredth is -1, zero is -LIMIT."""
+    return np.log10(np.maximum(ratio, 10 ** (-2 * LIMIT))) / 2
+
+
+def _loss_ago(back: int) -> Feature:
+    def feature(s: Situation, f: SlotFacts) -> np.ndarray:
+        past = s.signals.loss_history[:, -1 - back]
+        before = np.where(np.isnan(past), np.nan, loss_feature(past))
+        return before - loss_feature(s.signals.val_loss)
+
+    return feature
+
+
+def _score_ago(back: int) -> Feature:
+    return lambda s, f: (s.signals.score_history[:, -1 - back] - s.signals.val_score) / 10
+
+
+def _known(values: np.ndarray | None, n_envs: int) -> np.ndarray:
+    return np.full(n_envs, np.nan) if values is None else values
+
+
+def _seeds_of_most(s: Situation, f: SlotFacts) -> np.ndarray:
+    held = s.table.holds_seed.sum(axis=1)
+    return held / s.max_seeds if s.max_seeds else np.zeros(s.n_envs)
+
+
+def _over_others(s: Situation, f: SlotFacts) -> np.ndarray:
+    """[S]: log of a slot's width relative to the mean of the others; 0 for a single slot."""
+    if len(f.channels) == 1:
+        return np.zeros(1)
+    others = (f.channels.sum() - f.channels) / (len(f.channels) - 1)
+    return np.log(f.channels / others)
+
+
+def _in_stage(stage: SeedStage) -> Feature:
+    return lambda s, f: s.table.stage == stage
+
+
+def _of_kind(kind: str) -> Feature:
+    return lambda s, f: np.array([spec.kind == kind for spec in s.catalogue.specs])
+
+
+GLOBAL_COLUMNS: dict[str, Feature] = {
+    "epoch": lambda s, f: s.signals.epoch / s.max_steps,
+    "left": lambda s, f: s.left,
+    "batches": lambda s, f: np.log1p(s.signals.global_step) / 8,
+    "train_loss": lambda s, f: loss_feature(s.signals.train_loss),
+    "val_loss": lambda s, f: loss_feature(s.signals.val_loss),
+    "best_val_loss": lambda s, f: loss_feature(s.signals.best_val_loss),
+    "loss_delta": lambda s, f: symlog(s.signals.loss_delta),
+    "train_score": lambda s, f: s.signals.train_score / 100,
+    "val_score": lambda s, f: s.signals.val_score / 100,
+    "best_val_score": lambda s, f: s.signals.best_val_score / 100,
+    "score_gap": lambda s, f: (s.signals.train_score - s.signals.val_score) / 20,
+    "score_delta": lambda s, f: s.signals.score_delta / 10,
+    "plateau": lambda s, f: s.signals.plateau_epochs / 10,
+    "stabilized": lambda s, f: s.signals.host_stabilized,
+    "noise_known": lambda s, f: np.isfinite(s.table.noise[:, 0]),
+    "noise": lambda s, f: symlog(s.table.noise[:, 0]),
+    **{f"loss_{back}_ago": _loss_ago(back) for back in BACK},
+    **{f"score_{back}_ago": _score_ago(back) for back in BACK},
+    "host_params": lambda s, f: math.log10(max(1, s.host_params)) / 4,
+    "host_macs": lambda s, f: math.log10(max(1, f.host_macs)) / 5,
+    "params_over_host": lambda s, f: np.log(s.total_params / max(1, s.host_params)),
+    "macs_over_host": lambda s, f: np.log1p(s.table.macs.sum(axis=1) / max(1, f.host_macs)),
+    "slots": lambda s, f: math.log2(len(f.position)) / 2,
+    "seeds": lambda s, f: s.table.holds_seed.sum(axis=1) / 4,
+    "seeds_of_most": _seeds_of_most,
+    "may_germinate": lambda s, f: s.masks.op[:, LifecycleOp.GERMINATE],
+    "trained": lambda s, f: float(s.trained),
+    "extra_known": lambda s, f: np.isfinite(_known(s.extra, s.n_envs)),
+    "extra": lambda s, f: np.log(np.maximum(_known(s.extra, s.n_envs), 1e-3)) / 2,
+    "rho_known": lambda s, f: np.isfinite(_known(s.rho, s.n_envs)),
+    "rho": lambda s, f: _known(s.rho, s.n_envs),
+}
+SLOT_COLUMNS: dict[str, Feature] = {
+    "present": lambda s, f: 1.0,
+    "position": lambda s, f: f.position,
+    "channels": lambda s, f: np.log2(f.channels) / 5,
+    "channels_over_others": _over_others,
+    "places": lambda s, f: np.log2(f.positions) / 5,
+    "params_of_host": lambda s, f: f.params,
+    "macs_known": lambda s, f: np.isfinite(f.macs),
+    "macs_of_host": lambda s, f: f.macs,
+    "may_germinate": lambda s, f: s.masks.slot[:, LifecycleOp.GERMINATE],
+    "may_cull": lambda s, f: s.masks.slot[:, LifecycleOp.CULL],
+    "may_fossilize": lambda s, f: s.masks.slot[:, LifecycleOp.FOSSILIZE],
+    "holds": lambda s, f: s.table.holds_seed,
+    **{stage.name.lower(): _in_stage(stage) for stage in STAGES},
+    "epochs_in_stage": lambda s, f: np.log1p(s.table.epochs_in_stage) / 2,
+    "age": lambda s, f: np.log1p(s.table.epochs_total) / 2,
+    "alpha": lambda s, f: s.table.alpha,
+    "contribution_known": lambda s, f: np.isfinite(s.table.contribution),
+    "contribution": lambda s, f: s.table.contribution / 10,
+    "contribution_over_noise": lambda s, f: (
+        symlog(s.table.contribution / np.maximum(s.table.noise, 1e-3)) / 2
+    ),
+    "improvement": lambda s, f: s.table.total_improvement / 10,
+    "improvement_in_stage": lambda s, f: s.table.improvement_since_stage_start / 10,
+    "seed_params": lambda s, f: np.log1p(s.table.params / max(1, s.host_params)),
+    "seed_macs": lambda s, f: np.log1p(s.table.macs / max(1, f.host_macs)),
+    "gradient_known": lambda s, f: np.isfinite(s.table.gradient_norm),
+    "gradient_norm": lambda s, f: symlog(s.table.gradient_norm) / 2,
+    "gradient_ratio": lambda s, f: symlog(s.table.gradient_ratio),
+    "gradient_health": lambda s, f: s.table.gradient_health,
+    "vanishing": lambda s, f: s.table.gradient_norm < SEED_VANISHING_NORM,
+    "exploding": lambda s, f: s.table.gradient_norm > SEED_EXPLODING_NORM,
+    "healthy": lambda s, f: s.table.holds_seed & s.table.healthy,
+}
+CANDIDATE_COLUMNS: dict[str, Feature] = {
+    "fits": lambda s, f: f.fits,
+    "allowed": lambda s, f: s.masks.blueprint & s.masks.slot[:, LifecycleOp.GERMINATE, :, None],
+    "planted": lambda s, f: s.table.blueprint[:, :, None] == np.arange(len(s.catalogue)),
+    **{kind: _of_kind(kind) for kind in KINDS},
+    "mixes_positions": lambda s, f: np.array([spec.mixes_positions for spec in s.catalogue.specs]),
+    "params": lambda s, f: _decades(f.seed_params),
+    "params_over_host": lambda s, f: _decades(f.seed_params / max(1, s.host_params)),
+    "macs_over_host": lambda s, f: _decades(f.seed_macs / max(1, f.host_macs)),
+    "layers": lambda s, f: f.seed_layers / 4,
+    "reach": lambda s, f: (f.seed_reach - 1) / 2,
+}
+GLOBAL_FEATURES, SLOT_FEATURES = tuple(GLOBAL_COLUMNS), tuple(SLOT_COLUMNS)
+CANDIDATE_FEATURES = tuple(CANDIDATE_COLUMNS)
+# Identifies the columns in files: a policy needs those it was trained with.
 SET_COLUMNS = hashlib.sha256(
     " ".join((*GLOBAL_FEATURES, *SLOT_FEATURES, *CANDIDATE_FEATURES)).encode()
 ).hexdigest()[:16]
-# Where the network finds what it pools over.
+# Columns over which the network pools.
 PRESENT = SLOT_FEATURES.index("present")
 FITS = CANDIDATE_FEATURES.index("fits")
 
 
 @dataclass(frozen=True)
 class SetLayout:
-    """Where what stands in an observation of `num_slots` slots and `num_blueprints` blueprints."""
+    """The layout of an observation of `num_slots` slots and `num_blueprints` blueprints."""
 
     num_slots: int
     num_blueprints: int
 
     @property
     def blocks(self) -> tuple[int, int, int]:
-        """Widths of what is said of the run, of all slots, and of all candidates."""
+        """Widths of the features of the run, of all slots, and of all candidates."""
         return (
             len(GLOBAL_FEATURES),
             self.num_slots * len(SLOT_FEATURES),
@@ -112,19 +214,19 @@ def _words(name: str) -> str:
 def set_features(situation: Situation, slots: int | None = None) -> np.ndarray:
     """float32 [E, SetLayout(slots, B).size], every entry finite and in [-LIMIT, LIMIT].
 
-    With `slots` above those of the hosts the missing ones are absent: zeros, `present` too.
+    `slots` pads the slots of the hosts with absent ones: zeros, including `present`.
     """
     facts = situation.facts
     if facts is None:
-        raise ConfigError("this situation does not say what its slots are: it has no facts")
+        raise ConfigError("set features need a situation with slot facts; this one has none")
     missing = _missing(situation.table.shape[1], slots)
     shape = (situation.n_envs, *facts.fits.shape)
-    # What is not finite, as where a network broke, has no difference: that is not known then.
+    # Differences of values that are not finite, as in a broken network, are unknown.
     with np.errstate(invalid="ignore"):
-        run = _stacked(_run(situation, facts), GLOBAL_FEATURES, shape[:1])
-        of_slots = _stacked(_slots(situation, facts), SLOT_FEATURES, shape[:2])
-        candidates = _stacked(_candidates(situation, facts), CANDIDATE_FEATURES, shape)
-    # What does not fit is no candidate: nothing is said of it.
+        run = _stacked(GLOBAL_COLUMNS, situation, facts, shape[:1])
+        of_slots = _stacked(SLOT_COLUMNS, situation, facts, shape[:2])
+        candidates = _stacked(CANDIDATE_COLUMNS, situation, facts, shape)
+    # A blueprint that does not fit is no candidate: all its features are 0.
     candidates *= facts.fits[..., None]
     blocks = [
         run,
@@ -154,125 +256,10 @@ def _missing(there: int, wanted: int | None) -> int:
 
 
 def _stacked(
-    columns: Mapping[str, np.ndarray | float], names: tuple[str, ...], shape: tuple[int, ...]
+    columns: Mapping[str, Feature], s: Situation, facts: SlotFacts, shape: tuple[int, ...]
 ) -> np.ndarray:
-    """float32 [*shape, len(names)]."""
-    stacked = np.empty((*shape, len(names)), dtype=np.float32)
-    for place, name in enumerate(names):
-        stacked[..., place] = columns[name]
+    """float32 [*shape, len(columns)]."""
+    stacked = np.empty((*shape, len(columns)), dtype=np.float32)
+    for index, feature in enumerate(columns.values()):
+        stacked[..., index] = feature(s, facts)
     return bounded(stacked)
-
-
-def _decades(ratio: np.ndarray | float) -> np.ndarray:
-    """Orders of magnitude, halved: a hundredth is -1, nothing at all the least there is."""
-    return np.log10(np.maximum(ratio, 10 ** (-2 * LIMIT))) / 2
-
-
-def _run(s: Situation, facts: SlotFacts) -> dict[str, np.ndarray | float]:
-    signals, table, unknown = s.signals, s.table, np.full(s.n_envs, np.nan)
-    noise = table.noise[:, 0]
-    extra = unknown if s.extra is None else s.extra
-    rho = unknown if s.rho is None else s.rho
-    held = table.holds_seed.sum(axis=1)
-    loss, score = loss_feature(signals.val_loss), signals.val_score
-    return {
-        "epoch": signals.epoch / s.max_steps,
-        "left": s.left,
-        "batches": np.log1p(signals.global_step) / 8,
-        "train_loss": loss_feature(signals.train_loss),
-        "val_loss": loss,
-        "best_val_loss": loss_feature(signals.best_val_loss),
-        "loss_delta": symlog(signals.loss_delta),
-        "train_score": signals.train_score / 100,
-        "val_score": score / 100,
-        "best_val_score": signals.best_val_score / 100,
-        "score_gap": (signals.train_score - score) / 20,
-        "score_delta": signals.score_delta / 10,
-        "plateau": signals.plateau_epochs / 10,
-        "stabilized": signals.host_stabilized,
-        "noise_known": np.isfinite(noise),
-        "noise": symlog(noise),
-        **{f"loss_{n}_ago": _before(signals.loss_history, n) - loss for n in BACK},
-        **{f"score_{n}_ago": (signals.score_history[:, -1 - n] - score) / 10 for n in BACK},
-        "host_params": math.log10(max(1, s.host_params)) / 4,
-        "host_macs": math.log10(max(1, facts.host_macs)) / 5,
-        "params_over_host": np.log(s.total_params / max(1, s.host_params)),
-        "macs_over_host": np.log1p(table.macs.sum(axis=1) / max(1, facts.host_macs)),
-        "slots": math.log2(len(facts.position)) / 2,
-        "seeds": held / 4,
-        "seeds_of_most": held / s.max_seeds if s.max_seeds else np.zeros(s.n_envs),
-        "may_germinate": s.masks.op[:, LifecycleOp.GERMINATE],
-        "trained": float(s.trained),
-        "extra_known": np.isfinite(extra),
-        "extra": np.log(np.maximum(extra, 1e-3)) / 2,
-        "rho_known": np.isfinite(rho),
-        "rho": rho,
-    }
-
-
-def _before(losses: np.ndarray, back: int) -> np.ndarray:
-    """[E]: the loss of so many epochs ago, NaN before the start."""
-    past = losses[:, -1 - back]
-    return np.where(np.isnan(past), np.nan, loss_feature(past))
-
-
-def _slots(s: Situation, facts: SlotFacts) -> dict[str, np.ndarray | float]:
-    table, held = s.table, s.table.holds_seed
-    norm, worth = table.gradient_norm, table.contribution
-    return {
-        "present": 1.0,
-        "position": facts.position,
-        "channels": np.log2(facts.channels) / 5,
-        "channels_over_others": _over_others(facts.channels),
-        "places": np.log2(facts.places) / 5,
-        "params_of_host": facts.params,
-        "macs_known": np.isfinite(facts.macs),
-        "macs_of_host": facts.macs,
-        "may_germinate": s.masks.slot[:, LifecycleOp.GERMINATE],
-        "may_cull": s.masks.slot[:, LifecycleOp.CULL],
-        "may_fossilize": s.masks.slot[:, LifecycleOp.FOSSILIZE],
-        "holds": held,
-        **{stage.name.lower(): table.stage == stage for stage in STAGES},
-        "epochs_in_stage": np.log1p(table.epochs_in_stage) / 2,
-        "age": np.log1p(table.epochs_total) / 2,
-        "alpha": table.alpha,
-        "contribution_known": np.isfinite(worth),
-        "contribution": worth / 10,
-        "contribution_over_noise": symlog(worth / np.maximum(table.noise, 1e-3)) / 2,
-        "improvement": table.total_improvement / 10,
-        "improvement_in_stage": table.improvement_since_stage_start / 10,
-        "seed_params": np.log1p(table.params / max(1, s.host_params)),
-        "seed_macs": np.log1p(table.macs / max(1, facts.host_macs)),
-        "gradient_known": np.isfinite(norm),
-        "gradient_norm": symlog(norm) / 2,
-        "gradient_ratio": symlog(table.gradient_ratio),
-        "gradient_health": table.gradient_health,
-        "vanishing": norm < SEED_VANISHING_NORM,
-        "exploding": norm > SEED_EXPLODING_NORM,
-        "healthy": held & table.healthy,
-    }
-
-
-def _over_others(channels: np.ndarray) -> np.ndarray:
-    """[S]: the logarithm of a slot's width over the mean of the others; 0 for a slot alone."""
-    if len(channels) == 1:
-        return np.zeros(1)
-    others = (channels.sum() - channels) / (len(channels) - 1)
-    return np.log(channels / others)
-
-
-def _candidates(s: Situation, facts: SlotFacts) -> dict[str, np.ndarray | float]:
-    specs = s.catalogue.specs
-    places = np.arange(len(specs))
-    return {
-        "fits": facts.fits,
-        "allowed": s.masks.blueprint & s.masks.slot[:, LifecycleOp.GERMINATE, :, None],
-        "planted": s.table.blueprint[:, :, None] == places,
-        **{kind: np.array([spec.kind == kind for spec in specs]) for kind in KINDS},
-        "mixes_positions": np.array([spec.mixes_positions for spec in specs]),
-        "params": _decades(facts.seed_params),
-        "params_over_host": _decades(facts.seed_params / max(1, s.host_params)),
-        "macs_over_host": _decades(facts.seed_macs / max(1, facts.host_macs)),
-        "layers": facts.seed_layers / 4,
-        "reach": (facts.seed_reach - 1) / 2,
-    }

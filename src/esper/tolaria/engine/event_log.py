@@ -7,8 +7,8 @@ import numpy as np
 
 from esper.growth.blueprints.catalogue import BlueprintCatalogue
 from esper.growth.grown_module import GrownModule
-from esper.growth.lifecycle import LifecycleRules, StageChange, gate_result
-from esper.growth.slot_table import SlotTable
+from esper.growth.lifecycle import LifecycleRules, StageChange, failed_checks
+from esper.growth.slot_table import SlotTable, metrics_columns
 from esper.leyline import (
     BLEND_NAMES,
     GATE_FOR_TARGET,
@@ -97,14 +97,14 @@ class EventLog:
             kept = (table.stage == stage) & (table.epochs_in_stage >= patience) & running[:, None]
             for env, slot in np.argwhere(kept):
                 gate: GateLevel = GATE_FOR_TARGET[target]
-                result = gate_result(gate, table, rules, int(env), int(slot))
+                failed = failed_checks(gate, table, rules, int(env), int(slot))
                 events.append(
                     SeedGateEvaluated(
                         **self._names(table, int(env), int(slot), step),
                         gate=gate.name,
-                        passed=result.passed,
+                        passed=not failed,
                         target_stage=target.name,
-                        checks_failed=result.checks_failed,
+                        checks_failed=failed,
                     )
                 )
         return events
@@ -177,6 +177,6 @@ class EventLog:
         for s, module in enumerate(self.slots.names):
             row[f"{module}.stage"] = SeedStage(table.stage[env, s]).name
             row[f"{module}.blueprint"] = self.blueprint_name(table.blueprint[env, s]) or None
-            for name in SlotTable.told():
+            for name in metrics_columns():
                 row[f"{module}.{name}"] = absent(getattr(table, name)[env, s])
         return row

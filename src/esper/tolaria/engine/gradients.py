@@ -7,36 +7,20 @@ import math
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from esper.growth.grown_module import GrownModule
+from esper.growth.slot_table import GradientReading, measurements
 from esper.leyline import IS_ACTIVE
-from esper.leyline.constants import GRADIENT_RATIO_CAP
 
 STRIDE = 10
-MEASURED = ("gradient_ratio", "gradient_norm", "gradient_health")
-
-
-def gradient_ratio(seed: ArrayLike, host: ArrayLike, n_seed: ArrayLike, n_host: int) -> np.ndarray:
-    """(|g_seed| / |g_host|) * sqrt(n_host / n_seed), at most GRADIENT_RATIO_CAP; 0 where the host
-    has as good as no gradient, or the seed no parameters."""
-    comparable = (np.asarray(host) >= 1e-8) & (np.asarray(n_seed) > 0)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = np.divide(seed, host) * np.sqrt(np.divide(n_host, n_seed))
-    return np.where(comparable, np.minimum(ratio, GRADIENT_RATIO_CAP), 0.0)
 
 
 class GradientMeter:
     """Call `observe` after every backward pass, before gradients are clipped; every STRIDE-th, from
-    the first, is measured.
-
-    gradient_ratio    |g_seed| against |g_host|, per parameter
-    gradient_norm     |g_seed|
-    gradient_health   share of the seed's parameter tensors with a finite, non-zero gradient
-    healthy           False if a parameter of the seed is not finite any more
-    """
+    the first, is measured: `measurements()` of the slot table, and `healthy`, which is False if a
+    parameter of the seed is not finite any more."""
 
     def __init__(self, network: GrownModule) -> None:
         self.network = network
@@ -75,14 +59,17 @@ class GradientMeter:
         for index in self.slots:
             params = self.network.seed_parameters(index)
             norms = _norms(params)
-            seed = _total(self._unclipped(params))
-            n_seed = sum(p.numel() for p in params)
+            reading = GradientReading(
+                norm=_total(norms),
+                unclipped_norm=_total(self._unclipped(params)),
+                host_norm=host,
+                params=sum(p.numel() for p in params),
+                host_params=n_host,
+                live_tensors=sum(0.0 < norm < math.inf for norm in norms.tolist()),
+                tensors=len(params),
+            )
             self.readings[index].append(
-                {
-                    "gradient_ratio": float(gradient_ratio(seed, host, n_seed, n_host)),
-                    "gradient_norm": _total(norms),
-                    "gradient_health": _health(norms, len(params)),
-                }
+                {name: float(measure(reading)) for name, measure in measurements().items()}
             )
 
     def _unclipped(self, params: list[nn.Parameter]) -> Tensor:
@@ -93,11 +80,11 @@ class GradientMeter:
     def result(self) -> dict[str, np.ndarray]:
         """Columns of the slot table, [S] each; what was not measured is NaN, or healthy."""
         n_slots = len(self.network.sites)
-        columns = {name: np.full(n_slots, np.nan) for name in MEASURED}
+        columns = {name: np.full(n_slots, np.nan) for name in measurements()}
         columns["healthy"] = np.ones(n_slots, dtype=bool)
         for index in self.slots:
             readings = self.readings[index]
-            for name in MEASURED if readings else ():
+            for name in measurements() if readings else ():
                 columns[name][index] = np.mean([reading[name] for reading in readings])
             columns["healthy"][index] = _all_finite(self.network.seed_parameters(index))
         return columns
@@ -116,12 +103,6 @@ def _together(norms: list[Tensor]) -> Tensor:
 
 def _total(norms: Tensor) -> float:
     return float(torch.linalg.vector_norm(norms)) if len(norms) else 0.0
-
-
-def _health(norms: Tensor, n_params: int) -> float:
-    return (
-        sum(0.0 < norm < math.inf for norm in norms.tolist()) / n_params if n_params else math.nan
-    )
 
 
 def _all_finite(params: list[nn.Parameter]) -> bool:

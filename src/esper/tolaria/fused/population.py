@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from esper.growth.grown_module import GrownModule
 from esper.growth.output_scale import scale_output
+from esper.growth.slot_table import measurements
 from esper.leyline import (
     IS_ACTIVE,
     IS_FULL,
@@ -17,7 +18,6 @@ from esper.leyline import (
     draw_key,
 )
 from esper.tolaria.engine.batches import TensorSource, batch_factors
-from esper.tolaria.engine.gradients import MEASURED
 from esper.tolaria.engine.population import Evaluation, TrainReadings
 from esper.tolaria.engine.recipe import HostRecipe, export_network, new_host, new_network, on_device
 from esper.tolaria.engine.starvation import STRIDE, can_starve, starvation
@@ -129,7 +129,7 @@ class FusedPopulation:
         shape = len(self.keys), len(self.template.sites)
         envs = np.flatnonzero(running).tolist()
         loss, score, rho = np.full((3, len(self.keys)), np.nan)
-        seeds = {name: np.full(shape, np.nan) for name in MEASURED}
+        seeds = {name: np.full(shape, np.nan) for name in measurements()}
         sizes: list[int] = []
         if envs:
             (loss[envs], score[envs], rho[envs]), sizes = self._train(envs, step, seeds, rates)

@@ -6,7 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esper.tolaria.engine.gradients import MEASURED, STRIDE, gradient_ratio
+from esper.growth.slot_table import GradientReading, measurements
+from esper.tolaria.engine.gradients import STRIDE
 from esper.tolaria.fused.network import Seed
 from esper.tolaria.fused.rows import Arena
 
@@ -67,9 +68,8 @@ class Meter:
         sizes = np.array([sum(kind.size for kind in held) for held in kinds])
         tensors = np.array([sum(len(kind.sizes) for kind in held) for held in kinds])
         host, norm = norms[:, self.host_rows], norms[:, self.seed_rows]
-        n_host = self.arena.banks[0][0].size
-        ratio = gradient_ratio(norm, host, sizes, n_host)
-        means = (ratio, norm, alive[:, self.seed_rows] / tensors)
+        n_host, live = self.arena.banks[0][0].size, alive[:, self.seed_rows]
+        reading = GradientReading(norm, norm, host, sizes, n_host, live, tensors)
         where = tuple(np.array([(env, slot) for env, slot, _ in self.active]).T)
-        for name, values in zip(MEASURED, means, strict=True):
-            columns[name][where] = values.mean(axis=0)
+        for name, measure in measurements().items():
+            columns[name][where] = np.mean(measure(reading), axis=0)
