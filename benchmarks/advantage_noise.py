@@ -21,17 +21,11 @@ from torch import Tensor
 from claims.common import print_json, print_table
 from esper.leyline import OP, draw_key
 from esper.simic import analytic
-from esper.simic.agent import (
-    FactoredRecurrentActorCritic,
-    NetworkConfig,
-    PPOAgent,
-    PPOConfig,
-    action_draws,
-    compute_gae,
-    head_relevance,
-    leave_one_out,
-    play_round,
-)
+from esper.simic.agent.advantages import compute_gae, head_relevance, leave_one_out
+from esper.simic.agent.config import PPOConfig
+from esper.simic.agent.network import FactoredRecurrentActorCritic, NetworkConfig
+from esper.simic.agent.ppo import PPOAgent
+from esper.simic.agent.rollout import action_draws, play_round
 from esper.simic.agent.types import SequenceBatch
 from esper.simic.control.normalization import RewardNormalizer
 

@@ -22,7 +22,8 @@ import torch
 
 from esper.growth.blueprints.catalogue import default_catalogue
 from esper.leyline import ActionMasks, LifecycleOp
-from esper.simic.agent import PPOAgent, action_draws
+from esper.simic.agent.ppo import PPOAgent
+from esper.simic.agent.rollout import action_draws
 from esper.simic.training.config import load_config
 from esper.simic.training.space import Space
 from esper.simic.training.state import new_state

@@ -18,8 +18,9 @@ from agent_support import (
     shuffle,
 )
 from esper.leyline import HEAD_NAMES, ConfigError
-from esper.simic.agent import FactoredRecurrentActorCritic, compute_gae
-from esper.simic.telemetry.gradient_collector import GradientThresholds, start_collecting
+from esper.simic.agent.advantages import compute_gae
+from esper.simic.agent.network import FactoredRecurrentActorCritic
+from esper.simic.telemetry.gradient_collector import GradientThresholds, measure_gradients
 
 
 @pytest.fixture(autouse=True)
@@ -131,7 +132,7 @@ LIMITS = GradientThresholds(0.1, 10.0)
     "call",
     [
         pytest.param(lambda: compute_gae(ROWS, ROWS, ROWS, OFF, OFF, 0.9, 0.9), id="gae"),
-        pytest.param(lambda: start_collecting([LEARNT], LIMITS), id="gradients"),
+        pytest.param(lambda: measure_gradients([LEARNT], LIMITS), id="gradients"),
     ],
 )
 def test_000_a5_what_cannot_be_compiled_is_left_out(call):

@@ -5,7 +5,7 @@ from dataclasses import fields
 import pytest
 
 from agent_support import filled_buffer, make_agent, parameters_of, shuffle
-from esper.simic.agent import PPOConfig
+from esper.simic.agent.config import PPOConfig
 
 
 def two_updates(settings):

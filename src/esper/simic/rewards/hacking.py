@@ -1,4 +1,4 @@
-"""Looks for seeds whose contribution does not fit what the network gained."""
+"""Finds seeds whose contribution does not fit the improvement of the network."""
 
 from collections.abc import Callable
 from functools import partial
@@ -12,14 +12,14 @@ from esper.tolaria.engine.transition import Transition
 
 
 def ransomware(table: SlotTable) -> np.ndarray:
-    """bool[E, S]: the network depends on the seed and got worse since its germination."""
+    """bool[E, S]: the network needs the seed and got worse since its germination."""
     return (table.contribution > c.HACKING_MIN_CONTRIBUTION) & (
         table.total_improvement < c.RANSOMWARE_DEGRADATION
     )
 
 
 def disproportion(table: SlotTable, ratio_threshold: float) -> np.ndarray:
-    """bool[E, S]: the seed contributes at least `ratio_threshold` times what was gained."""
+    """bool[E, S]: the seed contributes at least `ratio_threshold` times the improvement."""
     gained = table.total_improvement
     return (
         (gained > 0.0)
@@ -29,7 +29,7 @@ def disproportion(table: SlotTable, ratio_threshold: float) -> np.ndarray:
 
 
 def suspicions(t: Transition, ratio_threshold: float) -> tuple[RewardHackingSuspected, ...]:
-    """Seeds that came under suspicion in this step; one that stays so is not named again."""
+    """One event for each seed that was not suspected before this step and is after it."""
     checks: dict[str, Callable[[SlotTable], np.ndarray]] = {
         "ransomware": ransomware,
         "disproportion": partial(disproportion, ratio_threshold=ratio_threshold),

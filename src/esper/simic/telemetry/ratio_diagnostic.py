@@ -1,4 +1,4 @@
-"""Which decisions, and which head, made probability ratios explode or collapse."""
+"""The decisions and heads whose probability ratios explode or collapse."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -14,13 +14,13 @@ MOST_EXAMPLES = 32
 
 @dataclass(frozen=True)
 class RatioExplosionDiagnostic:
-    """Ratios outside the limits, over the heads that mattered in each step.
+    """Ratios outside the limits, over the heads that were relevant in each step.
 
     worst_head      the head with the ratio furthest from 1 (in log), None without any step
     worst_ratio     that ratio
-    outliers        how many per head, in the order of HEAD_NAMES
+    outliers        number per head, in the order of HEAD_NAMES
     steps, heads, values, actions   of the worst outliers, at most MOST_EXAMPLES, worst first
-    log_prob_change_mean, log_prob_change_max   of |new - old| over all that mattered
+    log_prob_change_mean, log_prob_change_max   of |new - old| over relevant heads
     """
 
     worst_head: str | None
@@ -44,7 +44,7 @@ class RatioExplosionDiagnostic:
         max_ratio: float = c.RATIO_EXPLOSION_THRESHOLD,
         min_ratio: float = c.RATIO_COLLAPSE_THRESHOLD,
     ) -> "RatioExplosionDiagnostic":
-        """All [N, heads]; `relevant` says which heads each step's op made use of."""
+        """All [N, heads]; `relevant` says which heads the op of each step uses."""
         if not old_log_probs.shape == new_log_probs.shape == relevant.shape == actions.shape:
             raise ValueError(
                 f"old {list(old_log_probs.shape)}, new {list(new_log_probs.shape)}, relevant "
@@ -52,19 +52,18 @@ class RatioExplosionDiagnostic:
             )
         change = (new_log_probs - old_log_probs).double()
         packed = torch.stack([change, relevant.double(), actions.double()]).cpu()
-        change, mattered, chosen = packed[0], packed[1].bool(), packed[2].long()
-        if not mattered.any():
-            nobody = dict.fromkeys(HEAD_NAMES, 0)
-            return RatioExplosionDiagnostic(None, None, nobody, (), (), (), (), None, None)
+        change, used, chosen = packed[0], packed[1].bool(), packed[2].long()
+        if not used.any():
+            none = dict.fromkeys(HEAD_NAMES, 0)
+            return RatioExplosionDiagnostic(None, None, none, (), (), (), (), None, None)
         ratio = change.exp()
         # Not 'ratio > max or < min': a NaN is an outlier too.
-        outside = mattered & ~((ratio <= max_ratio) & (ratio >= min_ratio))
-        distance = torch.where(mattered, change.abs().nan_to_num(nan=torch.inf), -1.0)
+        outside = used & ~((ratio <= max_ratio) & (ratio >= min_ratio))
+        distance = torch.where(used, change.abs().nan_to_num(nan=torch.inf), -1.0)
         step, head = divmod(int(distance.argmax()), len(HEAD_NAMES))
-        where = outside.nonzero()
         order = distance[outside].argsort(descending=True, stable=True)[:MOST_EXAMPLES]
-        examples = where[order]
-        size = change[mattered].abs()
+        examples = outside.nonzero()[order]
+        size = change[used].abs()
         return RatioExplosionDiagnostic(
             worst_head=HEAD_NAMES[head],
             worst_ratio=float(ratio[step, head]),
