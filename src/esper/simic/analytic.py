@@ -15,7 +15,15 @@ from itertools import product
 
 import numpy as np
 
-from esper.leyline import BLEND_NAMES, NUM_OPS, ActionMasks, LifecycleOp, SeedStage, generator
+from esper.leyline import (
+    BLEND_NAMES,
+    HOLDS_SEED,
+    NUM_OPS,
+    ActionMasks,
+    LifecycleOp,
+    SeedStage,
+    generator,
+)
 
 NUM_SLOTS = 2
 NUM_BLUEPRINTS = 3
@@ -115,14 +123,8 @@ def _seedling(slot: int, blueprint: int, blend: int, step: int) -> int:
 
 
 def _features(state: SlotState) -> list[float]:
-    stages = (
-        SeedStage.DORMANT,
-        SeedStage.TRAINING,
-        SeedStage.HOLDING,
-        SeedStage.FOSSILIZED,
-        SeedStage.EMBARGOED,
-    )
-    holds = state.stage not in (SeedStage.DORMANT, SeedStage.EMBARGOED)
+    stages = dict.fromkeys(each.stage for each in STATES)
+    holds = bool(HOLDS_SEED[state.stage])
     return [
         *(float(state.stage == stage) for stage in stages),
         *(float(holds and state.blueprint == b) for b in range(NUM_BLUEPRINTS)),

@@ -17,6 +17,7 @@ from esper.simic.rewards.config import (
 from esper.simic.rewards.modes import MODES, RewardMode, compute_reward
 from esper.simic.training.config import load_config
 from reward_support import GAMMA, LOSSES, default_config, one_seed, transition
+from training_support import rows, tiny_run
 
 NAN = float("nan")
 
@@ -57,6 +58,16 @@ def test_a_reward_is_one_entry_of_the_table(monkeypatch, germination):
     assert (found.names, found.shaping) == (("wage", "nudge"), ("nudge",))
     assert found.values.tolist() == [[3.0, 0.25]]
     assert training.reward_config("objective") == ObjectiveRewardConfig(param_cost=0.2)
+
+
+def test_a_new_reward_is_paid_in_the_environments_of_a_run(monkeypatch, tmp_path):
+    monkeypatch.setitem(MODES, "wage", RewardMode(WageConfig, wage))
+    flags = {"reward.wage": 3.0, "reward.nudge": 0.0}
+    state = tiny_run(tmp_path, rounds=1, reward_mode="wage", **flags)
+    steps = [row for row in rows(tmp_path / "metrics.jsonl") if "reward" in row]
+    assert {row["reward.wage"] for row in steps} == {0.0, 3.0}
+    assert all(row["reward"] == row["reward.wage"] for row in steps)
+    assert state.rewards["wage"].mean == pytest.approx(np.mean([row["reward"] for row in steps]))
 
 
 @pytest.mark.parametrize(

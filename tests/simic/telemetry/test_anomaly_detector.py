@@ -257,5 +257,5 @@ def test_004_m21_ratio_limits_are_settings_of_detector_and_diagnostic():
     assert not look_twice(row(ratio_max=3.0)).has_anomaly
     change, ones = torch.full((1, 4), math.log(3.0)), torch.ones(1, 4, dtype=torch.bool)
     arguments = torch.zeros(1, 4), change, ones, torch.zeros(1, 4)
-    assert not RatioExplosionDiagnostic.from_batch(*arguments).steps
-    assert RatioExplosionDiagnostic.from_batch(*arguments, max_ratio=2.0).steps
+    assert not RatioExplosionDiagnostic.from_batch(*arguments).examples
+    assert RatioExplosionDiagnostic.from_batch(*arguments, max_ratio=2.0).examples

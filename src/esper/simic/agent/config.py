@@ -1,8 +1,8 @@
 """Settings of PPO."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from esper.leyline import HEAD_NAMES, ConfigError, constants
 
@@ -51,40 +51,34 @@ class PPOConfig:
     compile_backend: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("learning_rate", "clip_ratio", "max_grad_norm", "huber_delta"):
-            self._require(name, getattr(self, name) > 0, "positive")
-        self._require("learning_rate", self.learning_rate <= 1, "at most 1")
-        for name in ("gamma", "gae_lambda"):
-            self._require(name, 0 <= getattr(self, name) <= 1, "between 0 and 1")
-        for name in ("epochs", "minibatches"):
-            value = getattr(self, name)
-            self._require(name, isinstance(value, int) and value >= 1, "at least 1")
-        for name in (
-            "entropy_coef",
-            "entropy_coef_min",
-            "entropy_anneal_updates",
-            "value_coef",
-            "critic_first",
-            "weight_decay",
-        ):
-            self._require(name, getattr(self, name) >= 0, "at least 0")
-        for name in ("target_kl", "value_clip"):
-            value = getattr(self, name)
-            self._require(name, value is None or value > 0, "positive or None")
+        for names, holds, what in _RULES:
+            for name in names.split():
+                if not holds(getattr(self, name)):
+                    raise ConfigError(f"{name} must be {what}, got {getattr(self, name)!r}")
         lowest = min(self.entropy_coef, self.final_entropy_coef)
         if lowest < self.entropy_coef_min:
             raise ConfigError(
                 f"entropy_coef and entropy_coef_end must not be below entropy_coef_min, "
                 f"got {lowest} and {self.entropy_coef_min}"
             )
-        self._require("value_loss", self.value_loss in ("mse", "huber"), "'mse' or 'huber'")
-        unknown = set(self.entropy_coef_per_head) - set(HEAD_NAMES)
-        self._require("entropy_coef_per_head", not unknown, f"keyed by {', '.join(HEAD_NAMES)}")
 
     @property
     def final_entropy_coef(self) -> float:
         return self.entropy_coef if self.entropy_coef_end is None else self.entropy_coef_end
 
-    def _require(self, name: str, holds: bool, what: str) -> None:
-        if not holds:
-            raise ConfigError(f"{name} must be {what}, got {getattr(self, name)!r}")
+
+_RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
+    ("learning_rate clip_ratio max_grad_norm huber_delta", lambda x: x > 0, "positive"),
+    ("learning_rate", lambda x: x <= 1, "at most 1"),
+    ("gamma gae_lambda", lambda x: 0 <= x <= 1, "between 0 and 1"),
+    ("epochs minibatches", lambda x: isinstance(x, int) and x >= 1, "at least 1"),
+    ("entropy_coef entropy_coef_min entropy_anneal_updates", lambda x: x >= 0, "at least 0"),
+    ("value_coef critic_first weight_decay", lambda x: x >= 0, "at least 0"),
+    ("target_kl value_clip", lambda x: x is None or x > 0, "positive or None"),
+    ("value_loss", lambda x: x in ("mse", "huber"), "'mse' or 'huber'"),
+    (
+        "entropy_coef_per_head",
+        lambda x: set(x) <= set(HEAD_NAMES),
+        f"keyed by {', '.join(HEAD_NAMES)}",
+    ),
+)

@@ -1,7 +1,7 @@
 """The optimiser and its parameter groups, gradient norms, torch.compile."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -58,7 +58,7 @@ def clip_gradients(
 
 
 def _clip(parameters: list[nn.Parameter], max_norm: float) -> Tensor:
-    norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+    norm = gradient_norm(parameters)
     nn.utils.clip_grads_with_norm_(parameters, max_norm, norm.where(norm.isfinite(), 0.0))
     return norm
 
@@ -94,6 +94,5 @@ def compiled_or_eager(function: Callable[..., Any], backend: str | None) -> Call
     return call
 
 
-def gradient_norm(module: nn.Module) -> Tensor:
-    """Norm of the gradients of a module's parameters."""
-    return nn.utils.get_total_norm([p.grad for p in module.parameters() if p.grad is not None])
+def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
+    return nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])

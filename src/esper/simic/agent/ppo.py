@@ -147,14 +147,19 @@ class PPOAgent:
         replay_error = self._check_replay(batch)
         normalized = normalize_advantages(advantages, batch.valid)
         metrics = self._learn(batch, normalized, returns, generator, closely)
+        values, returns = batch.values[batch.valid], returns[batch.valid]
+        explained = explained_variance(values=values, returns=returns)
+        metrics.report({"replay_error": replay_error, "explained_variance": explained})
+        valid = advantages[batch.valid]
         metrics.report(
-            {
-                "replay_error": replay_error,
-                "explained_variance": explained_variance(
-                    values=batch.values[batch.valid], returns=returns[batch.valid]
-                ),
-                **_advantage_metrics(advantages[batch.valid]),
-            }
+            to_host(
+                {
+                    "advantage_mean": valid.mean(),
+                    "advantage_std": valid.std(correction=0),
+                    "advantage_min": valid.min(),
+                    "advantage_max": valid.max(),
+                }
+            )
         )
         if metrics.skipped:
             logger.warning(
@@ -293,11 +298,11 @@ class PPOAgent:
         gradients = measure_gradients(
             self.network.parameters(), GradientThresholds.for_clip_norm(limit)
         )
-        heads = [gradient_norm(self.network.head(name)) for name in (*HEAD_NAMES, "value")]
+        heads = [self.network.head(name).parameters() for name in (*HEAD_NAMES, "value")]
         measured = to_host(
             {
                 "gradients": gradients,
-                "head_grad_norms": torch.stack(heads),
+                "head_grad_norms": torch.stack([gradient_norm(head) for head in heads]),
                 "grad_norm": clip_gradients(self.network, limit, self.config.clip_separately),
             }
         )
@@ -334,14 +339,3 @@ def entropy_floor_scale(op_masks: Tensor) -> float:
     if legal >= total or legal <= 1.0:
         return 1.0
     return min(constants.ENTROPY_FLOOR_MAX_SCALE, math.log(total) / math.log(legal))
-
-
-def _advantage_metrics(advantages: Tensor) -> dict[str, float]:
-    """Of the valid steps, before normalisation."""
-    stats = {
-        "advantage_mean": advantages.mean(),
-        "advantage_std": advantages.std(correction=0),
-        "advantage_min": advantages.min(),
-        "advantage_max": advantages.max(),
-    }
-    return to_host(stats)

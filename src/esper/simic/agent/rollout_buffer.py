@@ -155,24 +155,16 @@ class TamiyoRolloutBuffer:
         counts = torch.from_numpy(self.step_counts[filled]).to(self.device)
         valid = torch.arange(longest, device=self.device) < counts[:, None]
 
-        def cut(stored: Tensor) -> Tensor:
-            return stored[rows, :longest]
+        def cut(name: str) -> Tensor:
+            return getattr(self, name)[rows, :longest]
 
-        def zeroed(stored: Tensor) -> Tensor:
-            """Steps beyond the end of a row may hold values of an earlier round."""
-            return cut(stored).masked_fill(~valid, 0)
-
+        # Steps beyond the end of a row may hold values of an earlier round.
+        zeroed = ("values", "rewards", "terminated", "truncated", "bootstrap_values")
         return SequenceBatch(
             groups=torch.from_numpy(self.groups[filled]).to(self.device),
-            observations=cut(self.observations),
-            actions=cut(self.actions),
-            log_probs=cut(self.log_probs),
-            values=zeroed(self.values),
-            rewards=zeroed(self.rewards),
-            terminated=zeroed(self.terminated),
-            truncated=zeroed(self.truncated),
-            bootstrap_values=zeroed(self.bootstrap_values),
-            masks=MaskTensors(*(cut(mask) for mask in self.masks)),
+            **{name: cut(name) for name in ("observations", "actions", "log_probs")},
+            **{name: cut(name).masked_fill(~valid, 0) for name in zeroed},
+            masks=MaskTensors(*(mask[rows, :longest] for mask in self.masks)),
             valid=valid,
             hidden=(self.hidden[0][:, rows], self.hidden[1][:, rows]),
         )

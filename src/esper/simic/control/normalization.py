@@ -99,9 +99,7 @@ class Unscaled(RunningMeanStd):
 class RewardNormalizer:
     """Divides rewards by their running standard deviation; the mean stays."""
 
-    def __init__(self, clip: float = NORMALIZER_CLIP, epsilon: float = 1e-8) -> None:
-        self.clip = clip
-        self.epsilon = epsilon
+    def __init__(self) -> None:
         self.count = 0
         self.mean = 0.0
         self.m2 = 0.0
@@ -126,8 +124,8 @@ class RewardNormalizer:
 
     def normalize_only(self, rewards: Tensor) -> Tensor:
         """Scale without an update; rewards stay unscaled while all so far were equal."""
-        scale = self.std if self.std > self.epsilon else 1.0
-        return (rewards / scale).clamp(-self.clip, self.clip)
+        scale = self.std if self.std > 1e-8 else 1.0
+        return (rewards / scale).clamp(-NORMALIZER_CLIP, NORMALIZER_CLIP)
 
     @property
     def std(self) -> float:

@@ -16,13 +16,7 @@ class LSTMHealth:
     c_norm: float
     h_max: float
     c_max: float
-    has_nan: bool
-    has_inf: bool
     unhealthy_envs: tuple[int, ...]
-
-    @property
-    def is_healthy(self) -> bool:
-        return not self.unhealthy_envs
 
     def flat(self) -> dict[str, float]:
         """Columns of a row of metrics."""
@@ -44,17 +38,14 @@ def compute_lstm_health(hidden: tuple[Tensor, Tensor] | None) -> LSTMHealth | No
     if both.dim() != 4:
         raise ValueError(f"hidden states must be [layers, envs, size], got {list(both.shape[1:])}")
     norms = both.square().sum(dim=(1, 3)).sqrt()
-    flags = torch.stack([both.isnan().any(), both.isinf().any()]).float()
-    summary = torch.cat([norms.amax(dim=1), both.abs().amax(dim=(1, 2, 3)), flags, norms.flatten()])
-    h_norm, c_norm, h_max, c_max, has_nan, has_inf, *per_env = summary.tolist()
+    summary = torch.cat([norms.amax(dim=1), both.abs().amax(dim=(1, 2, 3)), norms.flatten()])
+    h_norm, c_norm, h_max, c_max, *per_env = summary.tolist()
     pairs = zip(per_env[: norms.shape[1]], per_env[norms.shape[1] :], strict=True)
     return LSTMHealth(
         h_norm=h_norm,
         c_norm=c_norm,
         h_max=h_max,
         c_max=c_max,
-        has_nan=bool(has_nan),
-        has_inf=bool(has_inf),
         # Comparisons with NaN are False, so a NaN is unhealthy.
         unhealthy_envs=tuple(
             env

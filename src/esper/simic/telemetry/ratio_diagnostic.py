@@ -19,17 +19,14 @@ class RatioExplosionDiagnostic:
     worst_head      the head with the ratio furthest from 1 (in log), None without any step
     worst_ratio     that ratio
     outliers        number per head, in the order of HEAD_NAMES
-    steps, heads, values, actions   of the worst outliers, at most MOST_EXAMPLES, worst first
+    examples        rows of metrics for the worst outliers, at most MOST_EXAMPLES, worst first
     log_prob_change_mean, log_prob_change_max   of |new - old| over relevant heads
     """
 
     worst_head: str | None
     worst_ratio: float | None
     outliers: dict[str, int]
-    steps: tuple[int, ...]
-    heads: tuple[str, ...]
-    values: tuple[float, ...]
-    actions: tuple[int, ...]
+    examples: list[dict[str, Any]]
     log_prob_change_mean: float | None
     log_prob_change_max: float | None
 
@@ -55,23 +52,28 @@ class RatioExplosionDiagnostic:
         change, used, chosen = packed[0], packed[1].bool(), packed[2].long()
         if not used.any():
             none = dict.fromkeys(HEAD_NAMES, 0)
-            return RatioExplosionDiagnostic(None, None, none, (), (), (), (), None, None)
+            return RatioExplosionDiagnostic(None, None, none, [], None, None)
         ratio = change.exp()
         # Not 'ratio > max or < min': a NaN is an outlier too.
         outside = used & ~((ratio <= max_ratio) & (ratio >= min_ratio))
         distance = torch.where(used, change.abs().nan_to_num(nan=torch.inf), -1.0)
         step, head = divmod(int(distance.argmax()), len(HEAD_NAMES))
         order = distance[outside].argsort(descending=True, stable=True)[:MOST_EXAMPLES]
-        examples = outside.nonzero()[order]
+        examples = zip(
+            outside.nonzero()[order].tolist(),
+            ratio[outside][order].tolist(),
+            chosen[outside][order].tolist(),
+            strict=True,
+        )
         size = change[used].abs()
         return RatioExplosionDiagnostic(
             worst_head=HEAD_NAMES[head],
             worst_ratio=float(ratio[step, head]),
             outliers=dict(zip(HEAD_NAMES, outside.sum(dim=0).tolist(), strict=True)),
-            steps=tuple(examples[:, 0].tolist()),
-            heads=tuple(HEAD_NAMES[h] for h in examples[:, 1].tolist()),
-            values=tuple(ratio[outside][order].tolist()),
-            actions=tuple(chosen[outside][order].tolist()),
+            examples=[
+                {"index": index, "head": HEAD_NAMES[h], "ratio": value, "action": action}
+                for (index, h), value, action in examples
+            ],
             log_prob_change_mean=float(size.mean()),
             log_prob_change_max=float(size.max()),
         )
@@ -85,11 +87,3 @@ class RatioExplosionDiagnostic:
             "log_prob_change_mean": self.log_prob_change_mean,
             "log_prob_change_max": self.log_prob_change_max,
         }
-
-    def examples(self) -> list[dict[str, Any]]:
-        """One row of metrics for each of the worst outliers, worst first."""
-        columns = zip(self.steps, self.heads, self.values, self.actions, strict=True)
-        return [
-            {"index": step, "head": head, "ratio": ratio, "action": action}
-            for step, head, ratio, action in columns
-        ]

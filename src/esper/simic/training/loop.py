@@ -187,7 +187,7 @@ def details(state: TrainState, metrics: PPOUpdateMetrics) -> Iterator[dict[str, 
         yield {"kind": "layer", **asdict(layer)}
     if metrics.ratios is not None:
         yield {"kind": "ratios", **metrics.ratios.flat()}
-        for example in metrics.ratios.examples():
+        for example in metrics.ratios.examples:
             yield {"kind": "ratio", **example}
     if metrics.skipped is not None and metrics.steps:
         report = check_numerical_stability(state.agent.network, metrics.flat()["grad_norm_max"])
