@@ -108,6 +108,18 @@ def test_collector_needs_as_many_operations_for_many_tensors_as_for_few():
     assert all(few[name] == many[name] for name in arithmetic)
 
 
+def test_collector_takes_parameters_of_several_kinds_together():
+    """Devices are told apart in the same way as dtypes."""
+    params = [nn.Parameter(torch.randn(4)), nn.Parameter(torch.randn(3, dtype=torch.float64))]
+    for parameter in params:
+        parameter.grad = torch.full_like(parameter, 2.0)
+    params[1].grad[0] = math.nan
+    found = collect_gradients(params, THRESHOLDS)
+    assert (found.tensors, found.nan_count) == (2, 1)
+    params[1].grad[0] = 2.0
+    assert collect_gradients(params, THRESHOLDS).norm == pytest.approx(math.sqrt(28))
+
+
 def test_thresholds_come_from_the_clip_norm():
     assert THRESHOLDS.exploding == 5.0
     assert THRESHOLDS.vanishing == pytest.approx(1e-7)

@@ -3,10 +3,12 @@
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors
+from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 
 from esper.leyline import ConfigError
 from esper.leyline import constants as c
@@ -49,9 +51,15 @@ class GradientHealthMetrics:
     @staticmethod
     def from_row(row: list[float]) -> "GradientHealthMetrics":
         """The result of `measure_gradients`, fetched from the device."""
-        tensors, norm, vanishing, exploding, zeros, nans, infs = row
+        tensors, elements, squares, vanishing, exploding, zeros, nans, infs = row
         return GradientHealthMetrics(
-            int(tensors), norm, int(vanishing), int(exploding), zeros, int(nans), int(infs)
+            tensors=int(tensors),
+            norm=squares**0.5,
+            vanishing=int(vanishing),
+            exploding=int(exploding),
+            zero_fraction=zeros / elements,
+            nan_count=int(nans),
+            inf_count=int(infs),
         )
 
     @property
@@ -69,20 +77,28 @@ class GradientHealthMetrics:
 @torch.compiler.disable
 @torch.no_grad()
 def measure_gradients(params: Iterable[nn.Parameter], thresholds: GradientThresholds) -> Tensor:
-    """float64 [7], the fields of GradientHealthMetrics; nothing is fetched from the device.
+    """float64 [8] for `GradientHealthMetrics.from_row`; nothing is fetched from the device.
 
-    At least one parameter must have a gradient; gradients must share a device and dtype.
+    Devices and dtypes may differ, but at least one parameter must have a gradient.
     """
-    grads = [p.grad for p in params if p.grad is not None]
+    grads: list[Tensor | None] = [p.grad for p in params if p.grad is not None]
+    groups = _group_tensors_by_device_and_dtype([grads]).values()
+    rows = [_measure(cast(list[Tensor], group[0]), thresholds) for group, _ in groups]
+    return torch.stack([row.to(rows[0].device) for row in rows]).sum(dim=0)
+
+
+def _measure(grads: list[Tensor], thresholds: GradientThresholds) -> Tensor:
+    """The row of gradients that share a device and dtype."""
     norms = torch.stack(torch._foreach_norm(grads)).double()
     flat = _flatten_dense_tensors(grads)
     return torch.stack(
         [
             norms.new_tensor(len(grads)),
-            norms.norm(),
+            norms.new_tensor(flat.numel()),
+            norms.square().sum(),
             (norms < thresholds.vanishing).sum().double(),
             (norms > thresholds.exploding).sum().double(),
-            (flat == 0).sum().double() / flat.numel(),
+            (flat == 0).sum().double(),
             flat.isnan().sum().double(),
             flat.isinf().sum().double(),
         ]
