@@ -20,18 +20,13 @@ from torch import Tensor
 
 from claims.common import print_json, print_table
 from esper.leyline import OP, draw_key
+from esper.leyline.constants import NORMALIZER_CLIP
 from esper.simic import analytic
-from esper.simic.agent import (
-    FactoredRecurrentActorCritic,
-    NetworkConfig,
-    PPOAgent,
-    PPOConfig,
-    action_draws,
-    compute_gae,
-    head_relevance,
-    leave_one_out,
-    play_round,
-)
+from esper.simic.agent.advantages import compute_gae, head_relevance, leave_one_out
+from esper.simic.agent.config import PPOConfig
+from esper.simic.agent.network import FactoredRecurrentActorCritic, NetworkConfig
+from esper.simic.agent.ppo import PPOAgent
+from esper.simic.agent.rollout import action_draws, play_round
 from esper.simic.agent.types import SequenceBatch
 from esper.simic.control.normalization import RewardNormalizer
 
@@ -134,7 +129,7 @@ def payments(episodes: int = 64) -> list[dict]:
             {
                 "steps": steps,
                 "rewards scaled: deviation": got.std().item(),
-                "clipped": (got == normalizer.clip).double().mean().item(),
+                "clipped": (got == NORMALIZER_CLIP).double().mean().item(),
                 "returns scaled: deviation": (paid / paid.std()).std().item(),
             }
         )

@@ -24,15 +24,10 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 
 from esper.leyline import draw_key
 from esper.simic import analytic
-from esper.simic.agent import (
-    FactoredRecurrentActorCritic,
-    NetworkConfig,
-    PPOAgent,
-    PPOConfig,
-    VectorEnv,
-    action_draws,
-    play_round,
-)
+from esper.simic.agent.config import PPOConfig
+from esper.simic.agent.network import FactoredRecurrentActorCritic, NetworkConfig
+from esper.simic.agent.ppo import PPOAgent
+from esper.simic.agent.rollout import VectorEnv, action_draws, play_round
 from toy_problems import ConditionalBandit, CueMemory
 
 GOAL = 0.95

@@ -20,15 +20,10 @@ from sb3_contrib import RecurrentPPO
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from esper.leyline import ActionMasks
-from esper.simic.agent import (
-    FactoredRecurrentActorCritic,
-    NetworkConfig,
-    PPOAgent,
-    PPOConfig,
-    VectorEnv,
-    action_draws,
-    play_round,
-)
+from esper.simic.agent.config import PPOConfig
+from esper.simic.agent.network import FactoredRecurrentActorCritic, NetworkConfig
+from esper.simic.agent.ppo import PPOAgent
+from esper.simic.agent.rollout import VectorEnv, action_draws, play_round
 
 ENVS, STEPS, OBS, HIDDEN = 16, 150, 80, 128
 SLOTS, BLUEPRINTS = 3, 13

@@ -31,7 +31,7 @@ from tensordict import TensorDict
 import esper.gym
 from agent_learns import GROWTH, new_agent
 from esper.leyline import ActionMasks, draw_key
-from esper.simic.agent import action_draws, play_round
+from esper.simic.agent.rollout import action_draws, play_round
 from esper.simic.training.config import load_config
 from esper.simic.training.loop import run_training
 from esper.simic.training.round_log import RoundLog

@@ -7,7 +7,8 @@ import torch
 
 from esper.leyline import OP, SLOT, ActionMasks, LifecycleOp
 from esper.simic import analytic
-from esper.simic.agent import FactoredRecurrentActorCritic, MaskTensors, NetworkConfig
+from esper.simic.agent.network import FactoredRecurrentActorCritic, NetworkConfig
+from esper.simic.agent.types import MaskTensors
 from esper.simic.control.normalization import RunningMeanStd
 from esper.simic.recordings.episodes import Episodes
 from esper.simic.training.state import Space

@@ -1,7 +1,13 @@
-"""A small network with gradients to look at."""
+"""A small network with gradients, and their health."""
 
 import torch
 from torch import nn
+
+from esper.simic.telemetry.gradient_collector import GradientHealthMetrics, measure_gradients
+
+
+def collect_gradients(params, thresholds):
+    return GradientHealthMetrics.from_row(measure_gradients(params, thresholds).tolist())
 
 
 def network(key=0):

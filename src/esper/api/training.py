@@ -12,7 +12,7 @@ from esper.api.checks import TASK, checked
 from esper.api.policies import Unseen
 from esper.leyline import ConfigError
 from esper.observatory.run_directory import CONFIG, PROFILE, RunDirectory
-from esper.simic.agent import VectorEnv
+from esper.simic.agent.rollout import VectorEnv
 from esper.simic.recordings.recording import Tape
 from esper.simic.telemetry.profiler import TrainingProfiler
 from esper.simic.training.checkpoint import is_run, load_checkpoint, load_state, save_checkpoint

@@ -1,13 +1,12 @@
-"""A growth problem small enough to solve exactly, to tell whether an agent learns.
+"""A growth problem small enough to solve exactly, to test whether an agent learns.
 
-Two slots, three blueprints, one operation per step. A seed that is germinated costs its price, pays
-rent while it lives, and after a few steps turns out good or bad; only then can it be fossilised. A
-good fossil earns at every remaining step, a bad one loses. Seeds do worse while the host is young,
-and better with the blend that suits the slot; the largest blueprint fits only the second slot. So a
-good policy waits, germinates what pays back in the time left, fossilises the good, culls the bad.
+Two slots, three blueprints, one operation per step. Planting a seed costs its price; it pays rent
+while it lives, and after a few steps turns out good or bad. Only then can it be kept: a good seed
+earns in every remaining step, a bad one loses. Seeds do worse while the host is young, and better
+with the right blend for the slot; the largest blueprint fits only the second slot. A good policy
+waits, plants what pays back in the time left, keeps good seeds and removes bad ones.
 
-Rewards of a step follow the action and precede the tick:
-    action -> reward(state) -> seeds age, reveal themselves, cool down
+Order of a step: action -> reward(state) -> seeds age and change their stage
 """
 
 from collections.abc import Sequence
@@ -16,7 +15,15 @@ from itertools import product
 
 import numpy as np
 
-from esper.leyline import BLEND_NAMES, NUM_OPS, ActionMasks, LifecycleOp, SeedStage, generator
+from esper.leyline import (
+    BLEND_NAMES,
+    HOLDS_SEED,
+    NUM_OPS,
+    ActionMasks,
+    LifecycleOp,
+    SeedStage,
+    generator,
+)
 
 NUM_SLOTS = 2
 NUM_BLUEPRINTS = 3
@@ -54,7 +61,7 @@ class SlotState:
 
     @property
     def earnings(self) -> float:
-        """What the slot earns in one step."""
+        """Reward of the slot in one step."""
         if self.stage == SeedStage.FOSSILIZED:
             return EARNINGS[self.blueprint] if self.good else BAD_EARNINGS
         if self.stage in (SeedStage.TRAINING, SeedStage.HOLDING):
@@ -87,7 +94,7 @@ _RIPE = np.array([s.stage == SeedStage.HOLDING for s in STATES])
 
 
 def _tick(state: SlotState, good: bool) -> int:
-    """The state after one step, if the seed (should it ripen now) is good or bad."""
+    """The state after one step; `good` decides if the seed completes its training now."""
     if state.stage == SeedStage.TRAINING:
         if state.age + 1 == TRAIN_STEPS[state.blueprint]:
             return _INDEX[SlotState(SeedStage.HOLDING, state.blueprint, good=good)]
@@ -116,14 +123,8 @@ def _seedling(slot: int, blueprint: int, blend: int, step: int) -> int:
 
 
 def _features(state: SlotState) -> list[float]:
-    stages = (
-        SeedStage.DORMANT,
-        SeedStage.TRAINING,
-        SeedStage.HOLDING,
-        SeedStage.FOSSILIZED,
-        SeedStage.EMBARGOED,
-    )
-    holds = state.stage not in (SeedStage.DORMANT, SeedStage.EMBARGOED)
+    stages = dict.fromkeys(each.stage for each in STATES)
+    holds = bool(HOLDS_SEED[state.stage])
     return [
         *(float(state.stage == stage) for stage in stages),
         *(float(holds and state.blueprint == b) for b in range(NUM_BLUEPRINTS)),
@@ -137,12 +138,11 @@ OBSERVATION_DIM = 2 + NUM_SLOTS * _FEATURES.shape[1]
 
 
 class AnalyticGrowth:
-    """E copies of the problem, in Gymnasium's order: action, consequences, observation.
+    """E environments with this problem.
 
-    Every episode has HORIZON steps and then terminates. What is random in an episode is a function
-    of (key, round, group) only; `group` environments are one group. With `spread` hosts differ:
-    the last step pays each member of a group the same normal number of that deviation, whatever it
-    did.
+    Every episode has HORIZON steps and then terminates. Its randomness is a function of (key,
+    round, group); `group` environments form a group. With `spread` hosts differ: the last step
+    adds to each member of a group the same normal number with that standard deviation.
     """
 
     def __init__(self, num_envs: int, key: int = 0, group: int = 1, spread: float = 0.0) -> None:
@@ -157,7 +157,7 @@ class AnalyticGrowth:
         )
 
     def begin(self, generators: Sequence[np.random.Generator]) -> tuple[np.ndarray, ActionMasks]:
-        """Begin episodes whose luck comes from these, one for each environment."""
+        """Begin episodes with one random generator for each environment."""
         self.time = 0
         self.states = np.full((self.num_envs, NUM_SLOTS), _DORMANT)
         self._luck = np.stack([rng.random((HORIZON, NUM_SLOTS)) for rng in generators])
@@ -166,7 +166,7 @@ class AnalyticGrowth:
 
     @property
     def stages(self) -> np.ndarray:
-        """[E, S], the stage of every slot."""
+        """[E, S]: the stage of every slot."""
         return _STAGE[self.states]
 
     def step(
@@ -193,7 +193,7 @@ class AnalyticGrowth:
         )
 
     def _apply(self, actions: np.ndarray) -> np.ndarray:
-        """Change the slots as asked; returns what that cost."""
+        """Apply the actions to the slots; returns their costs [E]."""
         costs = np.zeros(self.num_envs)
         for env, (slot, blueprint, blend, op) in enumerate(actions):
             if op == LifecycleOp.GERMINATE:
@@ -228,7 +228,7 @@ class AnalyticGrowth:
 class Solution:
     """`value[t, i, j]`: best expected return from step t with the slots in states i and j.
 
-    `action[t, i, j]` indexes `actions`, rows (slot, blueprint, blend, op).
+    `action[t, i, j]` is the row of `actions`, which has columns (slot, blueprint, blend, op).
     """
 
     value: np.ndarray
@@ -262,7 +262,7 @@ def solve() -> Solution:
     value = np.zeros((HORIZON + 1, n, n))
     best = np.zeros((HORIZON, n, n), dtype=np.int64)
     for time in reversed(range(HORIZON)):
-        # Worth of every pair of states once the action is done: this step's earnings and the rest.
+        # Value of every pair of states after the action: earnings of this step and all later ones.
         settled = _EARNINGS[:, None] + _EARNINGS[None, :] + tick @ value[time + 1] @ tick.T
         options = np.stack([_worth(choice, settled, time) for choice in choices])
         best[time] = options.argmax(axis=0)

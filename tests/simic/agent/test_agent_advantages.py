@@ -7,11 +7,11 @@ from agent_support import (
     shuffle,
 )
 from esper.leyline import HEAD_NAMES, RELEVANT_HEADS, LifecycleOp
-from esper.simic.agent import (
+from esper.simic.agent.advantages import (
     compute_per_head_advantages,
     head_relevance,
+    normalize_advantages,
 )
-from esper.simic.agent.advantages import normalize_advantages
 
 
 def test_000_m2_almost_constant_advantages_stay_small():

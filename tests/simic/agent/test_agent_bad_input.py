@@ -9,7 +9,8 @@ import torch
 
 from agent_support import OBS, filled_buffer, make_agent, parameters_of, random_masks, shuffle
 from esper.leyline import ConfigError, InvalidStateMachineError
-from esper.simic.agent import NetworkConfig, PPOConfig
+from esper.simic.agent.config import PPOConfig
+from esper.simic.agent.network import NetworkConfig
 
 
 def acting(agent, observations, masks=None, envs=4):

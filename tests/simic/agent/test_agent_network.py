@@ -19,12 +19,9 @@ from agent_support import (
     shuffle,
 )
 from esper.leyline import HEAD_NAMES, OP, ConfigError
-from esper.simic.agent import (
-    FactoredRecurrentActorCritic,
-    MaskTensors,
-    NetworkConfig,
-    action_draws,
-)
+from esper.simic.agent.network import FactoredRecurrentActorCritic, NetworkConfig
+from esper.simic.agent.rollout import action_draws
+from esper.simic.agent.types import MaskTensors
 
 
 def test_parameter_count_of_the_reviewed_network():
@@ -265,7 +262,7 @@ def test_000_a6_entropy_is_normalised_in_one_place():
 
 def test_003_networks_h1_without_torch_the_import_fails_and_says_so():
     """No name is None instead; whoever installs the package gets torch with it."""
-    script = "import sys; sys.modules['torch'] = None\nimport esper.simic.agent"
+    script = "import sys; sys.modules['torch'] = None\nimport esper.simic.agent.ppo"
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert result.returncode != 0
     assert result.stderr.splitlines()[-1].startswith("ModuleNotFoundError: import of torch")

@@ -17,7 +17,8 @@ from agent_support import (
     width_of,
 )
 from esper.leyline import HEAD_NAMES, HEAD_RELEVANCE, ActionMasks, LifecycleOp
-from esper.simic.agent import MaskTensors, compute_per_head_advantages
+from esper.simic.agent.advantages import compute_per_head_advantages
+from esper.simic.agent.types import MaskTensors
 from esper.tamiyo.policy.masked_categorical import MaskedCategorical
 
 SIZES = (SLOTS, BLUEPRINTS, 3, 4)

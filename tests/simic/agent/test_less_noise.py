@@ -13,13 +13,8 @@ from agent_support import (
 )
 from esper.leyline import ConfigError
 from esper.simic import analytic
-from esper.simic.agent import (
-    action_draws,
-    check_groups,
-    compute_gae,
-    leave_one_out,
-    play_round,
-)
+from esper.simic.agent.advantages import check_groups, compute_gae, leave_one_out
+from esper.simic.agent.rollout import action_draws, play_round
 
 # --- the rest of the group as a baseline ---------------------------------------------------------
 

@@ -1,11 +1,17 @@
 """Every setting of PPO does something."""
 
 from dataclasses import fields
+from functools import cache
 
 import pytest
 
 from agent_support import filled_buffer, make_agent, parameters_of, shuffle
-from esper.simic.agent import PPOConfig
+from esper.simic.agent.config import PPOConfig
+
+
+@cache
+def plain_updates(settings):
+    return two_updates(dict(settings))
 
 
 def two_updates(settings):
@@ -50,7 +56,7 @@ SETTINGS: dict[str, tuple[object, dict[str, object]]] = {
 @pytest.mark.parametrize("name", SETTINGS)
 def test_d31_every_setting_of_ppo_has_an_effect(name):
     value, needed = SETTINGS[name]
-    assert two_updates(needed | {name: value}) != two_updates(needed)
+    assert two_updates(needed | {name: value}) != plain_updates(tuple(needed.items()))
 
 
 def test_d31_no_setting_is_left_out():

@@ -14,12 +14,9 @@ from agent_support import (
     shuffle,
 )
 from esper.leyline import HEAD_NAMES, OP, LifecycleOp
-from esper.simic.agent import (
-    MaskTensors,
-    compute_gae,
-    head_relevance,
-)
+from esper.simic.agent.advantages import compute_gae, head_relevance
 from esper.simic.agent.ppo import entropy_floor_scale
+from esper.simic.agent.types import MaskTensors
 
 
 def returns_of(agent, batch):

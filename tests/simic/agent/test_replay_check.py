@@ -14,7 +14,8 @@ from agent_support import (
     shuffle,
 )
 from esper.leyline import HEAD_NAMES
-from esper.simic.agent import ReplayMismatchError, action_draws
+from esper.simic.agent.ppo import ReplayMismatchError
+from esper.simic.agent.rollout import action_draws
 from esper.simic.control.normalization import RunningMeanStd
 
 

@@ -8,7 +8,9 @@ import torch
 
 from agent_support import mask_tensors, random_masks
 from esper.leyline import ActionMasks, ConfigError, LifecycleOp
-from esper.simic.agent import MaskTensors, NetworkConfig, SetActorCritic, new_network
+from esper.simic.agent.network import NetworkConfig
+from esper.simic.agent.set_network import SetActorCritic, new_network
+from esper.simic.agent.types import MaskTensors
 from esper.tamiyo.policy.set_features import FITS, PRESENT, SetLayout, pad_masks
 
 SLOTS, BLUEPRINTS, ENVS, STEPS = 4, 6, 5, 7

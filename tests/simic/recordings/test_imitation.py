@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from esper.leyline import HEAD_NAMES, OP, ConfigError, LifecycleOp
-from esper.simic.agent import FactoredRecurrentActorCritic
+from esper.simic.agent.network import FactoredRecurrentActorCritic
 from esper.simic.control.normalization import RunningMeanStd
 from esper.simic.recordings.episodes import Episodes
 from esper.simic.recordings.imitation import (

@@ -1,4 +1,4 @@
-"""The table of rewards, the door to it, and the configs that it takes."""
+"""The table of rewards, `compute_reward`, and configs."""
 
 import math
 from dataclasses import dataclass, replace
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from esper.leyline import OP, ConfigError, LifecycleOp, SeedStage
-from esper.simic.rewards.components import Hint, RewardComponents
+from esper.simic.rewards.components import RewardComponents, Shaping
 from esper.simic.rewards.config import (
     ContributionRewardConfig,
     LossRewardConfig,
@@ -17,6 +17,7 @@ from esper.simic.rewards.config import (
 from esper.simic.rewards.modes import MODES, RewardMode, compute_reward
 from esper.simic.training.config import load_config
 from reward_support import GAMMA, LOSSES, default_config, one_seed, transition
+from training_support import rows, tiny_run
 
 NAN = float("nan")
 
@@ -37,7 +38,7 @@ class WageConfig(RewardConfig):
 
 def wage(t, config, gamma):
     acts = t.actions[:, OP] != LifecycleOp.WAIT
-    return {"wage": config.wage * acts, "nudge": Hint(gamma * config.nudge * acts)}
+    return {"wage": config.wage * acts, "nudge": Shaping(gamma * config.nudge * acts)}
 
 
 @pytest.fixture
@@ -54,9 +55,19 @@ def test_a_reward_is_one_entry_of_the_table(monkeypatch, germination):
     flags = {"reward_mode": "wage", "ab_reward_mode": "objective", "ppo.gamma": 0.5}
     training = load_config(flags={**flags, "reward.wage": 3.0, "reward.param_cost": 0.2})
     found = compute_reward(germination, training.reward_config("wage"), training.ppo.gamma)
-    assert (found.names, found.hints) == (("wage", "nudge"), ("nudge",))
+    assert (found.names, found.shaping) == (("wage", "nudge"), ("nudge",))
     assert found.values.tolist() == [[3.0, 0.25]]
     assert training.reward_config("objective") == ObjectiveRewardConfig(param_cost=0.2)
+
+
+def test_a_new_reward_is_paid_in_the_environments_of_a_run(monkeypatch, tmp_path):
+    monkeypatch.setitem(MODES, "wage", RewardMode(WageConfig, wage))
+    flags = {"reward.wage": 3.0, "reward.nudge": 0.0}
+    state = tiny_run(tmp_path, rounds=1, reward_mode="wage", **flags)
+    steps = [row for row in rows(tmp_path / "metrics.jsonl") if "reward" in row]
+    assert {row["reward.wage"] for row in steps} == {0.0, 3.0}
+    assert all(row["reward"] == row["reward.wage"] for row in steps)
+    assert state.rewards["wage"].mean == pytest.approx(np.mean([row["reward"] for row in steps]))
 
 
 @pytest.mark.parametrize(
@@ -82,18 +93,18 @@ def test_a_term_is_one_entry_of_its_mode(monkeypatch, germination):
     plain = compute_reward(germination, config, GAMMA)
 
     def with_curiosity(t, config, gamma):
-        return {**mode.parts(t, config, gamma), "curiosity": Hint(np.full(len(t.acted), 0.5))}
+        return {**mode.terms(t, config, gamma), "curiosity": Shaping(np.full(len(t.acted), 0.5))}
 
-    monkeypatch.setitem(MODES, "objective", replace(mode, parts=with_curiosity))
+    monkeypatch.setitem(MODES, "objective", replace(mode, terms=with_curiosity))
     found = compute_reward(germination, config, GAMMA)
     assert found.names == (*plain.names, "curiosity")
     assert found.total == pytest.approx(plain.total + 0.5)
-    assert (plain.hints, found.hints) == ((), ("curiosity",))
+    assert (plain.shaping, found.shaping) == ((), ("curiosity",))
     assert found.shaped_ratio == pytest.approx(0.5 / abs(plain.total + 0.5))
 
 
 @pytest.mark.parametrize(
-    ("mode", "hints"),
+    ("mode", "shaping"),
     [
         ("objective", set()),
         ("simplified", {"pbrs", "intervention"}),
@@ -102,15 +113,15 @@ def test_a_term_is_one_entry_of_its_mode(monkeypatch, germination):
         ("loss", {"pbrs"}),
     ],
 )
-def test_what_pays_for_the_result_is_no_hint(mode, hints, germination):
+def test_what_pays_for_the_result_is_no_shaping(mode, shaping, germination):
     config = default_config(mode)
-    assert set(compute_reward(germination, config, GAMMA).hints) == hints
+    assert set(compute_reward(germination, config, GAMMA).shaping) == shaping
 
 
-def test_in_shaped_all_is_a_hint_but_the_result_and_its_costs(germination):
+def test_in_shaped_all_is_shaping_but_the_result_and_its_costs(germination):
     found = compute_reward(germination, ContributionRewardConfig(), GAMMA)
     counts = {"rent", "terminal_fossils", "terminal_score", "rollback"}
-    assert set(found.names) - set(found.hints) == counts
+    assert set(found.names) - set(found.shaping) == counts
 
 
 @pytest.mark.parametrize(
@@ -181,10 +192,10 @@ def test_thresholds_and_losses_may_be_negative():
 @pytest.mark.parametrize("total", [0.0, 1e-9, -1e-9, 5e-324])
 def test_004_m1_the_share_of_shaping_is_zero_for_a_total_of_nothing(total):
     acted = np.array([True])
-    parts = {"pbrs": Hint(a(1.0)), "score": a(total - 1.0)}
-    assert RewardComponents.of(parts, acted).shaped_ratio == 0.0
-    parts = {"pbrs": Hint(a(1.0)), "score": a(3.0)}
-    assert RewardComponents.of(parts, acted).shaped_ratio == 0.25
+    terms = {"pbrs": Shaping(a(1.0)), "score": a(total - 1.0)}
+    assert RewardComponents.of(terms, acted).shaped_ratio == 0.0
+    terms = {"pbrs": Shaping(a(1.0)), "score": a(3.0)}
+    assert RewardComponents.of(terms, acted).shaped_ratio == 0.25
 
 
 def test_environments_that_did_not_act_get_nothing():

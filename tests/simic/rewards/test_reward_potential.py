@@ -7,21 +7,18 @@ import pytest
 
 from esper.leyline import LifecycleOp, SeedStage
 from esper.simic.rewards.config import ContributionRewardConfig, LossRewardConfig
-from esper.simic.rewards.loss import stage_potential
 from esper.simic.rewards.modes import compute_reward
-from esper.simic.rewards.potential import pbrs, seed_potential, table_potential
+from esper.simic.rewards.terms import pbrs, potential
 from reward_support import GAMMA, default_config, one_seed, transition
 
 
 def test_potential_and_its_shaping():
-    stage = np.array([SeedStage.TRAINING, SeedStage.TRAINING])
-    before, after = seed_potential(stage, np.array([0, 1]))
-    assert (before, after) == (2.0, pytest.approx(2.3))
-    shaping = pbrs(np.array([before]), np.array([after]), np.array([False]), GAMMA)
-    assert 0.3 * shaping == pytest.approx(0.08655)
-    nobody = np.array([SeedStage.DORMANT, SeedStage.CULLED, SeedStage.EMBARGOED])
-    assert not seed_potential(nobody, np.array([9, 9, 9])).any()
-    assert seed_potential(np.array([SeedStage.FOSSILIZED]), np.array([99])) == 8.0
+    before, after = (one_seed(SeedStage.TRAINING, n=n) for n in (0, 1))
+    assert (potential(before), potential(after)) == (2.0, pytest.approx(2.3))
+    assert 0.3 * pbrs(transition(before, after), GAMMA, 0.3, 2.0) == pytest.approx(0.08655)
+    for stage in (SeedStage.DORMANT, SeedStage.CULLED, SeedStage.EMBARGOED):
+        assert potential(one_seed(stage, n=9)) == 0.0
+    assert potential(one_seed(SeedStage.FOSSILIZED, n=99)) == 8.0
 
 
 def test_d1_every_stage_change_is_paid_and_a_cull_pays_the_potential_back():
@@ -49,17 +46,17 @@ def test_004_h8_shaping_telescopes_exactly(lifecycles, gamma):
     shaped = ContributionRewardConfig()
     loss = LossRewardConfig(baseline_loss=2.0, target_loss=0.2, typical_loss_delta_std=0.1)
     kinds = [
-        (shaped, shaped.pbrs_weight * shaped.shaping_scale, table_potential),
-        (ContributionRewardConfig(mode="simplified"), shaped.pbrs_weight, table_potential),
-        (loss, loss.pbrs_weight, stage_potential),
+        (shaped, shaped.pbrs_weight * shaped.shaping_scale, potential),
+        (ContributionRewardConfig(mode="simplified"), shaped.pbrs_weight, potential),
+        (loss, loss.pbrs_weight, lambda table: potential(table, 0.0, 0.0)),
     ]
     for episode in lifecycles[0]:
-        for config, weight, potential in kinds:
-            hints = np.array([compute_reward(t, config, gamma)["pbrs"] for t in episode])
-            paid = gamma ** np.arange(len(episode)) @ hints
-            first = potential(episode[0].before.table)
+        for config, weight, potential_of in kinds:
+            shaping = np.array([compute_reward(t, config, gamma)["pbrs"] for t in episode])
+            paid = gamma ** np.arange(len(episode)) @ shaping
+            first = potential_of(episode[0].before.table)
             assert np.abs(paid + weight * first).max() < 1e-6
-            assert np.abs(hints).max() > 1e-3 * weight
+            assert np.abs(shaping).max() > 1e-3 * weight
 
 
 def solve(n_stages, gamma, weight, shaping_gamma):

@@ -28,10 +28,6 @@ def test_ratio_diagnostic_names_the_worst_head_and_its_decisions():
     assert found.worst_head == "blueprint"
     assert found.worst_ratio == pytest.approx(0.01)
     assert found.outliers == {"slot": 1, "blueprint": 1, "blend": 0, "op": 0}
-    assert found.steps == (3, 1)
-    assert found.heads == ("blueprint", "slot")
-    assert found.actions == (13, 4)
-    assert found.values == pytest.approx((0.01, 6.0))
     assert found.log_prob_change_max == pytest.approx(-math.log(0.01))
     summary = {
         "worst_head": "blueprint",
@@ -44,16 +40,16 @@ def test_ratio_diagnostic_names_the_worst_head_and_its_decisions():
         "log_prob_change_max": found.log_prob_change_max,
     }
     assert found.flat() == summary
-    assert found.examples() == [
-        {"index": 3, "head": "blueprint", "ratio": found.values[0], "action": 13},
-        {"index": 1, "head": "slot", "ratio": found.values[1], "action": 4},
+    assert found.examples == [
+        {"index": 3, "head": "blueprint", "ratio": pytest.approx(0.01), "action": 13},
+        {"index": 1, "head": "slot", "ratio": pytest.approx(6.0), "action": 4},
     ]
 
 
 def test_ratio_diagnostic_without_outliers_still_names_the_furthest():
     found = ratios(torch.full((3, 4), 0.01), torch.ones(3, 4, dtype=torch.bool))
     assert found.worst_head in HEAD_NAMES
-    assert found.steps == ()
+    assert found.examples == []
     assert sum(found.outliers.values()) == 0
 
 
@@ -69,16 +65,16 @@ def test_a_ratio_that_is_nan_is_the_worst():
     change[0, 0], change[1, 3] = 9.0, math.nan
     found = ratios(change, torch.ones(2, 4, dtype=torch.bool))
     assert found.worst_head == "op"
-    assert found.heads[0] == "op"
+    assert found.examples[0]["head"] == "op"
 
 
 def test_limits_of_ratios_are_settings_and_shapes_are_checked():
     ones = torch.ones(2, 4, dtype=torch.bool)
     change = torch.full((2, 4), math.log(2.0))
     arguments = torch.zeros(2, 4), change, ones, torch.zeros(2, 4)
-    assert not RatioExplosionDiagnostic.from_batch(*arguments).steps
+    assert not RatioExplosionDiagnostic.from_batch(*arguments).examples
     strict = RatioExplosionDiagnostic.from_batch(*arguments, max_ratio=1.5)
-    assert len(strict.steps) == 8
+    assert len(strict.examples) == 8
     with pytest.raises(ValueError, match="one shape"):
         RatioExplosionDiagnostic.from_batch(change, change[:1], ones, ones)
 

@@ -7,7 +7,7 @@ import torch
 
 from esper.leyline import HEAD_NAMES
 from esper.leyline.events import AnomalyDetected
-from esper.simic.agent import PPOUpdateMetrics
+from esper.simic.agent.metrics import PPOUpdateMetrics
 from esper.simic.telemetry.anomaly_detector import (
     AnomalyDetector,
     AnomalyReport,
@@ -88,8 +88,8 @@ def test_after_an_anomaly_five_rounds_are_looked_at_closely_and_learn_the_same()
     def in_the_second(row, *, current_round, **settings):
         return AnomalyReport({"kl_spike": "forced"} if current_round == 2 else {})
 
-    state.detector.check_update = in_the_second
-    quiet.detector.check_update = lambda row, **settings: AnomalyReport()
+    state.detector.check_all = in_the_second
+    quiet.detector.check_all = lambda row, **settings: AnomalyReport()
     watched, plain = play(config, state), play(config, quiet)
     for kind in ("layer", "ratios"):
         assert {row["round"] for row in watched.of(kind)} == {2, 3, 4, 5, 6}

@@ -6,7 +6,7 @@ import pytest
 
 from esper.leyline import ConfigError
 from esper.observatory.run_directory import to_toml
-from esper.simic.agent import PPOConfig
+from esper.simic.agent.config import PPOConfig
 from esper.simic.rewards.config import ContributionRewardConfig, ObjectiveRewardConfig
 from esper.simic.training import config as config_module
 from esper.simic.training.config import DEFAULT_PPO, PRESETS, TrainingConfig, load_config

@@ -1,9 +1,9 @@
-"""Who gets the credit: advantages in time (GAE) and advantages per head of the action."""
+"""Advantages over time (GAE), relative to a group, and per head of the action."""
 
 import torch
 from torch import Tensor
 
-from esper.leyline import HEAD_NAMES, HEAD_RELEVANCE, OP, ConfigError
+from esper.leyline import HEAD_NAMES, HEAD_RELEVANCE, ConfigError
 from esper.leyline.constants import ADVANTAGE_STD_FLOOR
 
 _RELEVANCE = torch.from_numpy(HEAD_RELEVANCE.copy())
@@ -22,8 +22,7 @@ def compute_gae(
     """Generalised advantage estimates and returns (Schulman et al., 2016), all arrays [N, T].
 
     `values[n, t]` is V of the state before step t. `bootstrap_values[n, t]` is V of the state after
-    it, read only where the step was truncated and in the last column. A terminal step has no
-    future; a truncated one has a future, but none that later columns know about.
+    it, read only where the step was truncated and in the last column.
     """
     shapes = {x.shape for x in (rewards, values, bootstrap_values, terminated, truncated)}
     if len(shapes) != 1 or rewards.dim() != 2:
@@ -33,7 +32,7 @@ def compute_gae(
         return advantages, advantages.clone()
     next_values = torch.cat([values[:, 1:], bootstrap_values[:, -1:]], dim=1)
     next_values = torch.where(truncated, bootstrap_values, next_values)
-    # where(), not products: what must not be read may be NaN.
+    # where() instead of products, because unread values may be NaN.
     delta = rewards + gamma * torch.where(terminated, 0.0, next_values) - values
     ended = terminated | truncated
     running = torch.zeros_like(rewards[:, 0])
@@ -44,11 +43,11 @@ def compute_gae(
 
 
 def leave_one_out(advantages: Tensor, groups: Tensor, valid: Tensor) -> Tensor:
-    """Advantages [N, T] minus the mean of those of the rest of the group at the same step.
+    """Advantages [N, T] minus the mean advantage of the rest of the group at the same step.
 
-    `groups` [N]: rows with one number differ by nothing but the actions drawn in them, so what is
-    common to them is the host and not what was done. The rest of a group is drawn without a look at
-    the row itself: the policy gradient stays unbiased. A row that is over counts as 0.
+    Rows with the same number in `groups` [N] differ only in their actions, so the baseline removes
+    the effect of the host. It does not depend on the row itself, so the policy gradient stays
+    unbiased. A row that has ended counts as 0.
 
     Raises ConfigError if a row is alone in its group.
     """
@@ -60,20 +59,20 @@ def leave_one_out(advantages: Tensor, groups: Tensor, valid: Tensor) -> Tensor:
 
 
 def check_groups(groups: Tensor) -> None:
-    """Refuse groups [N] in which a row is alone: there is nobody to compare it with."""
+    """Raise ConfigError if a row is alone in its group."""
     _, sizes = groups.unique(return_counts=True)
     if (sizes < 2).any():
         raise ConfigError(
-            "ppo.group_baseline compares the environments of a group with each other, and here one "
-            "is alone; make groups of at least 2, or leave it out"
+            "ppo.group_baseline compares the environments of a group, and here one is alone; "
+            "make groups of at least 2, or leave it out"
         )
 
 
 def normalize_advantages(advantages: Tensor, valid: Tensor) -> Tensor:
-    """Zero mean and unit sample deviation over the valid steps of all rows; 0 elsewhere.
+    """Zero mean and unit standard deviation over the valid steps of all rows; 0 elsewhere.
 
-    The deviation has a floor, so that almost constant advantages stay small; one valid step, or
-    none, gives zeros.
+    The deviation has a floor, so that almost constant advantages stay small. Fewer than two valid
+    steps give zeros.
     """
     chosen = advantages[valid]
     if chosen.numel() < 2:
@@ -83,16 +82,15 @@ def normalize_advantages(advantages: Tensor, valid: Tensor) -> Tensor:
 
 
 def head_relevance(ops: Tensor) -> Tensor:
-    """bool[..., 4]: which heads (HEAD_NAMES order) mattered for each chosen op."""
+    """bool[..., 4]: the heads (in the order of HEAD_NAMES) that each op uses."""
     return _RELEVANCE.to(ops.device)[ops]
 
 
 def compute_per_head_advantages(advantages: Tensor, ops: Tensor) -> dict[str, Tensor]:
-    """The advantage of each head: that of the step if the op made the head relevant, else 0.
+    """The advantage of each head: that of the step if the op uses the head, else 0.
 
-    `advantages` and `ops` have one shape, [B] or [B, T]. A head the op ignores cannot have caused
-    the outcome; leaving it out keeps the policy gradient unbiased and lowers its variance. The
-    op's own advantage is the tensor given, not a copy.
+    `advantages` and `ops` have one shape, [B] or [B, T]. A head that the op ignores cannot have
+    caused the outcome; leaving it out keeps the policy gradient unbiased and lowers its variance.
     """
     if advantages.shape != ops.shape:
         raise ValueError(
@@ -102,6 +100,6 @@ def compute_per_head_advantages(advantages: Tensor, ops: Tensor) -> dict[str, Te
     per_head = {
         name: torch.where(relevant[..., index], advantages, 0.0)
         for index, name in enumerate(HEAD_NAMES)
-        if index != OP
     }
-    return {name: per_head.get(name, advantages) for name in HEAD_NAMES}
+    # Every op uses the op head: no copy is needed.
+    return per_head | {"op": advantages}

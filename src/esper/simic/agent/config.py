@@ -1,8 +1,8 @@
-"""Every setting of PPO, with its neutral default and a sentence on what it does."""
+"""Settings of PPO."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from esper.leyline import HEAD_NAMES, ConfigError, constants
 
@@ -13,78 +13,72 @@ class PPOConfig:
     # Discount of future rewards, and of TD errors in GAE.
     gamma: float = constants.DEFAULT_GAMMA
     gae_lambda: float = constants.GAE_LAMBDA
-    # Passes over the data, and into how many groups of environments each pass is cut.
+    # Passes over the data, and number of minibatches (of whole environments) per pass.
     epochs: int = constants.PPO_EPOCHS
     minibatches: int = constants.PPO_MINIBATCHES
-    # How far a probability ratio may move before the surrogate stops rewarding it.
+    # Largest change of a probability ratio that the surrogate rewards.
     clip_ratio: float = constants.CLIP_RATIO
-    # The update stops before a step once the joint KL exceeds 1.5 times this; None: never.
+    # The update stops once the joint KL exceeds 1.5 times this; None: never.
     target_kl: float | None = constants.TARGET_KL
-    # Bonus for normalised entropy; with anneal updates it moves linearly to the end value.
+    # Weight of the normalised entropy; it moves linearly to the end value during annealing.
     entropy_coef: float = constants.ENTROPY_COEF
     entropy_coef_end: float | None = None
     entropy_anneal_updates: int = 0
     # The coefficient never falls below this; adaptive: the floor rises when few ops are legal.
     entropy_coef_min: float = constants.ENTROPY_COEF_MIN
     adaptive_entropy_floor: bool = False
-    # Head h gets exactly entropy_coef * this; heads left out get 1.
+    # Factors of entropy_coef by head; 1 for heads left out.
     entropy_coef_per_head: Mapping[str, float] = field(default_factory=dict)
-    # Subtract from an advantage what the rest of the environment's group got at the same step.
+    # Subtract from each advantage the mean of the rest of the group at the same step.
     group_baseline: bool = False
     value_coef: float = constants.VALUE_COEF
-    # In so many updates at the start only the critic's head learns: a policy that was learnt
-    # elsewhere is not to be graded by a critic that knows nothing yet.
+    # Number of updates at the start in which only the critic's head learns. For a pretrained
+    # policy, whose critic would otherwise mislead it at first.
     critic_first: int = 0
     value_loss: Literal["mse", "huber"] = "mse"
     huber_delta: float = constants.HUBER_DELTA
-    # Keep new values within this of the old ones (in units of return); None: do not clip.
+    # Largest change of a value in the value loss (in units of return); None: do not clip.
     value_clip: float | None = None
-    # Largest norm of a gradient step; separately: trunk, policy heads and critic each their own.
+    # Largest gradient norm: of all parameters, or of trunk, policy heads and critic separately.
     max_grad_norm: float = constants.MAX_GRAD_NORM
     clip_separately: bool = False
-    # Decay of the critic's head only: decaying actors flattens what they have learnt to prefer.
+    # Decay of the critic's head only: decaying the policy heads would flatten the policy.
     weight_decay: float = 0.0
-    # Outside these a ratio is counted as an outlier.
+    # A ratio outside these limits counts as an outlier.
     ratio_explosion: float = constants.RATIO_EXPLOSION_THRESHOLD
     ratio_collapse: float = constants.RATIO_COLLAPSE_THRESHOLD
     # A torch.compile backend such as 'inductor'; None: run eagerly.
     compile_backend: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("learning_rate", "clip_ratio", "max_grad_norm", "huber_delta"):
-            self._require(name, getattr(self, name) > 0, "positive")
-        self._require("learning_rate", self.learning_rate <= 1, "at most 1")
-        for name in ("gamma", "gae_lambda"):
-            self._require(name, 0 <= getattr(self, name) <= 1, "between 0 and 1")
-        for name in ("epochs", "minibatches"):
-            value = getattr(self, name)
-            self._require(name, isinstance(value, int) and value >= 1, "at least 1")
-        for name in (
-            "entropy_coef",
-            "entropy_coef_min",
-            "entropy_anneal_updates",
-            "value_coef",
-            "critic_first",
-            "weight_decay",
-        ):
-            self._require(name, getattr(self, name) >= 0, "at least 0")
-        for name in ("target_kl", "value_clip"):
-            value = getattr(self, name)
-            self._require(name, value is None or value > 0, "positive or None")
+        for names, holds, what in _RULES:
+            for name in names.split():
+                if not holds(getattr(self, name)):
+                    raise ConfigError(f"{name} must be {what}, got {getattr(self, name)!r}")
         lowest = min(self.entropy_coef, self.final_entropy_coef)
         if lowest < self.entropy_coef_min:
             raise ConfigError(
                 f"entropy_coef and entropy_coef_end must not be below entropy_coef_min, "
                 f"got {lowest} and {self.entropy_coef_min}"
             )
-        self._require("value_loss", self.value_loss in ("mse", "huber"), "'mse' or 'huber'")
-        unknown = set(self.entropy_coef_per_head) - set(HEAD_NAMES)
-        self._require("entropy_coef_per_head", not unknown, f"keyed by {', '.join(HEAD_NAMES)}")
 
     @property
     def final_entropy_coef(self) -> float:
         return self.entropy_coef if self.entropy_coef_end is None else self.entropy_coef_end
 
-    def _require(self, name: str, holds: bool, what: str) -> None:
-        if not holds:
-            raise ConfigError(f"{name} must be {what}, got {getattr(self, name)!r}")
+
+_RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
+    ("learning_rate clip_ratio max_grad_norm huber_delta", lambda x: x > 0, "positive"),
+    ("learning_rate", lambda x: x <= 1, "at most 1"),
+    ("gamma gae_lambda", lambda x: 0 <= x <= 1, "between 0 and 1"),
+    ("epochs minibatches", lambda x: isinstance(x, int) and x >= 1, "at least 1"),
+    ("entropy_coef entropy_coef_min entropy_anneal_updates", lambda x: x >= 0, "at least 0"),
+    ("value_coef critic_first weight_decay", lambda x: x >= 0, "at least 0"),
+    ("target_kl value_clip", lambda x: x is None or x > 0, "positive or None"),
+    ("value_loss", lambda x: x in ("mse", "huber"), "'mse' or 'huber'"),
+    (
+        "entropy_coef_per_head",
+        lambda x: set(x) <= set(HEAD_NAMES),
+        f"keyed by {', '.join(HEAD_NAMES)}",
+    ),
+)

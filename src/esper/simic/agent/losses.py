@@ -1,4 +1,4 @@
-"""The terms of the PPO loss, as functions of arrays [..., heads] or [...] and a mask of steps."""
+"""The terms of the PPO loss, as functions of tensors."""
 
 import torch
 from torch import Tensor
@@ -6,14 +6,9 @@ from torch.nn import functional as F
 
 
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """Mean over axis 0 where `mask`; 0 for a column that is masked altogether."""
+    """Mean over axis 0 where `mask`; 0 for a column without any."""
     total = torch.where(mask, values, 0.0).sum(dim=0)
     return total / mask.sum(dim=0).clamp(min=1)
-
-
-def head_shares(relevant: Tensor) -> Tensor:
-    """Share of the steps [steps, heads] in which each head was drawn."""
-    return relevant.float().mean(dim=0)
 
 
 def clipped_surrogate(ratio: Tensor, advantages: Tensor, clip: float) -> Tensor:
@@ -36,29 +31,8 @@ def joint_kl(log_ratio: Tensor, relevant: Tensor) -> Tensor:
     `log_ratio` and `relevant` are [steps, heads]. Heads are drawn one after the other, so their
     KLs add up (chain rule), and a head that was not drawn adds nothing.
     """
-    return (head_shares(relevant) * masked_mean(k3_kl(log_ratio), relevant)).sum()
-
-
-@torch.no_grad()
-def ratio_diagnostics(
-    log_ratio: Tensor, relevant: Tensor, clip: float, collapse: float, explosion: float
-) -> dict[str, Tensor]:
-    """How far the policy has moved on the steps and heads [steps, heads] that were drawn.
-
-    Extremes are per head; a head that was never drawn has not moved.
-    """
-    ratio = log_ratio.exp()
-    drawn = ratio[relevant]
-    outlier = (drawn > explosion) | (drawn < collapse)
-    return {
-        "approx_kl": joint_kl(log_ratio, relevant),
-        "clip_fraction": ((drawn - 1.0).abs() > clip).float().mean(),
-        "ratio_outliers": outlier.float().mean(),
-        "ratio_mean": drawn.mean(),
-        "ratio_std": drawn.std(correction=0),
-        "ratio_max": ratio.masked_fill(~relevant, 1.0).amax(dim=0),
-        "ratio_min": ratio.masked_fill(~relevant, 1.0).amin(dim=0),
-    }
+    shares = relevant.float().mean(dim=0)
+    return (shares * masked_mean(k3_kl(log_ratio), relevant)).sum()
 
 
 def value_errors(
@@ -70,8 +44,8 @@ def value_errors(
 ) -> Tensor:
     """Elementwise value loss: squared error, or Huber when `huber_delta` is given.
 
-    With `clip`, the worse of the error and the error of a prediction kept within `clip` of the
-    old one. `clip` is in units of return and has nothing to do with the clip of the ratio.
+    With `clip`, the larger of the error and the error of a prediction kept within `clip` of the
+    old one. `clip` is in units of return, unlike the clip of the ratio.
     """
     if not values.shape == returns.shape == old_values.shape:
         raise ValueError(

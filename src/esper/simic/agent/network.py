@@ -1,4 +1,4 @@
-"""The policy and its value function: one LSTM, four heads that are drawn one after the other."""
+"""The policy and its value function: an LSTM with four action heads and a value head."""
 
 import math
 from collections.abc import Mapping
@@ -28,38 +28,31 @@ Kind = Literal["flat", "set"]
 
 @dataclass(frozen=True)
 class NetworkConfig:
-    """Sizes and initial scales of the network; the first three come from the problem."""
+    """Sizes and initial scales of the network; the first three depend on the environments."""
 
     observation_dim: int
     num_slots: int
     num_blueprints: int
     num_blends: int = len(BLEND_NAMES)
     num_ops: int = NUM_OPS
-    # 'flat': one vector in, a head per choice. 'set': slots and candidates, of any number.
+    # 'flat': for one number of slots and blueprints. 'set': for any number of them.
     kind: Kind = "flat"
     feature_dim: int = constants.FEATURE_DIM
     lstm_hidden_dim: int = constants.LSTM_HIDDEN_DIM
     lstm_layers: int = 1
-    # Width of a slot and of a candidate inside a network over sets.
+    # Width of the embedding of a slot or candidate; kind 'set' only.
     embedding_dim: int = constants.EMBEDDING_DIM
-    # Hidden width of each head; half of the LSTM, but not less than MIN_HEAD_WIDTH, if not given.
+    # Hidden width of each head; None: half of the LSTM, at least MIN_HEAD_WIDTH.
     head_width: int | None = None
-    # Orthogonal gain of the last layer: small for the actor, so that it starts near uniform.
+    # Orthogonal gain of the last layers: small for the actor, so that it starts near uniform.
     actor_gain: float = constants.ACTOR_GAIN
     critic_gain: float = constants.CRITIC_GAIN
 
     def __post_init__(self) -> None:
-        for name in (
-            "observation_dim",
-            "num_slots",
-            "num_blueprints",
-            "num_blends",
-            "feature_dim",
-            "lstm_hidden_dim",
-            "lstm_layers",
-            "embedding_dim",
-        ):
-            value, most = getattr(self, name), MOST_LAYERS if name == "lstm_layers" else MOST_WIDTH
+        for name, value in vars(self).items():
+            if name in ("num_ops", "kind", "head_width", "actor_gain", "critic_gain"):
+                continue
+            most = MOST_LAYERS if name == "lstm_layers" else MOST_WIDTH
             if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
                 raise ConfigError(
                     f"{name} must be a whole number from 1 to {most}, got {shortened(repr(value))}"
@@ -89,16 +82,13 @@ class NetworkConfig:
 class FactoredRecurrentActorCritic(nn.Module):
     """observation -> Linear, LayerNorm, ReLU -> LSTM -> LayerNorm -> four heads and a value.
 
-    An action is drawn op first, then a slot from those the op allows, then a blueprint from those
-    that fit the slot, and a blend, each from its own masked distribution; a head that the op does
-    not make relevant is not drawn: index 0, log-prob 0, entropy 0. Observations are [B, D] (one
-    step) or [B, T, D]; every other argument and result has the same leading axes, heads last in
-    the order of HEAD_NAMES. A hidden state is (h, c), each [layers, B, H].
+    An action is drawn head by head from masked distributions: first the op, then a slot that the
+    op allows, a blueprint that fits the slot, and a blend. A head that the op does not use is not
+    drawn: index 0, log-prob 0, entropy 0. Observations are [B, D] (one step) or [B, T, D]; all
+    other arguments and results have the same leading axes, heads last in the order of HEAD_NAMES.
+    A hidden state is (h, c), each [layers, B, H].
 
-    The first LayerNorm keeps the LSTM's inputs at one scale whatever the observation, the second
-    keeps its output from drifting over an episode, so that heads see one scale at any step.
-
-    Initial parameters are a function of `key`; no global random state is read or changed.
+    Initial parameters are a function of `key`; global random state is neither read nor changed.
     """
 
     def __init__(self, config: NetworkConfig, key: int = 0) -> None:
@@ -116,14 +106,14 @@ class FactoredRecurrentActorCritic(nn.Module):
             nn.LayerNorm(config.feature_dim),
             nn.ReLU(),
         )
-        self._build_memory(config)
+        self._build_lstm(config)
         self.slot_head: nn.Module = make_head(hidden, width, config.num_slots)
         self.blueprint_head: nn.Module = make_head(hidden, width, config.num_blueprints)
         self.blend_head = make_head(hidden, width, config.num_blends)
         self.op_head = make_head(hidden, width, config.num_ops)
         self.value_head = make_head(hidden, width, 1)
 
-    def _build_memory(self, config: NetworkConfig) -> None:
+    def _build_lstm(self, config: NetworkConfig) -> None:
         hidden = config.lstm_hidden_dim
         self.lstm = nn.LSTM(config.feature_dim, hidden, config.lstm_layers, batch_first=True)
         self.lstm_norm = nn.LayerNorm(hidden)
@@ -141,7 +131,7 @@ class FactoredRecurrentActorCritic(nn.Module):
             if "weight" in name:
                 nn.init.orthogonal_(parameter)
             else:
-                # Gates are stacked i, f, g, o; a forget gate that starts open remembers.
+                # Gates are stacked i, f, g, o; an open forget gate helps to learn long memory.
                 nn.init.zeros_(parameter)
                 quarter = len(parameter) // 4
                 nn.init.ones_(parameter[quarter : 2 * quarter])
@@ -155,7 +145,7 @@ class FactoredRecurrentActorCritic(nn.Module):
         return torch.zeros(shape, device=device), torch.zeros(shape, device=device)
 
     def bias_ops(self, logits: Mapping[str, float]) -> None:
-        """Let ops start with these logits, by name."""
+        """Set the initial bias of ops by name."""
         with torch.no_grad():
             for name, logit in logits.items():
                 _last_layer(self.op_head).bias[LifecycleOp[name]] = logit
@@ -163,12 +153,12 @@ class FactoredRecurrentActorCritic(nn.Module):
     def encode(self, observations: Tensor, hidden: Hidden) -> tuple[Any, Hidden]:
         """Features for the heads, and the hidden state after the last step."""
         self._check_shapes(observations, hidden)
-        return self._remember(observations, hidden)
+        return self._recur(observations, hidden)
 
-    def _remember(self, seen: Tensor, hidden: Hidden) -> tuple[Tensor, Hidden]:
-        """What is seen [..., D], and through the LSTM: [..., H]."""
-        features = self.feature_net(seen)
-        if seen.dim() == 2:
+    def _recur(self, inputs: Tensor, hidden: Hidden) -> tuple[Tensor, Hidden]:
+        """Inputs [..., D] through the feature net and the LSTM: [..., H]."""
+        features = self.feature_net(inputs)
+        if inputs.dim() == 2:
             output, hidden = self.lstm(features.unsqueeze(1), hidden)
             output = output.squeeze(1)
         else:
@@ -183,10 +173,10 @@ class FactoredRecurrentActorCritic(nn.Module):
                 f"got {list(observations.shape)}"
             )
         expected = (self.config.lstm_layers, len(observations), self.config.lstm_hidden_dim)
-        if any(part.shape != expected for part in hidden):
+        if any(state.shape != expected for state in hidden):
             raise ConfigError(
                 f"the hidden state must be two arrays {list(expected)} (layers, batch, width), "
-                f"got {[list(part.shape) for part in hidden]}"
+                f"got {[list(state.shape) for state in hidden]}"
             )
 
     def decide(
@@ -196,11 +186,10 @@ class FactoredRecurrentActorCritic(nn.Module):
         actions: Tensor | None = None,
         draws: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, tuple[MaskedCategorical, ...], Tensor]:
-        """Walk the heads in the order in which they are drawn; acting and learning both do.
+        """Score `actions`, draw actions with `draws`, or with neither take the most probable.
 
-        With `actions` they are scored, with `draws` (uniform in [0, 1), one per head) they are
-        drawn, with neither the most probable are taken. Returns actions, log-probs, the
-        distributions and the relevance of the heads, all in the order of HEAD_NAMES.
+        `draws` are uniform in [0, 1), one per head. Acting and learning share this function.
+        Returns actions, log-probs, distributions and relevance, in the order of HEAD_NAMES.
         """
         distributions: dict[str, MaskedCategorical] = {}
         drawn: dict[str, Tensor] = {}
@@ -219,7 +208,7 @@ class FactoredRecurrentActorCritic(nn.Module):
 
         op = choose("op", masks.op)
         relevant = head_relevance(op)
-        # Where a head is not relevant its mask may be empty, and what it says is not used.
+        # The mask of a head that is not relevant may be empty; its result is not used.
         ignored = ~relevant
         no_slot, no_blueprint, no_blend, _ = ignored.unsqueeze(-1).unbind(-2)
         slot = choose("slot", pick(masks.slot, op) | no_slot)
@@ -235,7 +224,7 @@ class FactoredRecurrentActorCritic(nn.Module):
         )
 
     def _logits(self, name: str, features: Any, drawn: dict[str, Tensor]) -> Tensor:
-        """Of one head; `drawn` are the choices of those before it. Here no head sees them."""
+        """Logits of one head; `drawn` are the choices of earlier heads, which are ignored here."""
         return self.head(name)(features)
 
     def get_action(
@@ -256,7 +245,7 @@ class FactoredRecurrentActorCritic(nn.Module):
         return log_probs, entropies.masked_fill(~relevant, 0.0), self._value_of(features)
 
     def value(self, observations: Tensor, hidden: Hidden) -> Tensor:
-        """V of a state that nobody acts in, such as the one after a truncated step."""
+        """V of a state without an action, such as the one after a truncated step."""
         features, _ = self.encode(observations, hidden)
         return self._value_of(features)
 

@@ -1,7 +1,7 @@
-"""Steps and speed: the optimiser and its parameter groups, gradient norms, torch.compile."""
+"""The optimiser and its parameter groups, gradient norms, torch.compile."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -18,17 +18,18 @@ def parameter_groups(network: FactoredRecurrentActorCritic) -> dict[str, list[nn
     """Every parameter once: the shared trunk, the policy heads, the critic's head."""
     critic = list(network.value_head.parameters())
     actor = [p for name in HEAD_NAMES for p in network.head(name).parameters()]
-    elsewhere = {id(p) for p in (*critic, *actor)}
-    trunk = [p for p in network.parameters() if id(p) not in elsewhere]
+    heads = {id(p) for p in (*critic, *actor)}
+    trunk = [p for p in network.parameters() if id(p) not in heads]
     return {"trunk": trunk, "actor": actor, "critic": critic}
 
 
 def make_optimizer(network: FactoredRecurrentActorCritic, config: PPOConfig) -> torch.optim.AdamW:
     """AdamW that decays the critic's head only; without decay it is Adam."""
-    groups = parameter_groups(network)
-    decay = {"trunk": 0.0, "actor": 0.0, "critic": config.weight_decay}
     return torch.optim.AdamW(
-        [{"params": groups[name], "weight_decay": decay[name]} for name in groups],
+        [
+            {"params": group, "weight_decay": config.weight_decay if name == "critic" else 0.0}
+            for name, group in parameter_groups(network).items()
+        ],
         lr=config.learning_rate,
         eps=constants.ADAM_EPSILON,
         fused=True,
@@ -36,7 +37,7 @@ def make_optimizer(network: FactoredRecurrentActorCritic, config: PPOConfig) -> 
 
 
 def keep_gradients(network: FactoredRecurrentActorCritic, group: str) -> None:
-    """Drop the gradients of all parameters that are not in `group`, so that no step moves them."""
+    """Drop the gradients of all parameters outside `group`, so that no step moves them."""
     for name, parameters in parameter_groups(network).items():
         if name != group:
             for parameter in parameters:
@@ -46,9 +47,9 @@ def keep_gradients(network: FactoredRecurrentActorCritic, group: str) -> None:
 def clip_gradients(
     network: FactoredRecurrentActorCritic, max_norm: float, separately: bool
 ) -> Tensor:
-    """Clip in place, all together or trunk, actor and critic apart; the norm before clipping.
+    """Clip in place, all together or trunk, actor and critic apart; returns the norm before.
 
-    Gradients whose norm is not finite stay as they are, so that it can be seen which are broken.
+    Gradients whose norm is not finite stay as they are, so that telemetry can name them.
     """
     if not separately:
         return _clip(list(network.parameters()), max_norm)
@@ -57,16 +58,16 @@ def clip_gradients(
 
 
 def _clip(parameters: list[nn.Parameter], max_norm: float) -> Tensor:
-    norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+    norm = gradient_norm(parameters)
     nn.utils.clip_grads_with_norm_(parameters, max_norm, norm.where(norm.isfinite(), 0.0))
     return norm
 
 
 def compiled_or_eager(function: Callable[..., Any], backend: str | None) -> Callable[..., Any]:
-    """`function` under torch.compile with dynamic shapes; eager, with a warning, if that fails."""
+    """`function` compiled with dynamic shapes; if that fails it warns and runs eagerly."""
     if backend is None:
         return function
-    # Imported here because it takes a second that eager runs need not spend.
+    # Imported here because the import takes a second.
     from torch._dynamo.exc import InvalidBackend, TorchDynamoException
 
     try:
@@ -93,6 +94,5 @@ def compiled_or_eager(function: Callable[..., Any], backend: str | None) -> Call
     return call
 
 
-def grad_norm(module: nn.Module) -> Tensor:
-    """Norm of the gradients of a module's parameters."""
-    return nn.utils.get_total_norm([p.grad for p in module.parameters() if p.grad is not None])
+def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
+    return nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])

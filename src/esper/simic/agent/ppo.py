@@ -21,46 +21,42 @@ from esper.simic.agent.config import PPOConfig
 from esper.simic.agent.losses import (
     clipped_surrogate,
     explained_variance,
+    joint_kl,
     masked_mean,
-    ratio_diagnostics,
     value_errors,
 )
-from esper.simic.agent.metrics import (
-    Collected,
-    PPOUpdateMetrics,
-    collect,
-    new_collection,
-    non_finite,
-    reduce_all,
-    to_host,
-)
+from esper.simic.agent.metrics import Minibatch, PPOUpdateMetrics, measure, to_host
 from esper.simic.agent.network import FactoredRecurrentActorCritic
 from esper.simic.agent.optimization import (
     clip_gradients,
     compiled_or_eager,
-    grad_norm,
+    gradient_norm,
     keep_gradients,
     make_optimizer,
 )
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.simic.agent.types import Decision, Hidden, MaskTensors, SequenceBatch
 from esper.simic.telemetry.debug_telemetry import collect_per_layer_gradients
-from esper.simic.telemetry.gradient_collector import GradientThresholds, start_collecting
+from esper.simic.telemetry.gradient_collector import (
+    GradientHealthMetrics,
+    GradientThresholds,
+    measure_gradients,
+)
 from esper.simic.telemetry.ratio_diagnostic import RatioExplosionDiagnostic
 
 logger = logging.getLogger(__name__)
 
 
 class ReplayMismatchError(RuntimeError):
-    """Learning does not see what acting saw: a mask, an observation or a hidden state differs."""
+    """The update does not see what acting saw: a mask, observation or hidden state differs."""
 
 
 class PPOAgent:
-    """A policy that acts, and learns from whole episodes.
+    """A policy that acts and learns from whole episodes.
 
-    `act` and `value` are functions of their arguments and the parameters; `update` is the only
-    thing that changes them. `update_count` counts calls of `update` that had something to learn
-    from, also when KL stopped them or they had to be skipped.
+    `act` and `value` are functions of their arguments and the parameters; only `update` changes
+    the parameters. `update_count` counts the updates that had data, also those that were stopped
+    by KL or skipped.
     """
 
     def __init__(
@@ -94,22 +90,22 @@ class PPOAgent:
     ) -> Decision:
         """One decision per environment for normalised observations [E, D].
 
-        `draws` [E, 4] are uniform numbers in [0, 1), one per head, so that an environment's action
-        does not depend on its neighbours; without them the most probable action is taken.
+        `draws` [E, 4] are uniform numbers in [0, 1), one per head, so that the action of an
+        environment does not depend on the other environments; without them the most probable
+        action is taken.
         """
-        observed = self._observed(observations)
         uniforms = None if draws is None else torch.from_numpy(draws).to(self.device)
         actions, log_probs, values, hidden = self._get_action(
-            observed, hidden, MaskTensors.of(masks, self.device), uniforms
+            self._finite(observations), hidden, MaskTensors.of(masks, self.device), uniforms
         )
         return Decision(actions.cpu().numpy(), log_probs, values, hidden)
 
     @torch.inference_mode()
     def value(self, observations: np.ndarray | Tensor, hidden: Hidden) -> Tensor:
-        """V [E] of states in which nobody acts: what a truncated episode would still have got."""
-        return self.network.value(self._observed(observations), hidden)
+        """V [E] of states without an action, such as those after a truncated step."""
+        return self.network.value(self._finite(observations), hidden)
 
-    def _observed(self, observations: np.ndarray | Tensor) -> Tensor:
+    def _finite(self, observations: np.ndarray | Tensor) -> Tensor:
         observed = torch.as_tensor(observations, dtype=torch.float32, device=self.device)
         # One reduction instead of isfinite().all(); NaN fails the comparison as well.
         if observed.numel() and not observed.abs().amax() < math.inf:
@@ -125,9 +121,9 @@ class PPOAgent:
     ) -> PPOUpdateMetrics:
         """Learn from the episodes in `buffer`; `generator` shuffles environments into minibatches.
 
-        Raises ReplayMismatchError if the episodes cannot be replayed as they were acted. A
-        non-finite loss or gradient ends the update before its step and is reported as `skipped`.
-        Looking `closely` costs time and changes nothing: the result then has `layers` and `ratios`.
+        Raises ReplayMismatchError if the log-probs of the stored actions are not those of acting.
+        A non-finite loss or gradient ends the update before its step and is reported as
+        `skipped`. With `closely` the metrics include `layers` and `ratios`; nothing else changes.
         """
         if buffer.network != self.network.config:
             raise ConfigError(
@@ -148,31 +144,28 @@ class PPOAgent:
         if self.config.group_baseline:
             advantages = leave_one_out(advantages, batch.groups, batch.valid)
         self.update_count += 1
-        metrics, collected = PPOUpdateMetrics(steps=len(buffer)), new_collection()
-        shown = {
-            "replay_error": self._check_replay(batch),
-            "entropy_coef": self.get_entropy_coef(batch.masks.op[batch.valid]),
-            "explained_variance": explained_variance(
-                values=batch.values[batch.valid], returns=returns[batch.valid]
-            ),
-            **_advantage_metrics(advantages[batch.valid]),
-        }
-        collect(collected, shown)
-        self._learn(
-            batch,
-            normalize_advantages(advantages, batch.valid),
-            returns,
-            self._minibatches(len(batch.valid), generator),
-            shown["entropy_coef"],
-            closely,
-            metrics,
-            collected,
+        replay_error = self._check_replay(batch)
+        normalized = normalize_advantages(advantages, batch.valid)
+        metrics = self._learn(batch, normalized, returns, generator, closely)
+        values, returns = batch.values[batch.valid], returns[batch.valid]
+        explained = explained_variance(values=values, returns=returns)
+        metrics.report({"replay_error": replay_error, "explained_variance": explained})
+        valid = advantages[batch.valid]
+        metrics.report(
+            to_host(
+                {
+                    "advantage_mean": valid.mean(),
+                    "advantage_std": valid.std(correction=0),
+                    "advantage_min": valid.min(),
+                    "advantage_max": valid.max(),
+                }
+            )
         )
         if metrics.skipped:
             logger.warning(
                 "the rest of update %d is skipped: %s", self.update_count, metrics.skipped
             )
-        metrics.values = reduce_all(collected)
+        metrics.reduce()
         if closely:
             metrics.ratios = self._ratios(batch)
         return metrics
@@ -182,46 +175,46 @@ class PPOAgent:
         batch: SequenceBatch,
         advantages: Tensor,
         returns: Tensor,
-        minibatches: Iterator[tuple[int, Tensor]],
-        entropy_coef: float,
+        generator: torch.Generator,
         closely: bool,
-        metrics: PPOUpdateMetrics,
-        collected: Collected,
-    ) -> None:
-        """Step through the minibatches until they, the KL or finite numbers end."""
-        target_kl = self.config.target_kl
-        stop_at_kl = math.inf if target_kl is None else constants.KL_STOP_FACTOR * target_kl
-        for epoch, rows in minibatches:
+    ) -> PPOUpdateMetrics:
+        """One step per minibatch, until KL exceeds its limit or a number is not finite."""
+        config = self.config
+        stop_at_kl = math.inf
+        if config.target_kl is not None:
+            stop_at_kl = constants.KL_STOP_FACTOR * config.target_kl
+        entropy_coef = self.get_entropy_coef(batch.masks.op[batch.valid])
+        metrics = PPOUpdateMetrics(steps=int(batch.valid.sum()))
+        metrics.report({"entropy_coef": entropy_coef})
+        for epoch, rows in self._minibatches(len(batch.valid), generator):
             losses = self._losses(batch.rows(rows), advantages[rows], returns[rows])
+            if not metrics.report(to_host(losses)):
+                break
+            if metrics.reported["approx_kl"][-1] > stop_at_kl:
+                metrics.early_stop_epoch = epoch
+                break
+            self.optimizer.zero_grad(set_to_none=True)
             total = (
                 losses["policy_loss"]
-                + self.config.value_coef * losses["value_loss"]
+                + config.value_coef * losses["value_loss"]
                 - entropy_coef * losses["entropy_bonus"]
             )
-            shown = to_host(losses)
-            metrics.skipped = non_finite(shown)
-            if metrics.skipped:
-                return
-            collect(collected, shown)
-            if shown["approx_kl"] > stop_at_kl:
-                metrics.early_stop_epoch = epoch
-                return
-            self._backward(total)
+            total.backward()
+            if self._critic_only:
+                keep_gradients(self.network, "critic")
             if closely:
                 metrics.layers = collect_per_layer_gradients(self.network)
-            shown = self._step()
-            metrics.skipped = non_finite(shown)
-            if metrics.skipped:
-                return
-            collect(collected, shown)
+            if not metrics.report(self._step()):
+                break
             metrics.optimizer_steps += 1
+        return metrics
 
     @property
     def _critic_only(self) -> bool:
         return self.update_count <= self.config.critic_first
 
     def _minibatches(self, rows: int, generator: torch.Generator) -> Iterator[tuple[int, Tensor]]:
-        """(epoch, environments): every epoch sees each environment once, in a new order."""
+        """(epoch, environments): every epoch has each environment once, in a new order."""
         repeats = constants.CRITIC_FIRST_REPEATS if self._critic_only else 1
         for epoch in range(self.config.epochs * repeats):
             order = torch.randperm(rows, generator=generator).to(self.device)
@@ -230,7 +223,7 @@ class PPOAgent:
 
     @torch.no_grad()
     def _replay(self, batch: SequenceBatch) -> Tensor:
-        """Log-probs [N, T, heads] of what was done, under the policy as it is now."""
+        """Log-probs [N, T, heads] of the stored actions under the current policy."""
         return self._evaluate(batch.observations, batch.actions, batch.masks, batch.hidden)[0]
 
     def _check_replay(self, batch: SequenceBatch) -> float:
@@ -258,28 +251,34 @@ class PPOAgent:
             min_ratio=self.config.ratio_collapse,
         )
 
-    def _losses(
-        self, batch: SequenceBatch, advantages: Tensor, returns: Tensor
-    ) -> dict[str, Tensor]:
-        """Loss terms and diagnostics of some episodes, replayed from their first hidden state."""
+    def _losses(self, batch: SequenceBatch, advantages: Tensor, returns: Tensor) -> dict[Any, Any]:
+        """Loss terms, and the sources of METRICS that are known before the gradient."""
         config, valid = self.config, batch.valid
         log_probs, entropies, values = self._evaluate(
             batch.observations, batch.actions, batch.masks, batch.hidden
         )
         ops = batch.actions[..., OP][valid]
         relevant = head_relevance(ops)
-        log_ratio = (log_probs - batch.log_probs)[valid].masked_fill(~relevant, 0.0)
-        per_head = compute_per_head_advantages(advantages[valid], ops)
-        credit = torch.stack([per_head[name] for name in HEAD_NAMES], dim=-1)
-        surrogate = clipped_surrogate(log_ratio.exp(), credit, config.clip_ratio)
-        errors = value_errors(
+        minibatch = Minibatch(
+            config,
+            (log_probs - batch.log_probs)[valid].masked_fill(~relevant, 0.0),
+            relevant,
+            entropies[valid],
             values[valid],
             returns[valid],
+            advantages[valid],
+        )
+        per_head = compute_per_head_advantages(minibatch.advantages, ops)
+        credit = torch.stack([per_head[name] for name in HEAD_NAMES], dim=-1)
+        surrogate = clipped_surrogate(minibatch.ratio, credit, config.clip_ratio)
+        errors = value_errors(
+            minibatch.values,
+            minibatch.returns,
             batch.values[valid],
             config.value_clip,
             config.huber_delta if config.value_loss == "huber" else None,
         )
-        head_entropies = masked_mean(entropies[valid], relevant)
+        head_entropies = masked_mean(minibatch.entropies, relevant)
         weights = head_entropies.new_tensor(
             [config.entropy_coef_per_head.get(name, 1.0) for name in HEAD_NAMES]
         )
@@ -289,56 +288,36 @@ class PPOAgent:
             "entropy_bonus": (head_entropies * weights).sum(),
             "head_entropies": head_entropies,
             "head_counts": relevant.sum(dim=0).float(),
-            **ratio_diagnostics(
-                log_ratio,
-                relevant,
-                config.clip_ratio,
-                config.ratio_collapse,
-                config.ratio_explosion,
-            ),
+            "approx_kl": joint_kl(minibatch.log_ratio.detach(), relevant),
+            **measure(minibatch),
         }
 
-    def _backward(self, total: Tensor) -> None:
-        self.optimizer.zero_grad(set_to_none=True)
-        total.backward()
-        if self._critic_only:
-            keep_gradients(self.network, "critic")
-
     def _step(self) -> dict[str, Any]:
-        """One optimiser step if the gradient is finite; what the gradient was before clipping."""
-        config = self.config
-        pending = start_collecting(
-            self.network.parameters(), GradientThresholds.for_clip_norm(config.max_grad_norm)
+        """One optimiser step if the gradient is finite; returns measures from before clipping."""
+        limit = self.config.max_grad_norm
+        gradients = measure_gradients(
+            self.network.parameters(), GradientThresholds.for_clip_norm(limit)
         )
-        # The critic's head always has a gradient, and the policy is of one type on one device.
-        assert pending is not None
-        (row,) = pending.rows
-        heads = [grad_norm(self.network.head(name)) for name in (*HEAD_NAMES, "value")]
-        shown = to_host(
+        heads = [self.network.head(name).parameters() for name in (*HEAD_NAMES, "value")]
+        measured = to_host(
             {
-                "gradients": row,
-                "head_grad_norms": torch.stack(heads),
-                "grad_norm": clip_gradients(
-                    self.network, config.max_grad_norm, config.clip_separately
-                ),
+                "gradients": gradients,
+                "head_grad_norms": torch.stack([gradient_norm(head) for head in heads]),
+                "grad_norm": clip_gradients(self.network, limit, self.config.clip_separately),
             }
         )
-        if math.isfinite(shown["grad_norm"]):
+        if math.isfinite(measured["grad_norm"]):
             self.optimizer.step()
-        gradients = pending.read([shown.pop("gradients")])
-        return shown | {
-            "gradient_health": gradients.health,
-            "vanishing_tensors": gradients.vanishing,
-            "exploding_tensors": gradients.exploding,
-            "zero_gradient_fraction": gradients.zero_fraction,
+        health = GradientHealthMetrics.from_row(measured.pop("gradients"))
+        return measured | {
+            "gradient_health": health.health,
+            "vanishing_tensors": health.vanishing,
+            "exploding_tensors": health.exploding,
+            "zero_gradient_fraction": health.zero_fraction,
         }
 
     def get_entropy_coef(self, op_masks: Tensor | None = None) -> float:
-        """The coefficient of this update; `op_masks` [steps, ops] feed the adaptive floor.
-
-        The floor rises with ln(all ops) / ln(mean number of legal ops), at most threefold:
-        normalised entropy over few legal actions is worth fewer nats.
-        """
+        """The coefficient of this update; `op_masks` [steps, ops] set the adaptive floor."""
         config = self.config
         floor = config.entropy_coef_min
         if config.adaptive_entropy_floor and op_masks is not None:
@@ -351,21 +330,12 @@ class PPOAgent:
 
 
 def entropy_floor_scale(op_masks: Tensor) -> float:
-    """ln(n_total) / ln(mean n_legal) within [1, 3]; 1 if all or only one of the ops is legal."""
+    """ln(all ops) / ln(mean number of legal ops) within [1, 3]; 1 if all or only one is legal.
+
+    Normalised entropy over few legal actions is worth fewer nats, so the floor has to be higher.
+    """
     total = op_masks.shape[-1]
     legal = op_masks.float().sum(dim=-1).mean().item()
     if legal >= total or legal <= 1.0:
         return 1.0
     return min(constants.ENTROPY_FLOOR_MAX_SCALE, math.log(total) / math.log(legal))
-
-
-def _advantage_metrics(advantages: Tensor) -> dict[str, float]:
-    """Before normalisation, over the valid steps."""
-    stats = [
-        advantages.mean(),
-        advantages.std(correction=0),
-        advantages.min(),
-        advantages.max(),
-    ]
-    names = ("advantage_mean", "advantage_std", "advantage_min", "advantage_max")
-    return dict(zip(names, torch.stack(stats).tolist(), strict=True))

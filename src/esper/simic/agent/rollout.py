@@ -1,4 +1,4 @@
-"""One round: the agent plays one episode in each environment, and the buffer remembers it."""
+"""A round of rollouts: one episode in each environment, stored in the buffer."""
 
 from typing import Protocol
 
@@ -11,10 +11,10 @@ from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 
 
 class VectorEnv(Protocol):
-    """E environments that step together; those whose episode is over are stepped and ignored.
+    """E environments that step together; steps after the end of an episode are ignored.
 
-    Environments with one number in `groups` int[E] begin with the same host and see the same data
-    in the same order: they differ by nothing but what is done in them.
+    Environments with the same number in `groups` int[E] begin with the same host and use the same
+    data in the same order: they differ only in their actions.
     """
 
     num_envs: int
@@ -29,7 +29,7 @@ class VectorEnv(Protocol):
 
 
 def action_draws(key: int, round_: int, num_envs: int, steps: int) -> np.ndarray:
-    """Uniform numbers [E, steps, heads]: a function of (key, round, environment) only."""
+    """Uniform numbers [E, steps, heads], a function of (key, round, environment)."""
     shape = (steps, len(HEAD_NAMES))
     return np.stack(
         [generator(key, "action", round_, env).random(shape) for env in range(num_envs)]
@@ -43,10 +43,10 @@ def play_round(
     round_: int,
     draws: np.ndarray | None,
 ) -> np.ndarray:
-    """Fill `buffer` with one episode per environment; returns their sums of rewards [E].
+    """Fill `buffer` with one episode per environment; returns the sums of rewards [E].
 
-    An episode that reaches the buffer's last step is truncated there. Without `draws` the most
-    probable actions are taken.
+    An episode that reaches the last step of the buffer is truncated there. Without `draws` the
+    most probable actions are taken.
     """
     observations, masks = env.reset(round_)
     hidden = agent.initial_hidden(env.num_envs)
@@ -57,11 +57,11 @@ def play_round(
     for step in range(buffer.max_steps):
         uniforms = None if draws is None else draws[:, step]
         decision = agent.act(observations, hidden, masks, uniforms)
-        seen, offered, hidden = observations, masks, decision.hidden
+        before, hidden = (observations, masks), decision.hidden
         observations, masks, rewards, terminated, truncated = env.step(decision.actions)
         truncated = truncated | (~terminated & (step == buffer.max_steps - 1))
         bootstrap = agent.value(observations, hidden) if truncated.any() else no_value
-        buffer.add(seen, offered, decision, rewards, terminated, truncated, bootstrap, running)
+        buffer.add(*before, decision, rewards, terminated, truncated, bootstrap, running)
         returns += rewards * running
         running &= ~(terminated | truncated)
         if not running.any():

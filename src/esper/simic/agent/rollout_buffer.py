@@ -1,4 +1,4 @@
-"""Where a round of decisions waits for the update: whole episodes, one row per environment."""
+"""The rollout buffer: whole episodes, one row per environment."""
 
 import numpy as np
 import torch
@@ -10,14 +10,11 @@ from esper.simic.agent.types import Decision, Hidden, MaskTensors, SequenceBatch
 
 
 class TamiyoRolloutBuffer:
-    """Room for `num_envs` episodes of at most `max_steps` steps, allocated once.
+    """Storage for `num_envs` episodes of at most `max_steps` steps, allocated once.
 
-    `start` a round with the hidden state that the first decision will see and the groups of the
-    environments, `add` a step at a time
-    for the environments still running, then hand the buffer to `PPOAgent.update`. A row is one
-    episode: it ends with a terminated or truncated step and takes no more. Of hidden states only
-    the first of each row is kept, because an update replays the row from there, and the last one,
-    to see how it fared.
+    `start` a round, `add` one step at a time, then pass the buffer to `PPOAgent.update`. A row is
+    one episode: it ends with a terminated or truncated step and takes no more. Of each row the
+    first hidden state is kept, from which an update replays it, and the last one for telemetry.
     """
 
     def __init__(
@@ -37,47 +34,36 @@ class TamiyoRolloutBuffer:
         self.network = network
         self.device = torch.device(device)
         slots, blueprints, heads = network.num_slots, network.num_blueprints, len(HEAD_NAMES)
-        self.observations = self._room(network.observation_dim)
+        self.observations = self._zeros(network.observation_dim)
         self.groups = np.arange(num_envs)
-        self.actions = self._room(heads, dtype=torch.long)
-        self.log_probs = self._room(heads)
-        self.values = self._room()
-        self.rewards = self._room()
-        self.terminated = self._room(dtype=torch.bool)
-        self.truncated = self._room(dtype=torch.bool)
-        self.bootstrap_values = self._room()
-        # All legal where nothing was stored: padding has to be a distribution too.
-        self.masks = MaskTensors(
-            *(
-                self._room(*shape, dtype=torch.bool).fill_(True)
-                for shape in (
-                    (network.num_ops,),
-                    (network.num_ops, slots),
-                    (slots, blueprints),
-                    (network.num_blends,),
-                )
-            )
-        )
-        shape = (network.lstm_layers, num_envs, network.lstm_hidden_dim)
-        self.hidden: Hidden = (
-            torch.zeros(shape, device=self.device),
-            torch.zeros(shape, device=self.device),
-        )
-        self.last_hidden: Hidden = (self.hidden[0].clone(), self.hidden[1].clone())
+        self.actions = self._zeros(heads, dtype=torch.long)
+        self.log_probs = self._zeros(heads)
+        self.values = self._zeros()
+        self.rewards = self._zeros()
+        self.terminated = self._zeros(dtype=torch.bool)
+        self.truncated = self._zeros(dtype=torch.bool)
+        self.bootstrap_values = self._zeros()
+        ops, blends = network.num_ops, network.num_blends
+        shapes = ((ops,), (ops, slots), (slots, blueprints), (blends,))
+        # Padding is all legal, because it has to be a distribution too.
+        self.masks = MaskTensors(*(self._zeros(*s, dtype=torch.bool).fill_(True) for s in shapes))
+        h = torch.zeros(network.lstm_layers, num_envs, network.lstm_hidden_dim, device=self.device)
+        self.hidden: Hidden = (h, h.clone())
+        self.last_hidden: Hidden = (h.clone(), h.clone())
         self.step_counts = np.zeros(num_envs, dtype=np.int64)
         self.ended = np.zeros(num_envs, dtype=bool)
 
-    def _room(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    def _zeros(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.zeros((self.num_envs, self.max_steps, *shape), dtype=dtype, device=self.device)
 
     def __len__(self) -> int:
         return int(self.step_counts.sum())
 
     def start(self, hidden: Hidden, groups: np.ndarray | None = None) -> None:
-        """Empty every row and note the hidden state before its first step.
+        """Empty every row and store the hidden state before its first step.
 
-        Rows with one number in `groups` int[E] differ by nothing but their actions; without it
-        each row is alone.
+        Rows with the same number in `groups` int[E] differ only in their actions; by default each
+        row is a group.
         """
         groups = np.arange(self.num_envs) if groups is None else np.asarray(groups)
         if groups.shape != (self.num_envs,):
@@ -107,41 +93,40 @@ class TamiyoRolloutBuffer:
         bootstrap_values: np.ndarray | Tensor,
         active: np.ndarray | None = None,
     ) -> None:
-        """One step of every environment, arrays [E, ...]; rows outside `active` are left alone.
+        """Add one step of every environment, arrays [E, ...]; rows outside `active` are ignored.
 
-        `observations` are the normalised ones the policy saw, `masks` the ones it drew from.
-        `bootstrap_values` is V of the state after the step, read where `truncated` only.
+        `observations` are normalised. `bootstrap_values` is V of the state after the step, read
+        only where `truncated`.
         """
         rows = np.arange(self.num_envs) if active is None else np.flatnonzero(active)
-        self._check_room(rows)
+        self._check_free(rows)
         observed = self._tensor(observations)
         if not torch.isfinite(observed[rows]).all():
             raise ValueError("observations must be finite before they are stored, got NaN or inf")
         at = (torch.from_numpy(rows), torch.from_numpy(self.step_counts[rows]))
-        given = MaskTensors.of(masks, self.device)
-        for room, values in (
+        for stored, values in (
             (self.observations, observed),
-            (self.actions, torch.from_numpy(decision.actions).to(self.device)),
+            (self.actions, torch.from_numpy(decision.actions)),
             (self.log_probs, decision.log_probs),
             (self.values, decision.values),
             (self.rewards, self._tensor(rewards)),
             (self.terminated, torch.from_numpy(np.asarray(terminated, dtype=bool))),
             (self.truncated, torch.from_numpy(np.asarray(truncated, dtype=bool))),
             (self.bootstrap_values, self._tensor(bootstrap_values)),
-            *zip(self.masks, given, strict=True),
+            *zip(self.masks, MaskTensors.of(masks, self.device), strict=True),
         ):
-            expected = (self.num_envs, *room.shape[2:])
+            expected = (self.num_envs, *stored.shape[2:])
             if values.shape != expected:
                 raise ConfigError(
                     f"this buffer takes arrays {list(expected)} here, got {list(values.shape)}"
                 )
-            room[at] = values[rows].to(self.device)
+            stored[at] = values[rows].to(self.device)
         for last, new in zip(self.last_hidden, decision.hidden, strict=True):
             last[:, at[0]] = new[:, rows].to(self.device)
         self.step_counts[rows] += 1
         self.ended[rows] = (np.asarray(terminated) | np.asarray(truncated))[rows]
 
-    def _check_room(self, rows: np.ndarray) -> None:
+    def _check_free(self, rows: np.ndarray) -> None:
         full = rows[self.step_counts[rows] >= self.max_steps]
         if len(full):
             raise RuntimeError(
@@ -157,7 +142,7 @@ class TamiyoRolloutBuffer:
         return torch.as_tensor(values, dtype=torch.float32, device=self.device)
 
     def sequences(self) -> SequenceBatch:
-        """The rows that hold steps, cut to the longest; refuses an episode that has no end."""
+        """The rows with steps, cut to the longest; raises RuntimeError if one has not ended."""
         filled = np.flatnonzero(self.step_counts > 0)
         unfinished = filled[~self.ended[filled]]
         if len(unfinished):
@@ -170,24 +155,16 @@ class TamiyoRolloutBuffer:
         counts = torch.from_numpy(self.step_counts[filled]).to(self.device)
         valid = torch.arange(longest, device=self.device) < counts[:, None]
 
-        def cut(room: Tensor) -> Tensor:
-            return room[rows, :longest]
+        def cut(name: str) -> Tensor:
+            return getattr(self, name)[rows, :longest]
 
-        def zeroed(room: Tensor) -> Tensor:
-            """Steps beyond a row's end hold what an earlier round left there."""
-            return cut(room).masked_fill(~valid, 0)
-
+        # Steps beyond the end of a row may hold values of an earlier round.
+        zeroed = ("values", "rewards", "terminated", "truncated", "bootstrap_values")
         return SequenceBatch(
             groups=torch.from_numpy(self.groups[filled]).to(self.device),
-            observations=cut(self.observations),
-            actions=cut(self.actions),
-            log_probs=cut(self.log_probs),
-            values=zeroed(self.values),
-            rewards=zeroed(self.rewards),
-            terminated=zeroed(self.terminated),
-            truncated=zeroed(self.truncated),
-            bootstrap_values=zeroed(self.bootstrap_values),
-            masks=MaskTensors(*(cut(mask) for mask in self.masks)),
+            **{name: cut(name) for name in ("observations", "actions", "log_probs")},
+            **{name: cut(name).masked_fill(~valid, 0) for name in zeroed},
+            masks=MaskTensors(*(mask[rows, :longest] for mask in self.masks)),
             valid=valid,
             hidden=(self.hidden[0][:, rows], self.hidden[1][:, rows]),
         )

@@ -1,4 +1,4 @@
-"""An agent as named tensors and a dictionary for JSON, the way a checkpoint stores it."""
+"""An agent as named tensors and a dictionary for JSON, for checkpoints."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -15,11 +15,10 @@ from esper.simic.agent.set_network import new_network
 
 
 def agent_state(agent: PPOAgent) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Everything that makes the agent what it is.
+    """The complete state of an agent.
 
-    Tensors are `network.<parameter>` and AdamW's moments `optimizer.<moment>.<parameter>`; the
-    dictionary has the settings of the network and of PPO, and the number of updates. The format
-    has no version of its own: that of the checkpoint it is stored in counts.
+    Tensors are `network.<parameter>` and `optimizer.<moment>.<parameter>`; the dictionary has the
+    settings of the network and of PPO, and the number of updates.
     """
     tensors = {}
     for name, parameter in agent.network.named_parameters():
@@ -37,7 +36,7 @@ def agent_state(agent: PPOAgent) -> tuple[dict[str, Tensor], dict[str, Any]]:
 def agent_from_state(
     tensors: Mapping[str, Tensor], meta: Mapping[str, Any], device: torch.device | str = "cpu"
 ) -> PPOAgent:
-    """The agent of which `agent_state` was taken; refuses what does not fit, in one sentence."""
+    """The agent with this `agent_state`; raises ConfigError if tensors do not fit the settings."""
     network = new_network(NetworkConfig(**meta["network"]))
     agent = PPOAgent(network, PPOConfig(**meta["ppo"]), device)
     parameters = dict(network.named_parameters())

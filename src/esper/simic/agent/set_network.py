@@ -1,4 +1,4 @@
-"""A policy over sets: it fits hosts with any number of slots, and any catalogue of blueprints."""
+"""A policy for any number of slots and blueprints."""
 
 from dataclasses import replace
 from typing import NamedTuple
@@ -20,7 +20,7 @@ from esper.tamiyo.policy.set_features import (
 
 
 class Encoded(NamedTuple):
-    """context [..., K], slots [..., S, E] and candidates [..., S, B, E], all for the heads."""
+    """Inputs of the heads: context [..., K], slots [..., S, E], candidates [..., S, B, E]."""
 
     context: Tensor
     slots: Tensor
@@ -28,9 +28,9 @@ class Encoded(NamedTuple):
 
 
 class PointerHead(nn.Module):
-    """Scores [..., n] of items [..., n, I], each seen beside the same context [..., K].
+    """Scores [..., n] of items [..., n, I] given a context [..., K].
 
-    What it adds to all scores alike would change nothing, so that there is no last bias.
+    The last layer has no bias: it would not change the distribution.
     """
 
     def __init__(self, item: int, context: int, width: int) -> None:
@@ -40,28 +40,26 @@ class PointerHead(nn.Module):
         self.score = nn.Linear(width, 1, bias=False)
 
     def forward(self, items: Tensor, context: Tensor) -> Tensor:
-        seen = self.of_item(items) + self.of_context(context).unsqueeze(-2)
-        return self.score(seen.relu()).squeeze(-1)
+        features = self.of_item(items) + self.of_context(context).unsqueeze(-2)
+        return self.score(features.relu()).squeeze(-1)
 
 
 class SetActorCritic(FactoredRecurrentActorCritic):
-    """The same decisions, made by pointing at slots and candidates; observations are those of
-    `set_features`.
+    """The same decisions from sets of slots and candidates, as `set_features` observes them.
 
         candidate -> Linear, ReLU                                  pooled into its slot
         slot, pooled candidates -> Linear, LayerNorm, ReLU         pooled over the host
         run, pooled slots -> Linear, LayerNorm, ReLU -> LSTM -> LayerNorm
 
-    Context is the LSTM's output beside the pooled slots. Op, blend and value are read from it, a
-    slot is scored beside it and the op that was drawn, a candidate beside it and the slot that was
-    drawn. No parameter belongs to a place: permuting slots or blueprints permutes the policy, and
-    absent slots change nothing.
+    The context is the LSTM's output and the pooled slots. Op, blend and value depend on the
+    context; a slot is scored given the context and the op, a candidate given the context and the
+    slot. Permuting slots or blueprints permutes the policy, and absent slots change nothing.
     """
 
     def _build(self, config: NetworkConfig) -> None:
         self.layout = SetLayout(config.num_slots, config.num_blueprints)
         own, width = config.embedding_dim, config.resolved_head_width
-        # Without a bias what does not fit, all zeros, stays zero; that it fits is the bias.
+        # No bias, so that candidates that do not fit, which are all zeros, stay zero.
         self.candidate_net = nn.Sequential(
             nn.Linear(len(CANDIDATE_FEATURES), own, bias=False), nn.ReLU()
         )
@@ -73,7 +71,7 @@ class SetActorCritic(FactoredRecurrentActorCritic):
             nn.LayerNorm(config.feature_dim),
             nn.ReLU(),
         )
-        self._build_memory(config)
+        self._build_lstm(config)
         context = config.lstm_hidden_dim + 2 * own
         self.slot_head = PointerHead(own, context + config.num_ops, width)
         self.blueprint_head = PointerHead(own, context + own, width)
@@ -82,14 +80,14 @@ class SetActorCritic(FactoredRecurrentActorCritic):
         self.value_head = make_head(context, width, 1)
 
     def encode(self, observations: Tensor, hidden: Hidden) -> tuple[Encoded, Hidden]:
-        """What the heads see, and the hidden state after the last step."""
+        """Inputs of the heads, and the hidden state after the last step."""
         self._check_shapes(observations, hidden)
         run, slots, candidates = self.layout.split(observations)
         encoded = self.candidate_net(candidates)
         fitting = _pooled(encoded, candidates[..., FITS])
         embedded = self.slot_net(torch.cat([slots, fitting], dim=-1))
         pooled = _pooled(embedded * slots[..., PRESENT, None], slots[..., PRESENT])
-        output, hidden = self._remember(torch.cat([run, pooled], dim=-1), hidden)
+        output, hidden = self._recur(torch.cat([run, pooled], dim=-1), hidden)
         return Encoded(torch.cat([output, pooled], dim=-1), embedded, encoded), hidden
 
     def _logits(self, name: str, features: Encoded, drawn: dict[str, Tensor]) -> Tensor:
@@ -108,7 +106,7 @@ class SetActorCritic(FactoredRecurrentActorCritic):
         return super()._value_of(features.context)
 
     def fitted(self, num_slots: int, num_blueprints: int) -> "SetActorCritic":
-        """This policy for other numbers of slots and blueprints; the parameters are shared."""
+        """This policy for other numbers of slots and blueprints, with the same parameters."""
         config = replace(
             self.config,
             observation_dim=SetLayout(num_slots, num_blueprints).size,
@@ -121,13 +119,15 @@ class SetActorCritic(FactoredRecurrentActorCritic):
 
 
 def new_network(config: NetworkConfig, key: int = 0) -> FactoredRecurrentActorCritic:
-    """The kind of network that the config names."""
+    """A network of the kind in the config."""
     kind = SetActorCritic if config.kind == "set" else FactoredRecurrentActorCritic
     return kind(config, key)
 
 
 def _pooled(items: Tensor, counted: Tensor) -> Tensor:
-    """[..., n, E], at least 0, and [..., n] of 0 and 1 -> mean and maximum [..., 2 E] of the items
-    that count; 0 if there are none. Those that do not count must be 0."""
+    """Mean and maximum [..., 2 E] of the items [..., n, E] where `counted` [..., n] is 1, else 0.
+
+    Items must be at least 0, and 0 where `counted` is 0.
+    """
     number = counted.sum(dim=-1, keepdim=True).clamp(min=1.0)
     return torch.cat([items.sum(dim=-2) / number, items.amax(dim=-2)], dim=-1)

@@ -1,6 +1,6 @@
-"""What passes between the parts of the agent: masks, decisions and batches."""
+"""Data types of the agent: masks, decisions and batches."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -36,7 +36,7 @@ class Decision:
     actions    [E, 4]  index 0 for heads that the drawn op ignores
     log_probs  [E, 4]  exactly 0 for those heads
     values     [E]
-    hidden     the state of the LSTM after this step, to pass to the next one
+    hidden     the state of the LSTM after this step
     """
 
     actions: np.ndarray
@@ -47,9 +47,9 @@ class Decision:
 
 @dataclass(frozen=True)
 class SequenceBatch:
-    """Whole episodes, one per row: arrays [N, T, ...], `valid[n, t]` where row n has a step t.
+    """Whole episodes, one per row: tensors [N, T, ...], `valid[n, t]` where row n has a step t.
 
-    Rows with one number in `groups` [N] differ by nothing but the actions drawn in them.
+    Rows with the same number in `groups` [N] differ only in their actions.
     """
 
     groups: Tensor
@@ -67,10 +67,9 @@ class SequenceBatch:
 
     def rows(self, rows: Tensor) -> "SequenceBatch":
         """The chosen episodes, each with its own initial hidden state."""
-        apart = ("masks", "hidden")
-        plain = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in apart}
+        others = {"masks", "hidden"}
         return SequenceBatch(
-            **{name: value[rows] for name, value in plain.items()},
+            **{name: value[rows] for name, value in vars(self).items() if name not in others},
             masks=self.masks.rows(rows),
             hidden=(self.hidden[0][:, rows], self.hidden[1][:, rows]),
         )

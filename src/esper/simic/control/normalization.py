@@ -1,7 +1,4 @@
-"""Running scales of observations and rewards, exact or forgetting.
-
-The statistics are plain attributes changed in place: use each instance from one thread only.
-"""
+"""Running statistics to scale observations and rewards."""
 
 from typing import Any
 
@@ -13,12 +10,11 @@ from esper.leyline.constants import NORMALIZER_CLIP
 
 
 class RunningMeanStd:
-    """Mean and population variance of everything seen, per column.
+    """Mean and population variance of all batches, per column.
 
-    Without `momentum` they are exact (Chan et al., 1979) up to the tiny prior `epsilon`: the first
-    batch outweighs it. With `momentum` old batches fade; the first one sets both, so that large
-    inputs do not saturate until the average has caught up. A fading variance keeps the part that
-    comes from the mean moving.
+    Without `momentum` they are exact (Chan et al., 1979) up to the small prior `epsilon`. With
+    `momentum` they are exponential moving averages that start at the first batch, so that large
+    inputs do not saturate at first; the variance includes the shift of the mean.
     """
 
     def __init__(
@@ -33,7 +29,7 @@ class RunningMeanStd:
         self.momentum = momentum
 
     def update(self, batch: Tensor) -> None:
-        """Take in a batch [n, *shape]; refuses NaN and infinity, which would stay for ever."""
+        """Add a batch [n, *shape]; raises ValueError for NaN and infinity."""
         if batch.shape[1:] != self.mean.shape:
             raise ConfigError(
                 f"this normaliser takes batches [n, {', '.join(map(str, self.mean.shape))}], "
@@ -41,8 +37,7 @@ class RunningMeanStd:
             )
         if len(batch) == 0:
             return
-        if not torch.isfinite(batch).all():
-            raise ValueError("a normaliser takes finite numbers only, got NaN or infinity")
+        _require_finite(batch)
         self._follow(batch)
         n = len(batch)
         mean = batch.double().mean(dim=0)
@@ -86,41 +81,37 @@ class RunningMeanStd:
 
 
 class Unscaled(RunningMeanStd):
-    """For observations that are on a scale by construction: it learns nothing and changes nothing.
+    """No scaling, for observations that are scaled by construction.
 
-    Statistics of its own columns would treat things of one kind differently by their place.
+    Statistics per column would treat slots differently by their position.
     """
 
     def __init__(self) -> None:
         super().__init__((0,))
 
     def update(self, batch: Tensor) -> None:
-        if not torch.isfinite(batch).all():
-            raise ValueError("a normaliser takes finite numbers only, got NaN or infinity")
+        _require_finite(batch)
 
     def normalize(self, values: Tensor) -> Tensor:
         return values
 
 
 class RewardNormalizer:
-    """Divides rewards by their running sample deviation; the mean stays, because it is the goal."""
+    """Divides rewards by their running standard deviation; the mean stays."""
 
-    def __init__(self, clip: float = NORMALIZER_CLIP, epsilon: float = 1e-8) -> None:
-        self.clip = clip
-        self.epsilon = epsilon
+    def __init__(self) -> None:
         self.count = 0
         self.mean = 0.0
         self.m2 = 0.0
 
     def __call__(self, rewards: Tensor) -> Tensor:
-        """Take in the rewards of all environments, then scale them."""
+        """Update the statistics with the rewards of all environments, then scale them."""
         self.update(rewards)
         return self.normalize_only(rewards)
 
     def update(self, rewards: Tensor) -> None:
-        """Take in rewards, of any shape."""
-        if not torch.isfinite(rewards).all():
-            raise ValueError("a normaliser takes finite numbers only, got NaN or infinity")
+        """Add rewards of any shape; raises ValueError for NaN and infinity."""
+        _require_finite(rewards)
         n = rewards.numel()
         if n:
             values = rewards.double()
@@ -132,16 +123,13 @@ class RewardNormalizer:
             self.count = total
 
     def normalize_only(self, rewards: Tensor) -> Tensor:
-        """Scale without learning from these rewards; unscaled until two different ones were seen.
-
-        Dividing equal rewards by their deviation would blow up whatever they are.
-        """
-        scale = self.std if self.std > self.epsilon else 1.0
-        return (rewards / scale).clamp(-self.clip, self.clip)
+        """Scale without an update; rewards stay unscaled while all so far were equal."""
+        scale = self.std if self.std > 1e-8 else 1.0
+        return (rewards / scale).clamp(-NORMALIZER_CLIP, NORMALIZER_CLIP)
 
     @property
     def std(self) -> float:
-        """Sample deviation; 0 before two rewards have been seen."""
+        """Sample standard deviation; 0 for fewer than two rewards."""
         return (self.m2 / (self.count - 1)) ** 0.5 if self.count >= 2 else 0.0
 
     def state_dict(self) -> dict[str, float]:
@@ -151,3 +139,8 @@ class RewardNormalizer:
         self.count = int(state["count"])
         self.mean = float(state["mean"])
         self.m2 = float(state["m2"])
+
+
+def _require_finite(values: Tensor) -> None:
+    if not torch.isfinite(values).all():
+        raise ValueError("a normaliser takes finite numbers only, got NaN or infinity")

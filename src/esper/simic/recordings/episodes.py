@@ -28,7 +28,7 @@ from esper.leyline import (
     ActionMasks,
     ConfigError,
 )
-from esper.simic.agent import MaskTensors
+from esper.simic.agent.types import MaskTensors
 from esper.simic.training.space import Space
 from esper.tamiyo.policy.set_features import SetLayout
 

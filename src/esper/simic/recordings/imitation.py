@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from esper.leyline import OP, ConfigError, LifecycleOp, constants, generator
-from esper.simic.agent import FactoredRecurrentActorCritic, MaskTensors, head_relevance
+from esper.simic.agent.advantages import head_relevance
+from esper.simic.agent.network import FactoredRecurrentActorCritic
+from esper.simic.agent.types import MaskTensors
 from esper.simic.control.normalization import RunningMeanStd
 from esper.simic.recordings.episodes import Episodes, decided_on
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from esper.leyline import BLEND_NAMES, HEAD_RELEVANCE, NUM_OPS, OP, ConfigError, constants, draw_key
-from esper.simic.agent import FactoredRecurrentActorCritic
+from esper.simic.agent.network import FactoredRecurrentActorCritic
 from esper.simic.control.normalization import RunningMeanStd
 from esper.simic.recordings.episodes import Episodes, decided_on
 from esper.simic.recordings.imitation import CloningConfig, Lesson, fit

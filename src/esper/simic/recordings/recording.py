@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from esper.leyline import ActionMasks, RoundRecorder
-from esper.simic.agent import VectorEnv
+from esper.simic.agent.rollout import VectorEnv
 from esper.simic.recordings.episodes import Episodes, join, save_episodes
 from esper.simic.rewards.config import RewardConfig
 from esper.simic.rewards.modes import compute_reward

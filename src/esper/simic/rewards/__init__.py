@@ -1,1 +1,1 @@
-"""Rewards: pure functions of a transition. `compute_reward` is the only door."""
+"""Rewards: pure functions of a transition; `modes.compute_reward` computes all of them."""

@@ -1,4 +1,4 @@
-"""What a reward is made of: named parts for each environment, and their sum."""
+"""A reward as named terms for each environment, and their sum."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,46 +10,46 @@ from esper.leyline.events import RewardHackingSuspected
 
 
 @dataclass(frozen=True)
-class Hint:
-    """A part [E] that only guides (shaping, action terms), as opposed to what counts."""
+class Shaping:
+    """A term [E] that only guides the learner, unlike terms that pay for the result."""
 
     value: np.ndarray
 
 
-# What the function of a mode gives back: part by name, each float [E].
-Parts = dict[str, np.ndarray | Hint]
+# The result of a reward function: terms by name, each float [E].
+Terms = dict[str, np.ndarray | Shaping]
 
 
 @dataclass(frozen=True)
 class RewardComponents:
-    """Raw rewards of one step of E environments, part by part; 0 where no step was taken.
+    """Raw rewards of one step of E environments; 0 for an environment that took no step.
 
-    names     k names
-    values    float64 [E, k]
-    hints     the names of the parts that only guide
-    suspicions  seeds that came under suspicion of reward hacking in this step
+    names       names of the k terms
+    values      float64 [E, k]
+    shaping     names of the shaping terms
+    suspicions  seeds newly suspected of reward hacking in this step
     """
 
     names: tuple[str, ...]
     values: np.ndarray
-    hints: tuple[str, ...] = ()
+    shaping: tuple[str, ...] = ()
     suspicions: tuple[RewardHackingSuspected, ...] = ()
 
     @staticmethod
     def of(
-        parts: Parts, acted: np.ndarray, suspicions: tuple[RewardHackingSuspected, ...] = ()
+        terms: Terms, acted: np.ndarray, suspicions: tuple[RewardHackingSuspected, ...] = ()
     ) -> "RewardComponents":
-        """Stack `parts`; raises ValueError if one is not finite where `acted`."""
-        columns = [part.value if isinstance(part, Hint) else part for part in parts.values()]
-        hints = tuple(name for name, part in parts.items() if isinstance(part, Hint))
+        """Stack `terms`; raises ValueError if one is not finite where `acted`."""
+        columns = [term.value if isinstance(term, Shaping) else term for term in terms.values()]
+        shaping = tuple(name for name, term in terms.items() if isinstance(term, Shaping))
         values = np.where(acted[:, None], np.stack(columns, axis=1), 0.0)
         if not np.isfinite(values).all():
             env, k = np.argwhere(~np.isfinite(values))[0]
             raise ValueError(
-                f"reward component {list(parts)[k]!r} of environment {env} is {values[env, k]}: "
+                f"reward term {list(terms)[k]!r} of environment {env} is {values[env, k]}: "
                 "the environment reported a score or loss that is not finite"
             )
-        return RewardComponents(tuple(parts), values, hints, suspicions)
+        return RewardComponents(tuple(terms), values, shaping, suspicions)
 
     @cached_property
     def total(self) -> np.ndarray:
@@ -61,8 +61,8 @@ class RewardComponents:
 
     @property
     def shaped_ratio(self) -> np.ndarray:
-        """[E] in [0, inf): |sum of hints| over |total|, 0 where the total is as good as 0."""
-        hints = sum((self[name] for name in self.hints), np.zeros(len(self.values)))
+        """[E]: |sum of shaping terms| / |total|, 0 where the total is almost 0."""
+        shaping = sum((self[name] for name in self.shaping), np.zeros(len(self.values)))
         size = np.abs(self.total)
         known = size >= SHAPED_RATIO_MIN_TOTAL
-        return np.where(known, np.abs(hints) / np.where(known, size, 1.0), 0.0)
+        return np.where(known, np.abs(shaping) / np.where(known, size, 1.0), 0.0)

@@ -1,4 +1,4 @@
-"""Settings of the rewards, one frozen and validated dataclass per family."""
+"""Settings of rewards, one frozen and validated dataclass per family."""
 
 from dataclasses import dataclass, fields
 from typing import ClassVar, Literal
@@ -6,18 +6,17 @@ from typing import ClassVar, Literal
 from esper.leyline import ConfigError, LifecycleOp
 from esper.leyline import constants as c
 
-# Settings beyond these would overflow or divide by next to nothing.
+# Settings beyond these would overflow or divide by almost 0.
 LARGEST, SMALLEST = 1e6, 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
 class RewardConfig:
-    """What the settings of every reward have. Numbers must not be negative unless `signed`.
+    """Settings of every reward. Numbers must not be negative unless `signed`.
 
-    mode                     the reward's name in the table of modes
-    gamma                    the discount that a saved config was made for, or None; the discount
-                             that is used is the run's, and a run with another one is refused
-    hacking_ratio_threshold  contribution over improvement from which it is out of proportion
+    mode                     name in the table of modes
+    gamma                    if given, a run with another discount is refused
+    hacking_ratio_threshold  ratio of contribution to improvement that counts as disproportion
     """
 
     signed: ClassVar[tuple[str, ...]] = ()
@@ -44,12 +43,12 @@ class RewardConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectiveRewardConfig(RewardConfig):
-    """Final score minus initial score minus costs; nothing to farm.
+    """Final score minus initial score minus costs.
 
     score_weight      reward for 100 pp of validation score
-    param_cost        lambda: cost of adding the host's own number of parameters
-    compute_cost      mu: cost of growth doubling the compute of the whole episode
-    rollback_penalty  cost of an episode that the governor has to end
+    param_cost        cost of adding the host's own number of parameters
+    compute_cost      cost of doubling the compute of the whole episode
+    rollback_penalty  cost of an episode that the governor ends
     """
 
     mode: str = "objective"
@@ -61,12 +60,12 @@ class ObjectiveRewardConfig(RewardConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class BudgetRewardConfig(RewardConfig):
-    """What an episode leaves behind against what it began with; what is spent, a budget limits.
+    """Score of the kept network minus initial score, where a budget limits compute.
 
     score_weight      reward for 100 pp of validation score
-    param_cost        cost of adding the host's own number of parameters: little, because an epoch
-                      of a larger network takes more of the budget already
-    rollback_penalty  cost of an episode that the governor has to end
+    param_cost        cost of adding the host's own number of parameters: small, because an epoch
+                      of a larger network already takes more of the budget
+    rollback_penalty  cost of an episode that the governor ends
     """
 
     mode: str = "budget"
@@ -77,21 +76,21 @@ class BudgetRewardConfig(RewardConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class ContributionRewardConfig(RewardConfig):
-    """Rewards from ablation: what each seed contributes, measured by taking it out. Scores in pp.
+    """Rewards from the contribution of each seed, measured by ablation. Scores are in pp.
 
     Costs and penalties are positive numbers that are subtracted.
 
-    shaping_scale     of everything in mode 'shaped' but score and rollback: small, so that no sum
-                      of hints outweighs a point of score; the values below are before this scale
+    shaping_scale     factor in mode 'shaped' of all terms but score and rollback: small, so that
+                      their sum does not outweigh a point of score; values below are before it
     contribution_weight        reward per pp of credited contribution, lent until the episode ends
-    max_ratio_penalty          most that is taken off for contribution out of proportion
-    improvement_safe_threshold up to here an improvement is too small to divide by
+    max_ratio_penalty          largest deduction for disproportionate contribution
+    improvement_safe_threshold largest improvement that is too small to divide by
     blending_warning           for blending a seed although the network got worse
     holding_penalty            'linear': rate * (n - 1) in the n-th epoch of HOLDING;
                                'exponential': base ** (n - 2); both from the second, up to the cap
-    cull_hurting_bonus, cull_acceptable_bonus   0, because a bonus for removing what one has
-                               planted is a wage for planting it; culling ends the seed's debt
-    contributing_threshold     pp a fossil must contribute at the end to count for terminal bonuses
+    cull_hurting_bonus, cull_acceptable_bonus   0, because a bonus for removing a seed would pay
+                               for planting useless ones
+    contributing_threshold     least contribution of a kept seed for terminal bonuses
     terminal_score_weight      reward per pp of the final score
     param_budget, param_penalty_weight   modes 'sparse' and 'minimal': cost of `param_budget`
                                parameters added to the host
@@ -158,7 +157,7 @@ class ContributionRewardConfig(RewardConfig):
 
     @property
     def intervention_costs(self) -> dict[LifecycleOp, float]:
-        """What each op costs, whatever comes of it."""
+        """The cost of each op."""
         return {
             LifecycleOp.WAIT: 0.0,
             LifecycleOp.GERMINATE: self.germinate_cost,
@@ -169,12 +168,12 @@ class ContributionRewardConfig(RewardConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class LossRewardConfig(RewardConfig):
-    """Rewards from the validation loss, for tasks without a score that means something.
+    """Rewards from the validation loss, for tasks without a meaningful score.
 
-    baseline_loss, target_loss   what a network that only guesses has, and what a good one has
+    baseline_loss, target_loss   loss of a network that guesses, and of a good one
     typical_loss_delta_std       spread of the loss from one epoch to the next
-    regression_penalty_scale     weight of a loss that rises against one that falls; below 1 a loss
-                                 that goes up and down again is a gain
+    regression_penalty_scale     weight of a rise of the loss relative to a fall; below 1 a loss
+                                 that goes up and down again earns a reward
     grace_epochs                 a seed pays no rent while younger than this
     """
 
@@ -205,7 +204,7 @@ class LossRewardConfig(RewardConfig):
 
 
 def check_gamma(config: RewardConfig, gamma: float) -> None:
-    """Refuse a discount that is none, or another one than the config was made for."""
+    """Raise ConfigError for an invalid discount, or for another one than the config names."""
     if not 0.0 <= gamma <= 1.0:
         raise ConfigError(f"gamma must lie between 0 and 1, got {gamma}")
     if config.gamma is not None and config.gamma != gamma:

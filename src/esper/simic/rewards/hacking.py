@@ -1,46 +1,34 @@
-"""Looks for seeds whose contribution does not fit what the network gained."""
-
-from collections.abc import Callable
-from functools import partial
+"""Finds seeds whose contribution does not fit the improvement of the network."""
 
 import numpy as np
 
 from esper.growth.slot_table import SlotTable
-from esper.leyline import constants as c
+from esper.leyline import constants as k
 from esper.leyline.events import RewardHackingSuspected
 from esper.tolaria.engine.transition import Transition
 
 
-def ransomware(table: SlotTable) -> np.ndarray:
-    """bool[E, S]: the network depends on the seed and got worse since its germination."""
-    return (table.contribution > c.HACKING_MIN_CONTRIBUTION) & (
-        table.total_improvement < c.RANSOMWARE_DEGRADATION
-    )
+def suspected(table: SlotTable, ratio_threshold: float) -> dict[str, np.ndarray]:
+    """bool[E, S] by pattern.
 
-
-def disproportion(table: SlotTable, ratio_threshold: float) -> np.ndarray:
-    """bool[E, S]: the seed contributes at least `ratio_threshold` times what was gained."""
-    gained = table.total_improvement
-    return (
-        (gained > 0.0)
-        & (table.contribution > 0.0)
-        & (table.contribution >= ratio_threshold * gained)
-    )
+    ransomware     the network needs the seed and got worse since its germination
+    disproportion  the seed contributes at least `ratio_threshold` times the improvement
+    """
+    c, gained = table.contribution, table.total_improvement
+    return {
+        "ransomware": (c > k.HACKING_MIN_CONTRIBUTION) & (gained < k.RANSOMWARE_DEGRADATION),
+        "disproportion": (gained > 0.0) & (c > 0.0) & (c >= ratio_threshold * gained),
+    }
 
 
 def suspicions(t: Transition, ratio_threshold: float) -> tuple[RewardHackingSuspected, ...]:
-    """Seeds that came under suspicion in this step; one that stays so is not named again."""
-    checks: dict[str, Callable[[SlotTable], np.ndarray]] = {
-        "ransomware": ransomware,
-        "disproportion": partial(disproportion, ratio_threshold=ratio_threshold),
-    }
-    events: list[RewardHackingSuspected] = []
-    for pattern, check in checks.items():
-        suspect = check(t.after.table) & t.acted[:, None]
-        if suspect.any():
-            begun = suspect & ~check(t.before.table)
-            events += [_event(t, pattern, env, slot) for env, slot in np.argwhere(begun).tolist()]
-    return tuple(events)
+    """One event for each seed that was not suspected before this step and is after it."""
+    before = suspected(t.before.table, ratio_threshold)
+    return tuple(
+        _event(t, pattern, env, slot)
+        for pattern, now in suspected(t.after.table, ratio_threshold).items()
+        for env, slot in np.argwhere(now & ~before[pattern] & t.acted[:, None]).tolist()
+    )
 
 
 def _event(t: Transition, pattern: str, env: int, slot: int) -> RewardHackingSuspected:

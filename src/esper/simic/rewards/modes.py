@@ -1,8 +1,7 @@
-"""The table of rewards, and the one function that looks into it.
+"""The table of rewards, and the function that computes them.
 
-To add a reward, write its config and its function and add an entry to `MODES`. To add a term, add
-an entry to the parts that the mode's function gives back; `Hint(...)` around it says that it only
-guides.
+To add a reward, add an entry to `MODES` with its config and function. To add a term, add an entry
+to the dict that the function of a mode returns, in `Shaping(...)` if it only guides the learner.
 """
 
 from collections.abc import Callable
@@ -10,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from esper.leyline import ConfigError
-from esper.simic.rewards.components import Parts, RewardComponents
+from esper.simic.rewards.components import RewardComponents, Terms
 from esper.simic.rewards.config import (
     BudgetRewardConfig,
     ContributionRewardConfig,
@@ -21,18 +20,17 @@ from esper.simic.rewards.config import (
 )
 from esper.simic.rewards.contribution import minimal, shaped, simplified, sparse
 from esper.simic.rewards.hacking import suspicions
-from esper.simic.rewards.loss import loss_reward
-from esper.simic.rewards.objective import budget, objective
+from esper.simic.rewards.outcome import budget, loss_reward, objective
 from esper.tolaria.engine.transition import Transition
 
 
 @dataclass(frozen=True)
 class RewardMode:
-    """One reward: the class of its settings, and its parts as a function of (transition of E
+    """The class of a reward's settings, and its terms as a function of (transition of E
     environments, settings, gamma of the run)."""
 
     config: type[RewardConfig]
-    parts: Callable[[Transition, Any, float], Parts]
+    terms: Callable[[Transition, Any, float], Terms]
 
 
 MODES = {
@@ -49,22 +47,18 @@ MODES = {
 def compute_reward(transition: Transition, config: RewardConfig, gamma: float) -> RewardComponents:
     """Raw rewards of one step of E environments; `gamma` is the discount of the run.
 
-    Raises ConfigError if the config was made for another discount, or names a mode that its class
-    is not for. The caller records `suspicions`, and normalises `total` if it wants to.
+    Raises ConfigError if the config was made for another discount, or if its class is not that of
+    its mode. The caller records `suspicions` and may normalise `total`.
     """
     check_gamma(config, gamma)
-    return RewardComponents.of(
-        _mode_of(config).parts(transition, config, gamma),
-        transition.acted,
-        suspicions(transition, config.hacking_ratio_threshold),
-    )
-
-
-def _mode_of(config: RewardConfig) -> RewardMode:
     mode = MODES.get(config.mode)
     if mode is None or not isinstance(config, mode.config):
         pairs = ", ".join(f"{name} ({mode.config.__name__})" for name, mode in MODES.items())
         raise ConfigError(
             f"{type(config).__name__} has no reward mode {config.mode!r}; there are {pairs}"
         )
-    return mode
+    return RewardComponents.of(
+        mode.terms(transition, config, gamma),
+        transition.acted,
+        suspicions(transition, config.hacking_ratio_threshold),
+    )

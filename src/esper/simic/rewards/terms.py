@@ -1,20 +1,51 @@
-"""The terms of the contribution family: elementwise functions of arrays of any one shape.
+"""Terms of rewards, before `shaping_scale`.
 
-c is a seed's contribution by ablation, T the network's improvement since the seed's germination,
-both in pp and NaN when not measured. Results are before `shaping_scale`.
+Except for the potential they are elementwise functions of arrays of any one shape. `contribution`
+of a seed is measured by ablation, `total_improvement` is that of the network since germination;
+both are in pp, NaN if not measured.
 """
 
 import numpy as np
 
+from esper.growth.slot_table import SlotTable
 from esper.leyline import SeedStage
 from esper.leyline import constants as k
 from esper.simic.rewards.config import ContributionRewardConfig
+from esper.tolaria.engine.transition import Transition
+
+# Indexed by the value of a stage.
+STAGE_POTENTIAL = np.zeros(max(SeedStage) + 1)
+for _name, _value in k.STAGE_POTENTIAL.items():
+    STAGE_POTENTIAL[SeedStage[_name]] = _value
+STAGE_POTENTIAL.setflags(write=False)
+
+
+def potential(
+    table: SlotTable,
+    epoch_bonus: float = k.EPOCH_PROGRESS_BONUS,
+    max_bonus: float = k.MAX_PROGRESS_BONUS,
+) -> np.ndarray:
+    """[E]: phi(stage) plus a bounded bonus for the epochs in it, summed over slots with a seed."""
+    worth = STAGE_POTENTIAL[table.stage]
+    bonus = (worth > 0) * np.minimum(epoch_bonus * table.epochs_in_stage, max_bonus)
+    return (worth + bonus).sum(axis=1)
+
+
+def pbrs(t: Transition, gamma: float, epoch_bonus: float, max_bonus: float) -> np.ndarray:
+    """[E]: potential-based reward shaping (Ng, Harada and Russell, 1999), unweighted.
+
+    gamma Phi(s') - Phi(s) leaves the optimal policy unchanged for the gamma of the return. Over an
+    episode it telescopes to -Phi(s_0), because Phi is 0 at the end.
+    """
+    before = potential(t.before.table, epoch_bonus, max_bonus)
+    after = potential(t.after.table, epoch_bonus, max_bonus)
+    return gamma * np.where(t.ended, 0.0, after) - before
 
 
 def ratio_penalty(
     contribution: np.ndarray, total_improvement: np.ndarray, config: ContributionRewardConfig
 ) -> np.ndarray:
-    """At most 0: for contribution out of proportion to an improvement of at least 0."""
+    """At most 0: for a contribution out of proportion to an improvement of at least 0."""
     c, gained = contribution, total_improvement
     limit, most = config.hacking_ratio_threshold, config.max_ratio_penalty
     applies = (c > k.HACKING_MIN_CONTRIBUTION) & (gained >= 0.0)
@@ -31,11 +62,11 @@ def ratio_penalty(
 def credit(
     contribution: np.ndarray, total_improvement: np.ndarray, config: ContributionRewardConfig
 ) -> np.ndarray:
-    """What a seed's contribution is worth; what is not measured is worth nothing.
+    """Credit for a seed's contribution; 0 if it was not measured.
 
-    What the network gained since germination only ever lowers the credit, to nothing where it got
-    worse: a seed is never credited with more than taking it out costs. Half, where the score at
-    germination is not known.
+    The improvement since germination only lowers the credit, to 0 if the network got worse: a
+    seed is never credited with more than its ablation costs. If the score at germination is not
+    known, the credit is half of the contribution.
     """
     c, gained, weight = contribution, total_improvement, config.contribution_weight
     share = np.minimum(c, np.sqrt(np.maximum(gained * c, 0.0)))
@@ -47,7 +78,7 @@ def credit(
 def blending_warning(
     stage: np.ndarray, total_improvement: np.ndarray, epochs_in_stage: np.ndarray, base: float
 ) -> np.ndarray:
-    """-base (1 + n/2), from the fourfold on constant: blending although the network got worse."""
+    """-base (1 + n/2), at most fourfold, for blending although the network got worse."""
     warned = (stage == SeedStage.BLENDING) & (total_improvement < 0.0)
     return np.where(warned, -base * (1.0 + np.minimum(0.5 * epochs_in_stage, 3.0)), 0.0)
 
@@ -55,13 +86,13 @@ def blending_warning(
 def holding_penalty(
     waiting: np.ndarray, epochs_in_stage: np.ndarray, config: ContributionRewardConfig
 ) -> np.ndarray:
-    """For leaving a creditable seed (`waiting`) in HOLDING: nothing in its first epoch, then more
-    with each one, up to the cap."""
+    """For leaving a seed with credit (`waiting`) in HOLDING: 0 in its first epoch, then more with
+    each epoch, up to the cap."""
     n = epochs_in_stage
     if config.holding_penalty == "linear":
         size = config.holding_penalty_rate * (n - 1.0)
     else:
-        # Beyond 60 epochs the power only grows past any cap, and at last past what a float holds.
+        # Beyond 60 epochs the power exceeds any cap, and would overflow in the end.
         size = config.holding_penalty_base ** np.minimum(n - 2.0, 60.0)
     return np.where(waiting & (n >= 2), -np.minimum(size, config.holding_penalty_cap), 0.0)
 
@@ -77,7 +108,7 @@ def fossilize_shaping(
     epochs_in_stage: np.ndarray,
     config: ContributionRewardConfig,
 ) -> np.ndarray:
-    """A bonus for keeping what helps, full after some epochs of watching it; else penalties."""
+    """A bonus for keeping a seed that helps, in full after some epochs on trial; else penalties."""
     c, gained = contribution, total_improvement
     degraded = (
         -config.fossilize_degraded_penalty
@@ -93,7 +124,7 @@ def fossilize_shaping(
 
 
 def cull_shaping(contribution: np.ndarray, config: ContributionRewardConfig) -> np.ndarray:
-    """A bounded penalty for giving up what helps; nothing for what was not measured."""
+    """A bounded penalty for removing a seed that helps; 0 if it was not measured."""
     c, base = contribution, config.cull_good_seed_penalty
     good = -np.minimum(base + 0.05 * c, 3.0 * base)
     bad = np.where(

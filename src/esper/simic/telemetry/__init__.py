@@ -1,1 +1,1 @@
-"""Telemetry of learning: what to measure, and when to worry."""
+"""Telemetry of learning: measurements and anomaly detection."""

@@ -1,11 +1,11 @@
-"""Tells when learning goes wrong, from the numbers of each update, and when to look closer.
+"""Detects failures of learning from the metrics of each update.
 
-One noisy update is not an anomaly: a finding counts after `patience` updates in a row, and is over
-after as many without it. What cannot be noise (a NaN, an extreme KL) counts at once.
+One noisy update is not an anomaly: a finding becomes active after `patience` updates in a row and
+inactive after as many without it. A NaN or an extreme KL is never noise and counts at once.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,10 +14,32 @@ from esper.leyline import constants as c
 from esper.leyline.events import AnomalyDetected
 
 AT_ONCE = ("numerical_instability", "kl_extreme")
-# The milder finding is not reported beside the graver one.
+# The milder finding is not reported together with the graver one.
 GRAVER = {"entropy_low": "entropy_collapse", "kl_spike": "kl_extreme"}
 
-# What was looked at, by finding or 'finding:head': what is wrong with it, or None if nothing is.
+# anomaly or anomaly:head, column of the row, direction, name of the threshold, text of the detail
+LIMITS = (
+    ("ratio_explosion", "ratio_max", ">", "ratio_max", "ratio {:.3g}"),
+    ("ratio_collapse", "ratio_min", "<", "ratio_min", "ratio {:.3g}"),
+    (
+        "value_collapse",
+        "explained_variance",
+        "<",
+        "explained_variance",
+        "explained variance {:.3g}",
+    ),
+    *(
+        (f"{kind}:{head}", f"{head}_entropy", "<", kind, f"entropy of the {head} head {{:.3g}}")
+        for head in HEAD_NAMES
+        for kind in ("entropy_collapse", "entropy_low")
+    ),
+    ("kl_extreme", "approx_kl_max", ">", "kl_extreme", "KL {:.3g}"),
+    ("kl_spike", "approx_kl_max", ">", "kl_spike", "KL {:.3g}"),
+    ("gradient_norm_drift", "norm_drift", ">", "drift", "{:.3g} away from its mean"),
+    ("gradient_health_drift", "health_drift", ">", "drift", "{:.3g} away from its mean"),
+)
+
+# What is wrong, by anomaly or 'anomaly:head'; None if it was measured and is fine.
 Findings = dict[str, str | None]
 
 
@@ -49,7 +71,7 @@ class AnomalyThresholds:
 
 @dataclass(frozen=True)
 class AnomalyReport:
-    """`details` of all that is wrong now; `new` is what started with this update."""
+    """`details` of all active anomalies; `new` are those that began with this update."""
 
     details: dict[str, str] = field(default_factory=dict)
     new: tuple[str, ...] = ()
@@ -64,7 +86,7 @@ class AnomalyReport:
         return tuple(dict.fromkeys(name.partition(":")[0] for name in self.details))
 
     def events(self, update: int) -> tuple[AnomalyDetected, ...]:
-        """For what started with this update."""
+        """One event per anomaly that began with this update."""
         return tuple(
             AnomalyDetected(
                 env=-1,
@@ -77,24 +99,8 @@ class AnomalyReport:
         )
 
 
-# --- single checks: what is None was not measured and gives no finding ---------------------------
-
-
-def check_ratios(
-    ratio_max: float | None, ratio_min: float | None, limits: AnomalyThresholds
-) -> Findings:
-    found: Findings = {}
-    if ratio_max is not None:
-        bad = ratio_max > limits.ratio_max
-        found["ratio_explosion"] = f"ratio {ratio_max:.3g} > {limits.ratio_max}" if bad else None
-    if ratio_min is not None:
-        bad = ratio_min < limits.ratio_min
-        found["ratio_collapse"] = f"ratio {ratio_min:.3g} < {limits.ratio_min}" if bad else None
-    return found
-
-
 def value_threshold(current_round: int, total_rounds: int, limits: AnomalyThresholds) -> float:
-    """A critic has to explain more the longer the run has lasted."""
+    """The least explained variance: a critic has to explain more as the run goes on."""
     if current_round <= 0 or total_rounds <= 0:
         raise ValueError(f"rounds are counted from 1, got {current_round} of {total_rounds}")
     progress = current_round / total_rounds
@@ -104,74 +110,8 @@ def value_threshold(current_round: int, total_rounds: int, limits: AnomalyThresh
     return limits.value_phases[-1][1]
 
 
-def check_value(
-    explained_variance: float | None,
-    current_round: int,
-    total_rounds: int,
-    limits: AnomalyThresholds,
-) -> Findings:
-    least = value_threshold(current_round, total_rounds, limits)
-    if explained_variance is None:
-        return {}
-    bad = explained_variance < least
-    detail = f"explained variance {explained_variance:.3g} < {least}"
-    return {"value_collapse": detail if bad else None}
-
-
-def check_numbers(numbers: Mapping[str, float | None]) -> Findings:
-    """NaN or infinity among `numbers`."""
-    bad = [
-        name for name, value in numbers.items() if value is not None and not math.isfinite(value)
-    ]
-    return {"numerical_instability": f"not finite: {', '.join(sorted(bad))}" if bad else None}
-
-
-def check_entropy(entropies: Mapping[str, float | None], limits: AnomalyThresholds) -> Findings:
-    """One finding per head that was drawn at all."""
-    found: Findings = {}
-    for head, value in entropies.items():
-        if value is None:
-            continue
-        for name in ("entropy_collapse", "entropy_low"):
-            limit = getattr(limits, name)
-            detail = f"entropy of the {head} head {value:.3g} < {limit}"
-            found[f"{name}:{head}"] = detail if value < limit else None
-    return found
-
-
-def check_kl(kl: float | None, limits: AnomalyThresholds) -> Findings:
-    if kl is None:
-        return {}
-    return {
-        name: f"KL {kl:.3g} > {limit}" if kl > limit else None
-        for name, limit in (("kl_extreme", limits.kl_extreme), ("kl_spike", limits.kl_spike))
-    }
-
-
-def check_drift(
-    norm_drift: float | None, health_drift: float | None, limits: AnomalyThresholds
-) -> Findings:
-    drifts = {"gradient_norm_drift": norm_drift, "gradient_health_drift": health_drift}
-    return {
-        name: f"{drift:.3g} away from its mean > {limits.drift}" if drift > limits.drift else None
-        for name, drift in drifts.items()
-        if drift is not None
-    }
-
-
-def check_hidden(unhealthy_envs: int | None) -> Findings:
-    """Hidden states at the end of an episode that have vanished or blown up."""
-    if unhealthy_envs is None:
-        return {}
-    detail = f"{unhealthy_envs} hidden states not within {c.LSTM_MIN_NORM} and {c.LSTM_MAX_NORM}"
-    return {"lstm_unhealthy": detail if unhealthy_envs else None}
-
-
-# --- over updates --------------------------------------------------------------------------------
-
-
 class AnomalyDetector:
-    """Call one of the `check_` methods once per update; it remembers what it saw before."""
+    """Call `check_all` once per update; findings are counted over updates."""
 
     def __init__(self, thresholds: AnomalyThresholds | None = None) -> None:
         self.thresholds = thresholds or AnomalyThresholds()
@@ -181,33 +121,6 @@ class AnomalyDetector:
 
     def check_all(
         self,
-        *,
-        current_round: int,
-        total_rounds: int,
-        ratio_max: float | None = None,
-        ratio_min: float | None = None,
-        explained_variance: float | None = None,
-        entropy: Mapping[str, float | None] | None = None,
-        kl: float | None = None,
-        numbers: Mapping[str, float | None] | None = None,
-        norm_drift: float | None = None,
-        health_drift: float | None = None,
-        unhealthy_envs: int | None = None,
-    ) -> AnomalyReport:
-        """`entropy` by head; `numbers` is anything that has to be finite; None is not measured."""
-        limits = self.thresholds
-        return self._remember(
-            check_ratios(ratio_max, ratio_min, limits)
-            | check_value(explained_variance, current_round, total_rounds, limits)
-            | check_entropy(entropy or {}, limits)
-            | check_kl(kl, limits)
-            | check_drift(norm_drift, health_drift, limits)
-            | check_hidden(unhealthy_envs)
-            | ({} if numbers is None else check_numbers(numbers))
-        )
-
-    def check_update(
-        self,
         row: Mapping[str, Any],
         *,
         current_round: int,
@@ -215,28 +128,32 @@ class AnomalyDetector:
         norm_drift: float | None = None,
         health_drift: float | None = None,
     ) -> AnomalyReport:
-        """The same from the flat row of an agent's update metrics, with those of its LSTM or not.
+        """Check the flat row of an update's metrics, with or without the columns of LSTM health.
 
-        An update that had data but was skipped could not trust its numbers.
+        A column that is absent or None was not measured. An update that had data but was skipped
+        counts as numerically unstable.
         """
-        numbers = {k: v for k, v in row.items() if isinstance(v, int | float)}
+        least = value_threshold(current_round, total_rounds, self.thresholds)
+        limits = vars(self.thresholds) | {"explained_variance": least}
+        values = {**row, "norm_drift": norm_drift, "health_drift": health_drift}
+        findings: Findings = {}
+        for name, column, sign, limit, text in LIMITS:
+            value, bound = values.get(column), limits[limit]
+            if value is not None:
+                bad = value > bound if sign == ">" else value < bound
+                findings[name] = f"{text.format(value)} {sign} {bound}" if bad else None
+        unhealthy = row.get("lstm_unhealthy_envs")
+        if unhealthy is not None:
+            detail = f"{unhealthy} hidden states not within {c.LSTM_MIN_NORM} and {c.LSTM_MAX_NORM}"
+            findings["lstm_unhealthy"] = detail if unhealthy else None
+        broken = [k for k, v in row.items() if isinstance(v, float) and not math.isfinite(v)]
         if row.get("skipped") is not None and row.get("steps", 0) > 0:
-            numbers[f"update skipped: {row['skipped']}"] = math.nan
-        return self.check_all(
-            current_round=current_round,
-            total_rounds=total_rounds,
-            ratio_max=row.get("ratio_max"),
-            ratio_min=row.get("ratio_min"),
-            explained_variance=row.get("explained_variance"),
-            entropy={head: row.get(f"{head}_entropy") for head in HEAD_NAMES},
-            kl=row.get("approx_kl_max"),
-            numbers=numbers,
-            norm_drift=norm_drift,
-            health_drift=health_drift,
-            unhealthy_envs=row.get("lstm_unhealthy_envs"),
-        )
+            broken.append(f"update skipped: {row['skipped']}")
+        detail = f"not finite: {', '.join(sorted(broken))}"
+        findings["numerical_instability"] = detail if broken else None
+        return self._count(findings)
 
-    def _remember(self, findings: Findings) -> AnomalyReport:
+    def _count(self, findings: Findings) -> AnomalyReport:
         before = set(self.active)
         for name, detail in findings.items():
             bad = detail is not None
@@ -247,13 +164,13 @@ class AnomalyDetector:
                 self.active[name] = detail
             elif name in self.active and self.good_in_a_row[name] >= self.thresholds.patience:
                 del self.active[name]
-        details = {n: d for n, d in self.active.items() if not self._graver(n, self.active)}
+        details = {n: d for n, d in self.active.items() if self._graver(n) not in self.active}
         return AnomalyReport(details, tuple(name for name in details if name not in before))
 
     @staticmethod
-    def _graver(name: str, among: Iterable[str]) -> bool:
+    def _graver(name: str) -> str:
         kind, separator, head = name.partition(":")
-        return GRAVER.get(kind, "") + separator + head in among
+        return GRAVER.get(kind, "") + separator + head
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -269,9 +186,9 @@ class AnomalyDetector:
 
 
 class Escalation:
-    """Whether to look closely: for some rounds after each one in which something was wrong.
+    """Requests detailed telemetry for some rounds after each round with an anomaly.
 
-    It decides what is recorded of the policy's learning, never what a seed may do.
+    It decides what is recorded about learning, never what a seed may do.
     """
 
     def __init__(self) -> None:
@@ -282,7 +199,7 @@ class Escalation:
         return self.remaining > 0
 
     def note(self, anomaly: bool) -> None:
-        """Once per round: an anomaly counts for the next rounds, a quiet one uses one up."""
+        """Call once per round: an anomaly restarts the count of detailed rounds."""
         self.remaining = c.ESCALATION_ROUNDS if anomaly else max(0, self.remaining - 1)
 
     def state_dict(self) -> dict[str, int]:

@@ -1,8 +1,8 @@
-"""The long look that is taken after an anomaly: every layer, and every place that is not finite."""
+"""Detailed telemetry after an anomaly: gradients of every layer, and non-finite parameters."""
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ SMALL, LARGE = 1e-6, 10.0
 
 @dataclass(frozen=True)
 class LayerGradientStats:
-    """The gradient of one parameter tensor, as it was before clipping if asked before clipping."""
+    """The gradient of one parameter tensor."""
 
     layer_name: str
     param_count: int
@@ -31,16 +31,6 @@ class LayerGradientStats:
     inf_count: int
 
 
-@dataclass(frozen=True)
-class LayerSummary:
-    """health in [0, 1] is lowered by dead layers, exploding layers and NaN."""
-
-    dead_layers: int
-    exploding_layers: int
-    nan_grad_count: int
-    layer_gradient_health: float
-
-
 @torch.compiler.disable
 @torch.no_grad()
 def collect_per_layer_gradients(module: nn.Module) -> list[LayerGradientStats]:
@@ -49,19 +39,14 @@ def collect_per_layer_gradients(module: nn.Module) -> list[LayerGradientStats]:
     if not named:
         return []
     table = torch.stack([_layer(grad.detach().double()) for _, grad in named]).tolist()
-    columns = [f.name for f in fields(LayerGradientStats)][2:]
     return [
-        LayerGradientStats(name, grad.numel(), **_counted(dict(zip(columns, row, strict=True))))
+        LayerGradientStats(name, grad.numel(), *row[:-2], *map(int, row[-2:]))
         for (name, grad), row in zip(named, table, strict=True)
     ]
 
 
-def _counted(row: dict[str, Any]) -> dict[str, Any]:
-    return row | {name: int(row[name]) for name in ("nan_count", "inf_count")}
-
-
 def _layer(g: Tensor) -> Tensor:
-    """In the order of the fields of LayerGradientStats."""
+    """The fields of LayerGradientStats from `grad_norm` on."""
     size = g.abs()
     return torch.stack(
         [
@@ -79,24 +64,32 @@ def _layer(g: Tensor) -> Tensor:
     )
 
 
-def summarize_layers(layers: Iterable[LayerGradientStats]) -> LayerSummary | None:
-    """None for no layers."""
-    listed = list(layers)
-    if not listed:
-        return None
-    dead = sum(layer.zero_fraction > DEAD_ZERO_FRACTION for layer in listed)
-    exploding = sum(layer.large_fraction > EXPLODING_LARGE_FRACTION for layer in listed)
-    nans = sum(layer.nan_count for layer in listed)
-    n = len(listed)
+def summarize_layers(layers: Sequence[LayerGradientStats]) -> dict[str, float]:
+    """Columns of a row of metrics, none without layers.
+
+    The health in [0, 1] is lowered by dead layers, exploding layers and NaN.
+    """
+    if not layers:
+        return {}
+    dead = sum(layer.zero_fraction > DEAD_ZERO_FRACTION for layer in layers)
+    exploding = sum(layer.large_fraction > EXPLODING_LARGE_FRACTION for layer in layers)
+    nans = sum(layer.nan_count for layer in layers)
+    n = len(layers)
     health = 1.0 - 0.5 * dead / n - 0.8 * exploding / n - min(nans / 100.0, 0.5)
-    return LayerSummary(dead, exploding, nans, max(0.0, health))
+    return {
+        "dead_layers": dead,
+        "exploding_layers": exploding,
+        "nan_grad_count": nans,
+        "layer_gradient_health": max(0.0, health),
+    }
 
 
 @dataclass(frozen=True)
 class NumericalStabilityReport:
-    """Names of parameters with NaN or infinity in weights or gradients; None is not measured.
+    """Names of parameters with NaN or infinity in weights or gradients.
 
-    pre_clip_grad_norm   the largest norm that clipping saw, which gradients no longer show
+    max_gradient         None without gradients
+    pre_clip_grad_norm   the largest norm before clipping, if known
     """
 
     nan_in_weights: tuple[str, ...]
@@ -108,7 +101,7 @@ class NumericalStabilityReport:
     pre_clip_grad_norm: float | None
 
     def flat(self) -> dict[str, Any]:
-        """Columns of a row of metrics: lists of names as text, None for none."""
+        """Columns of a row of metrics: names as text, None for no names."""
         return {
             name: (", ".join(value) or None) if isinstance(value, tuple) else value
             for name, value in vars(self).items()
@@ -120,17 +113,12 @@ class NumericalStabilityReport:
 def check_numerical_stability(
     module: nn.Module, pre_clip_grad_norm: float | None = None
 ) -> NumericalStabilityReport:
-    """One transfer for the weights and one for the gradients."""
-    weights = _scan([(name, p.detach()) for name, p in module.named_parameters()])
-    grads = _scan([(n, p.grad) for n, p in module.named_parameters() if p.grad is not None])
+    """Scan weights and gradients, with one transfer each."""
+    named = list(module.named_parameters())
+    weights = _scan([(name, p.detach()) for name, p in named])
+    grads = _scan([(name, p.grad) for name, p in named if p.grad is not None])
     return NumericalStabilityReport(
-        nan_in_weights=weights[0],
-        inf_in_weights=weights[1],
-        nan_in_gradients=grads[0],
-        inf_in_gradients=grads[1],
-        max_weight=weights[2],
-        max_gradient=grads[2],
-        pre_clip_grad_norm=pre_clip_grad_norm,
+        *weights[:2], *grads[:2], weights[2], grads[2], pre_clip_grad_norm
     )
 
 

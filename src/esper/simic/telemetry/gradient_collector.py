@@ -1,4 +1,4 @@
-"""Health of gradients: measured with few operations and one transfer, and how it drifts."""
+"""Health of gradients, measured with few operations and one transfer, and its drift."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -23,7 +23,7 @@ class GradientThresholds:
 
     @staticmethod
     def for_clip_norm(max_grad_norm: float) -> "GradientThresholds":
-        """What is small or large is measured against the norm that a step may have."""
+        """Thresholds relative to the largest norm of a step."""
         if not max_grad_norm > 0:
             raise ConfigError(f"max_grad_norm must be above 0, got {max_grad_norm}")
         return GradientThresholds(
@@ -48,6 +48,20 @@ class GradientHealthMetrics:
     nan_count: int
     inf_count: int
 
+    @staticmethod
+    def from_row(row: list[float]) -> "GradientHealthMetrics":
+        """The result of `measure_gradients`, fetched from the device."""
+        tensors, elements, squares, vanishing, exploding, zeros, nans, infs = row
+        return GradientHealthMetrics(
+            tensors=int(tensors),
+            norm=squares**0.5,
+            vanishing=int(vanishing),
+            exploding=int(exploding),
+            zero_fraction=zeros / elements,
+            nan_count=int(nans),
+            inf_count=int(infs),
+        )
+
     @property
     def is_finite(self) -> bool:
         return self.nan_count == self.inf_count == 0
@@ -60,61 +74,27 @@ class GradientHealthMetrics:
         return max(0.0, 1.0 - loss)
 
 
-@dataclass(frozen=True)
-class PendingGradientMetrics:
-    """Measured but still on the device (one row per device and dtype): `result` waits for it."""
-
-    tensors: int
-    elements: int
-    rows: list[Tensor]
-
-    def result(self) -> GradientHealthMetrics:
-        return self.read([row.tolist() for row in self.rows])
-
-    def read(self, rows: list[list[float]]) -> GradientHealthMetrics:
-        """The result from `self.rows` as lists, for who fetches them along with other numbers."""
-        columns = list(zip(*rows, strict=True))
-        squares, vanishing, exploding, zeros, nans, infs = columns
-        return GradientHealthMetrics(
-            tensors=self.tensors,
-            norm=sum(squares) ** 0.5,
-            vanishing=int(sum(vanishing)),
-            exploding=int(sum(exploding)),
-            zero_fraction=sum(zeros) / self.elements,
-            nan_count=int(sum(nans)),
-            inf_count=int(sum(infs)),
-        )
-
-
 @torch.compiler.disable
 @torch.no_grad()
-def start_collecting(
-    params: Iterable[nn.Parameter], thresholds: GradientThresholds
-) -> PendingGradientMetrics | None:
-    """Measure without waiting for the device; None if no parameter has a gradient."""
-    grads = [p.grad for p in params if p.grad is not None and p.grad.numel()]
-    if not grads:
-        return None
-    groups = _group_tensors_by_device_and_dtype([list[Tensor | None](grads)])
-    rows = [_measure(cast(list[Tensor], group[0]), thresholds) for group, _ in groups.values()]
-    return PendingGradientMetrics(len(grads), sum(g.numel() for g in grads), rows)
+def measure_gradients(params: Iterable[nn.Parameter], thresholds: GradientThresholds) -> Tensor:
+    """float64 [8] for `GradientHealthMetrics.from_row`; nothing is fetched from the device.
 
-
-@torch.compiler.disable
-def collect_gradients(
-    params: Iterable[nn.Parameter], thresholds: GradientThresholds
-) -> GradientHealthMetrics | None:
-    """Health of the gradients of `params`; None if there are none."""
-    pending = start_collecting(params, thresholds)
-    return None if pending is None else pending.result()
+    Devices and dtypes may differ, but at least one parameter must have a gradient.
+    """
+    grads: list[Tensor | None] = [p.grad for p in params if p.grad is not None]
+    groups = _group_tensors_by_device_and_dtype([grads]).values()
+    rows = [_measure(cast(list[Tensor], group[0]), thresholds) for group, _ in groups]
+    return torch.stack([row.to(rows[0].device) for row in rows]).sum(dim=0)
 
 
 def _measure(grads: list[Tensor], thresholds: GradientThresholds) -> Tensor:
-    """float64 [6]; the tensors share a device and dtype."""
+    """The row of gradients that share a device and dtype."""
     norms = torch.stack(torch._foreach_norm(grads)).double()
     flat = _flatten_dense_tensors(grads)
     return torch.stack(
         [
+            norms.new_tensor(len(grads)),
+            norms.new_tensor(flat.numel()),
             norms.square().sum(),
             (norms < thresholds.vanishing).sum().double(),
             (norms > thresholds.exploding).sum().double(),
@@ -127,17 +107,14 @@ def _measure(grads: list[Tensor], thresholds: GradientThresholds) -> Tensor:
 
 @dataclass(frozen=True)
 class GradientDrift:
-    """|x - mean| / mean of the norm and of the health; None while there is no mean, or no x."""
+    """|x - mean| / mean of the norm and of the health; None without a mean or a finite x."""
 
     norm: float | None
     health: float | None
 
 
 class GradientEMATracker:
-    """Exponential moving averages of gradient norm and health.
-
-    What is None or not finite is left out: it would poison the mean of all later updates.
-    """
+    """Exponential moving averages of gradient norm and health; skips None, NaN and infinity."""
 
     def __init__(self, momentum: float = 0.99, epsilon: float = 1e-8) -> None:
         if not 0.0 < momentum < 1.0:
@@ -147,21 +124,19 @@ class GradientEMATracker:
         self.health: float | None = None
 
     def update(self, norm: float | None, health: float | None) -> GradientDrift:
-        """Drift against the means so far; then the readings join them."""
-        drift = GradientDrift(self._drift(norm, self.norm), self._drift(health, self.health))
-        self.norm = self._join(norm, self.norm)
-        self.health = self._join(health, self.health)
-        return drift
+        """Drift of the values against the means so far; then the values join the means."""
+        norm_drift, self.norm = self._follow(norm, self.norm)
+        health_drift, self.health = self._follow(health, self.health)
+        return GradientDrift(norm_drift, health_drift)
 
-    def _drift(self, value: float | None, mean: float | None) -> float | None:
-        if value is None or mean is None or not math.isfinite(value):
-            return None
-        return abs(value - mean) / (mean + self.epsilon)
-
-    def _join(self, value: float | None, mean: float | None) -> float | None:
+    def _follow(self, value: float | None, mean: float | None) -> tuple[float | None, float | None]:
+        """The drift and the new mean."""
         if value is None or not math.isfinite(value):
-            return mean
-        return value if mean is None else self.momentum * mean + (1.0 - self.momentum) * value
+            return None, mean
+        if mean is None:
+            return None, value
+        drift = abs(value - mean) / (mean + self.epsilon)
+        return drift, self.momentum * mean + (1.0 - self.momentum) * value
 
     def state_dict(self) -> dict[str, float | None]:
         return {"norm": self.norm, "health": self.health}

@@ -1,6 +1,5 @@
 """Health of the hidden state of a recurrent policy."""
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -8,29 +7,22 @@ from torch import Tensor
 
 from esper.leyline.constants import LSTM_MAX_NORM, LSTM_MIN_NORM
 
-_SIZES = ("h_norm", "c_norm", "h_max", "c_max")
-
 
 @dataclass(frozen=True)
 class LSTMHealth:
-    """Of hidden and cell state: largest L2 norm of any environment, largest absolute entry."""
+    """Largest L2 norm of an environment, and largest absolute entry, of hidden and cell state."""
 
     h_norm: float
     c_norm: float
     h_max: float
     c_max: float
-    has_nan: bool
-    has_inf: bool
     unhealthy_envs: tuple[int, ...]
-
-    @property
-    def is_healthy(self) -> bool:
-        return not self.unhealthy_envs
 
     def flat(self) -> dict[str, float]:
         """Columns of a row of metrics."""
-        sizes = {f"lstm_{name}": getattr(self, name) for name in _SIZES}
-        return sizes | {"lstm_unhealthy_envs": len(self.unhealthy_envs)}
+        sizes = ("h_norm", "c_norm", "h_max", "c_max")
+        row = {f"lstm_{name}": getattr(self, name) for name in sizes}
+        return row | {"lstm_unhealthy_envs": len(self.unhealthy_envs)}
 
 
 @torch.compiler.disable
@@ -38,7 +30,7 @@ class LSTMHealth:
 def compute_lstm_health(hidden: tuple[Tensor, Tensor] | None) -> LSTMHealth | None:
     """For h and c of shape [layers, E, H]; None for None. One transfer from the device.
 
-    An environment is healthy if both norms are finite and neither saturated nor extinct.
+    An environment is healthy if both norms lie between LSTM_MIN_NORM and LSTM_MAX_NORM.
     """
     if hidden is None:
         return None
@@ -46,31 +38,18 @@ def compute_lstm_health(hidden: tuple[Tensor, Tensor] | None) -> LSTMHealth | No
     if both.dim() != 4:
         raise ValueError(f"hidden states must be [layers, envs, size], got {list(both.shape[1:])}")
     norms = both.square().sum(dim=(1, 3)).sqrt()
-    summary = torch.cat(
-        [
-            both.abs().amax(dim=(1, 2, 3)),
-            torch.stack([both.isnan().any(), both.isinf().any()]).float(),
-            norms.reshape(-1),
-        ]
-    ).tolist()
-    h_max, c_max, has_nan, has_inf, *per_env = summary
-    n_envs = norms.shape[1]
-    h_norms, c_norms = per_env[:n_envs], per_env[n_envs:]
+    summary = torch.cat([norms.amax(dim=1), both.abs().amax(dim=(1, 2, 3)), norms.flatten()])
+    h_norm, c_norm, h_max, c_max, *per_env = summary.tolist()
+    pairs = zip(per_env[: norms.shape[1]], per_env[norms.shape[1] :], strict=True)
     return LSTMHealth(
-        h_norm=_largest(h_norms),
-        c_norm=_largest(c_norms),
+        h_norm=h_norm,
+        c_norm=c_norm,
         h_max=h_max,
         c_max=c_max,
-        has_nan=bool(has_nan),
-        has_inf=bool(has_inf),
         # Comparisons with NaN are False, so a NaN is unhealthy.
         unhealthy_envs=tuple(
             env
-            for env, pair in enumerate(zip(h_norms, c_norms, strict=True))
+            for env, pair in enumerate(pairs)
             if not all(LSTM_MIN_NORM < norm < LSTM_MAX_NORM for norm in pair)
         ),
     )
-
-
-def _largest(norms: list[float]) -> float:
-    return math.nan if any(map(math.isnan, norms)) else max(norms)

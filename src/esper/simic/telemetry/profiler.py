@@ -1,4 +1,4 @@
-"""Where time and memory go: traces of a round, and what this process holds."""
+"""Profiler traces of a round, and the memory of this process."""
 
 import os
 from collections.abc import Iterator
@@ -7,15 +7,15 @@ from pathlib import Path
 
 from torch.profiler import ProfilerAction, profile, supported_activities
 
-# Steps are much like each other, and a trace of all of them is too large to be opened.
+# A trace of all steps would be too large for a viewer.
 TRACED_STEPS = 2
 
 
 class TrainingProfiler:
-    """Writes traces of one round to `folder`, in Chrome's format, which Perfetto opens.
+    """Writes traces of one round to `folder` in Chrome's format, which Perfetto opens.
 
-    They show every kind of device that this machine has, so it works on one that has none but its
-    CPU; and this process only. Without a round it does nothing.
+    They cover this process, on every kind of device that the machine has. Without a round the
+    profiler does nothing.
     """
 
     def __init__(self, folder: Path, round_: int | None) -> None:
@@ -23,13 +23,13 @@ class TrainingProfiler:
         self.profile: profile | None = None
 
     @contextmanager
-    def traced(self, round_: int, part: str) -> Iterator[None]:
-        """A part of a round, up to the end of its first steps if it has any."""
+    def traced(self, round_: int, phase: str) -> Iterator[None]:
+        """Trace a phase of a round, at most its first steps."""
         if round_ != self.round:
             yield
             return
         self.folder.mkdir(parents=True, exist_ok=True)
-        path = self.folder / f"round-{round_:06d}-{part}.json"
+        path = self.folder / f"round-{round_:06d}-{phase}.json"
         self.profile = profile(
             activities=sorted(supported_activities(), key=str),
             schedule=_first_steps,
@@ -40,7 +40,7 @@ class TrainingProfiler:
         self.profile = None
 
     def step(self) -> None:
-        """A step of the environments is over."""
+        """Call after each step of the environments."""
         if self.profile is not None:
             self.profile.step()
 
@@ -52,7 +52,7 @@ def _first_steps(step: int) -> ProfilerAction:
 
 
 def resident_mb(statm: Path = Path("/proc/self/statm")) -> float | None:
-    """Megabytes that this process holds; None where the system does not tell."""
+    """Resident memory of this process in megabytes; None if the system does not report it."""
     if not statm.exists():
         return None
     return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6

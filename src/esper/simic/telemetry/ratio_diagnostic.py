@@ -1,4 +1,4 @@
-"""Which decisions, and which head, made probability ratios explode or collapse."""
+"""The decisions and heads whose probability ratios explode or collapse."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -14,22 +14,19 @@ MOST_EXAMPLES = 32
 
 @dataclass(frozen=True)
 class RatioExplosionDiagnostic:
-    """Ratios outside the limits, over the heads that mattered in each step.
+    """Ratios outside the limits, over the heads that were relevant in each step.
 
     worst_head      the head with the ratio furthest from 1 (in log), None without any step
     worst_ratio     that ratio
-    outliers        how many per head, in the order of HEAD_NAMES
-    steps, heads, values, actions   of the worst outliers, at most MOST_EXAMPLES, worst first
-    log_prob_change_mean, log_prob_change_max   of |new - old| over all that mattered
+    outliers        number per head, in the order of HEAD_NAMES
+    examples        rows of metrics for the worst outliers, at most MOST_EXAMPLES, worst first
+    log_prob_change_mean, log_prob_change_max   of |new - old| over relevant heads
     """
 
     worst_head: str | None
     worst_ratio: float | None
     outliers: dict[str, int]
-    steps: tuple[int, ...]
-    heads: tuple[str, ...]
-    values: tuple[float, ...]
-    actions: tuple[int, ...]
+    examples: list[dict[str, Any]]
     log_prob_change_mean: float | None
     log_prob_change_max: float | None
 
@@ -44,7 +41,7 @@ class RatioExplosionDiagnostic:
         max_ratio: float = c.RATIO_EXPLOSION_THRESHOLD,
         min_ratio: float = c.RATIO_COLLAPSE_THRESHOLD,
     ) -> "RatioExplosionDiagnostic":
-        """All [N, heads]; `relevant` says which heads each step's op made use of."""
+        """All [N, heads]; `relevant` says which heads the op of each step uses."""
         if not old_log_probs.shape == new_log_probs.shape == relevant.shape == actions.shape:
             raise ValueError(
                 f"old {list(old_log_probs.shape)}, new {list(new_log_probs.shape)}, relevant "
@@ -52,27 +49,31 @@ class RatioExplosionDiagnostic:
             )
         change = (new_log_probs - old_log_probs).double()
         packed = torch.stack([change, relevant.double(), actions.double()]).cpu()
-        change, mattered, chosen = packed[0], packed[1].bool(), packed[2].long()
-        if not mattered.any():
-            nobody = dict.fromkeys(HEAD_NAMES, 0)
-            return RatioExplosionDiagnostic(None, None, nobody, (), (), (), (), None, None)
+        change, used, chosen = packed[0], packed[1].bool(), packed[2].long()
+        if not used.any():
+            none = dict.fromkeys(HEAD_NAMES, 0)
+            return RatioExplosionDiagnostic(None, None, none, [], None, None)
         ratio = change.exp()
         # Not 'ratio > max or < min': a NaN is an outlier too.
-        outside = mattered & ~((ratio <= max_ratio) & (ratio >= min_ratio))
-        distance = torch.where(mattered, change.abs().nan_to_num(nan=torch.inf), -1.0)
+        outside = used & ~((ratio <= max_ratio) & (ratio >= min_ratio))
+        distance = torch.where(used, change.abs().nan_to_num(nan=torch.inf), -1.0)
         step, head = divmod(int(distance.argmax()), len(HEAD_NAMES))
-        where = outside.nonzero()
         order = distance[outside].argsort(descending=True, stable=True)[:MOST_EXAMPLES]
-        examples = where[order]
-        size = change[mattered].abs()
+        examples = zip(
+            outside.nonzero()[order].tolist(),
+            ratio[outside][order].tolist(),
+            chosen[outside][order].tolist(),
+            strict=True,
+        )
+        size = change[used].abs()
         return RatioExplosionDiagnostic(
             worst_head=HEAD_NAMES[head],
             worst_ratio=float(ratio[step, head]),
             outliers=dict(zip(HEAD_NAMES, outside.sum(dim=0).tolist(), strict=True)),
-            steps=tuple(examples[:, 0].tolist()),
-            heads=tuple(HEAD_NAMES[h] for h in examples[:, 1].tolist()),
-            values=tuple(ratio[outside][order].tolist()),
-            actions=tuple(chosen[outside][order].tolist()),
+            examples=[
+                {"index": index, "head": HEAD_NAMES[h], "ratio": value, "action": action}
+                for (index, h), value, action in examples
+            ],
             log_prob_change_mean=float(size.mean()),
             log_prob_change_max=float(size.max()),
         )
@@ -86,11 +87,3 @@ class RatioExplosionDiagnostic:
             "log_prob_change_mean": self.log_prob_change_mean,
             "log_prob_change_max": self.log_prob_change_max,
         }
-
-    def examples(self) -> list[dict[str, Any]]:
-        """One row of metrics for each of the worst outliers, worst first."""
-        columns = zip(self.steps, self.heads, self.values, self.actions, strict=True)
-        return [
-            {"index": step, "head": head, "ratio": ratio, "action": action}
-            for step, head, ratio, action in columns
-        ]

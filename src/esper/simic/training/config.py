@@ -13,7 +13,7 @@ from typing import Any
 from esper.leyline import ConfigError, LifecycleOp, constants
 from esper.leyline.growth_settings import Budget
 from esper.leyline.settings import check_types, nearest, read_toml, refuse_unknown, settings_of
-from esper.simic.agent import PPOConfig
+from esper.simic.agent.config import PPOConfig
 from esper.simic.agent.network import Kind
 from esper.simic.rewards.config import RewardConfig, check_gamma
 from esper.simic.rewards.modes import MODES

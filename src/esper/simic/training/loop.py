@@ -17,14 +17,10 @@ import numpy as np
 import torch
 
 from esper.leyline import EpisodeOutcome, draw_key
-from esper.simic.agent import (
-    PPOUpdateMetrics,
-    TamiyoRolloutBuffer,
-    VectorEnv,
-    action_draws,
-    check_groups,
-    play_round,
-)
+from esper.simic.agent.advantages import check_groups
+from esper.simic.agent.metrics import PPOUpdateMetrics
+from esper.simic.agent.rollout import VectorEnv, action_draws, play_round
+from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.simic.telemetry.debug_telemetry import check_numerical_stability, summarize_layers
 from esper.simic.telemetry.lstm_health import LSTMHealth, compute_lstm_health
 from esper.simic.training.config import TrainingConfig
@@ -153,7 +149,7 @@ def diagnose(
     """
     flat, hidden = metrics.flat(), {} if health is None else health.flat()
     drift = state.gradients.update(flat["grad_norm"], flat["gradient_health"])
-    report = state.detector.check_update(
+    report = state.detector.check_all(
         flat | hidden,
         current_round=state.round + 1,
         total_rounds=config.rounds,
@@ -163,12 +159,11 @@ def diagnose(
     for event in report.events(state.round):
         log.event(event)
     state.escalation.note(report.has_anomaly)
-    layers = summarize_layers(metrics.layers)
     return {
         **_finite(hidden),
         "anomalies": ", ".join(report.anomaly_types) or None,
         "telemetry_level": "DEBUG" if state.escalation.closely else "NORMAL",
-        **({} if layers is None else asdict(layers)),
+        **summarize_layers(metrics.layers),
     }
 
 
@@ -192,7 +187,7 @@ def details(state: TrainState, metrics: PPOUpdateMetrics) -> Iterator[dict[str, 
         yield {"kind": "layer", **asdict(layer)}
     if metrics.ratios is not None:
         yield {"kind": "ratios", **metrics.ratios.flat()}
-        for example in metrics.ratios.examples():
+        for example in metrics.ratios.examples:
             yield {"kind": "ratio", **example}
     if metrics.skipped is not None and metrics.steps:
         report = check_numerical_stability(state.agent.network, metrics.flat()["grad_norm_max"])

@@ -10,7 +10,8 @@ import torch
 from esper.growth.blueprints.catalogue import BlueprintCatalogue
 from esper.leyline import HEAD_NAMES, ConfigError, LifecycleOp, generator
 from esper.leyline.events import Decided
-from esper.simic.agent import PPOAgent, SetActorCritic
+from esper.simic.agent.ppo import PPOAgent
+from esper.simic.agent.set_network import SetActorCritic
 from esper.simic.training.checkpoint import load_state
 from esper.simic.training.reasons import Look, reasons_of
 from esper.simic.training.space import Space

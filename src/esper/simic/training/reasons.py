@@ -11,7 +11,7 @@ from torch import Tensor
 
 from esper.leyline import BLEND_NAMES, HEAD_NAMES, OP, RELEVANT_HEADS, SLOT, LifecycleOp
 from esper.leyline.events import Decided
-from esper.simic.agent import PPOAgent
+from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.types import Hidden, MaskTensors
 from esper.tamiyo.policy.mask_reasons import why_no_blueprint, why_no_op, why_no_slot
 from esper.tamiyo.situation import Situation

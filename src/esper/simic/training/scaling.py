@@ -6,7 +6,8 @@ import numpy as np
 import torch
 
 from esper.leyline import ActionMasks
-from esper.simic.agent import TamiyoRolloutBuffer, VectorEnv
+from esper.simic.agent.rollout import VectorEnv
+from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.simic.control.normalization import RewardNormalizer, RunningMeanStd
 from esper.simic.training.round_log import Clock
 

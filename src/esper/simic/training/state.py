@@ -7,15 +7,10 @@ from typing import Any
 from torch import Tensor
 
 from esper.leyline import ConfigError, draw_key
-from esper.simic.agent import (
-    FactoredRecurrentActorCritic,
-    NetworkConfig,
-    PPOAgent,
-    SetActorCritic,
-    agent_from_state,
-    agent_state,
-    new_network,
-)
+from esper.simic.agent.network import FactoredRecurrentActorCritic, NetworkConfig
+from esper.simic.agent.ppo import PPOAgent
+from esper.simic.agent.saving import agent_from_state, agent_state
+from esper.simic.agent.set_network import SetActorCritic, new_network
 from esper.simic.control.normalization import RewardNormalizer, RunningMeanStd
 from esper.simic.telemetry.anomaly_detector import AnomalyDetector, Escalation
 from esper.simic.telemetry.gradient_collector import GradientEMATracker

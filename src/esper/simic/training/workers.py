@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from esper.leyline import ActionMasks, ConfigError, EsperError, History
-from esper.simic.agent import VectorEnv
+from esper.simic.agent.rollout import VectorEnv
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.env_specs import ShardSpec, groups_of
 from esper.simic.training.round_log import Clock, RoundLog
