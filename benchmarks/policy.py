@@ -110,7 +110,7 @@ def situation() -> Situation:
 def looker(space: Space, seen: Situation) -> Callable[[], None]:
     def look() -> None:
         for _ in range(DECISIONS):
-            space.look(seen)
+            space.observe(seen)
 
     return look
 

@@ -10,7 +10,7 @@ from esper.simic import analytic
 from esper.simic.agent import FactoredRecurrentActorCritic, MaskTensors, NetworkConfig
 from esper.simic.control.normalization import RunningMeanStd
 from esper.simic.recordings.episodes import Episodes
-from esper.simic.training.state import Space
+from esper.simic.training.space import Space
 
 SPACE = Space(analytic.OBSERVATION_DIM, analytic.NUM_SLOTS, ("small", "middle", "large"))
 

@@ -1,67 +1,58 @@
 """A run that is killed, however and however often, ends as if nothing had happened."""
 
-import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from esper.api.training import resume_ppo
 from esper.leyline import ConfigError
 from esper.simic.training.loop import Hooks
-from training_support import rows, same_run, tiny_run, tiny_task
-
-TESTS = Path(__file__).parents[2]
-BOTH = pytest.mark.parametrize("population", ["looped", "fused"])
+from resume_support import was_killed
+from training_support import rows, same_run, start_run, tiny_run, tiny_task
 
 
-def start(run: Path, rounds: int, plan: str, flags: dict[str, str]) -> subprocess.Popen:
-    words = [str(run), str(rounds), plan, json.dumps(flags)]
-    # Run as a module, it finds what is beside it.
-    return subprocess.Popen([sys.executable, "-m", "training_support", *words], cwd=TESTS)
-
-
-def play_with_kills(folder: Path, rounds: int, plans: list[str], **flags: str) -> None:
+def play_with_kills(folder: Path, rounds: int, plans: list[str], **flags: Any) -> None:
+    """`plans` as in `start_run`, or 'time:0.1': so many seconds after the first row is written."""
     whole, killed = folder / "whole", folder / "killed"
     tiny_run(whole, rounds=rounds, **flags)
     for plan in plans:
-        at_once = "none" if plan.startswith("time") else plan
-        process = start(killed, rounds, at_once, flags)
+        child = start_run(killed, rounds, plan, **flags)
         if plan.startswith("time"):
-            kill_while_playing(process, killed, float(plan.partition(":")[2]))
-        assert process.wait() == -signal.SIGKILL, plan
-    assert start(killed, rounds, "none", flags).wait() == 0
+            kill_while_playing(child, killed, float(plan.partition(":")[2]))
+        assert was_killed(child), plan
+    assert not was_killed(start_run(killed, rounds, **flags))
     same_run(whole, killed)
 
 
-def kill_while_playing(process: subprocess.Popen, run: Path, seconds: float) -> None:
-    """Some time after the process has begun to write its record."""
+def kill_while_playing(child: int, run: Path, seconds: float) -> None:
     metrics = run / "metrics.jsonl"
-    before = metrics.stat().st_mtime_ns if metrics.exists() else 0
-    while process.poll() is None and not (metrics.exists() and metrics.stat().st_mtime_ns > before):
-        time.sleep(0.01)
+    before, end = metrics.stat().st_mtime_ns if metrics.exists() else 0, time.monotonic() + 60
+    while not (metrics.exists() and metrics.stat().st_mtime_ns > before):
+        assert time.monotonic() < end, "nothing was written"
+        time.sleep(0.005)
     time.sleep(seconds)
-    process.kill()
+    os.kill(child, signal.SIGKILL)
 
 
-@BOTH
-def test_four_kills_change_nothing(tmp_path, population):
-    plans = ["write:4", "time:0.05", "rename:1", "step:13"]
-    play_with_kills(tmp_path, 4, plans, population=population)
+@pytest.mark.parametrize(
+    ("population", "plans"),
+    [("looped", ["write:4", "step:13"]), ("fused", ["time:0.05", "rename:1"])],
+)
+def test_kills_change_nothing(tmp_path, population, plans):
+    play_with_kills(tmp_path, 3, plans, population=population)
 
 
 def test_a_kill_changes_nothing_with_a_network_over_sets(tmp_path):
-    flags = {"network.kind": "set", "population": "looped"}
-    play_with_kills(tmp_path, 3, ["step:13"], **flags)
+    play_with_kills(tmp_path, 2, ["step:11"], **{"network.kind": "set"})
 
 
 @pytest.mark.soak
-@BOTH
+@pytest.mark.parametrize("population", ["looped", "fused"])
 def test_twenty_kills_at_random_moments_change_nothing(tmp_path, population):
     draw = random.Random(0)
     plans = []

@@ -53,7 +53,7 @@ def test_every_preset_is_a_config(task):
         ("reward_mode = 'shapd'", r"no reward mode 'shapd'.*did you mean shaped\?"),
         ("reward_mode = 'loss'", "needs reward.baseline_loss"),
         ("envs = 1\nab_reward_mode = 'sparse'", "at least 2 environments"),
-        ("ab_reward_mode = 'objective'", "as well; name another"),
+        ("ab_reward_mode = 'objective'", "both reward modes are 'objective'"),
         ("incubation = 'warm'", "incubation must be isolated or joint"),
         ("population = 'big'", "population must be auto, looped or fused, got 'big'"),
         ("precision = 'fp8'", "precision must be 'fp32' or 'bf16', got 'fp8'"),
