@@ -33,6 +33,7 @@ from esper.tolaria.data import digits
 from esper.tolaria.data.splits import DataSplits
 from esper.tolaria.families import digits as digits_hosts
 from esper.tolaria.families.base import Family
+from esper.tolaria.governor import Governor
 from esper.tolaria.tasks import find_task
 from esper.tolaria.tasks.base import Task
 from resume_support import kill_while_saving, killing, start_child
@@ -165,6 +166,19 @@ def plant_wherever_possible(situation: Situation) -> np.ndarray:
         actions[env, [OP, SLOT]] = LifecycleOp.GERMINATE, slot
         actions[env, BLUEPRINT] = masks.blueprint[env, slot].argmax()
     return actions
+
+
+def break_at_birth(monkeypatch: Any, env: int) -> None:
+    """Let the governor give up one host after its warm-up."""
+    check = Governor.check
+
+    def panics(self: Any, *arguments: Any) -> Any:
+        verdict = check(self, *arguments)
+        if not getattr(self, "warm", False):
+            self.warm = verdict.panic[env] = verdict.rollback[env] = True
+        return verdict
+
+    monkeypatch.setattr(Governor, "check", panics)
 
 
 class InProcessConnection:

@@ -78,7 +78,7 @@ def test_offline_learning_is_a_function_of_its_key_and_scales_nothing() -> None:
 def test_a_file_that_names_another_kind_is_refused(tmp_path: Path) -> None:
     odd = replace(recorded(), space=replace(recorded().space, kind="graph"))
     save_episodes(tmp_path, odd)
-    with pytest.raises(ConfigError, match="no observation is of kind 'graph'"):
+    with pytest.raises(ConfigError, match="flat or set, got 'graph'"):
         load_episodes(tmp_path)
 
 

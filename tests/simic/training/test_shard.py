@@ -12,9 +12,15 @@ from esper.simic.training.round_log import RoundLog
 from esper.simic.training.shard import Shard
 from esper.simic.training.state import new_state
 from esper.tamiyo.situation import wait
-from esper.tolaria.governor import Governor
 from reward_support import one_seed, transition
-from training_support import plant_wherever_possible, rows, tiny_config, tiny_run, tiny_spec
+from training_support import (
+    break_at_birth,
+    plant_wherever_possible,
+    rows,
+    tiny_config,
+    tiny_run,
+    tiny_spec,
+)
 
 
 def make_shard(envs=(5,), device="cpu", **flags) -> Shard:
@@ -27,19 +33,6 @@ def make_shard(envs=(5,), device="cpu", **flags) -> Shard:
 def shard() -> Shard:
     """One environment, the sixth of its run."""
     return make_shard(**{"ppo.gamma": 0.9})
-
-
-def break_at_birth(monkeypatch, env: int) -> None:
-    """Let the governor give up one host after its warm-up."""
-    check = Governor.check
-
-    def panics(self, *arguments):
-        verdict = check(self, *arguments)
-        if not getattr(self, "warm", False):
-            self.warm = verdict.panic[env] = verdict.rollback[env] = True
-        return verdict
-
-    monkeypatch.setattr(Governor, "check", panics)
 
 
 def test_004_c1_rewards_of_a_run_are_shaped_with_the_gamma_of_its_agent(shard, monkeypatch):

@@ -30,6 +30,7 @@ from esper.tamiyo.policy.set_features import SetLayout
 
 FILE, FOLDER = "episodes.safetensors", "episodes"
 FORMAT_VERSION = 2
+MASKS = ("op", "slot", "blueprint", "blend")  # in the order of ActionMasks and MaskTensors
 _HEADER = "esper_episodes"
 
 
@@ -69,7 +70,7 @@ class Episodes:
     def masks(self) -> MaskTensors:
         """Masks [N, T, ...]; in padding everything is legal, so that distributions exist there."""
         padding = ~torch.from_numpy(self.valid)
-        arrays = (self.op_masks, self.slot_masks, self.blueprint_masks, self.blend_masks)
+        arrays = (getattr(self, f"{name}_masks") for name in MASKS)
         tensors = [torch.from_numpy(np.ascontiguousarray(array)) for array in arrays]
         return MaskTensors(
             *(t | padding.reshape(*padding.shape, *[1] * (t.dim() - 2)) for t in tensors)
@@ -100,17 +101,12 @@ def join(episodes: Sequence[Episodes]) -> Episodes:
         )
     steps = max(each.actions.shape[1] for each in episodes)
 
-    def padded(array: np.ndarray, missing: int) -> np.ndarray:
+    def padded(each: Episodes, name: str) -> np.ndarray:
+        array, missing = getattr(each, name), steps - each.actions.shape[1]
         return np.pad(array, [(0, missing if axis == 1 else 0) for axis in range(array.ndim)])
 
     return Episodes(
-        space,
-        **{
-            name: np.concatenate(
-                [padded(getattr(each, name), steps - each.actions.shape[1]) for each in episodes]
-            )
-            for name in _ARRAYS
-        },
+        space, **{name: np.concatenate([padded(e, name) for e in episodes]) for name in _ARRAYS}
     )
 
 
@@ -213,7 +209,6 @@ def _check(path: Path, episodes: Episodes) -> None:
     if episodes.actions.ndim != 3 or len(episodes.actions) == 0:
         raise ConfigError(f"{path} holds no episodes")
     n, steps = episodes.actions.shape[:2]
-    # In the order of HEAD_NAMES.
     slots, blueprints, blends, ops = choices = space.choices
     expected: dict[str, tuple[tuple[int, ...], type]] = {
         "observations": ((n, steps + 1, space.observation_dim), np.float32),
@@ -238,11 +233,6 @@ def _check(path: Path, episodes: Episodes) -> None:
         raise ConfigError(f"{path} holds an episode that is longer than its arrays, or empty")
     valid = episodes.valid
     actions = episodes.actions[valid]
-    masks = ActionMasks(
-        episodes.op_masks[valid],
-        episodes.slot_masks[valid],
-        episodes.blueprint_masks[valid],
-        episodes.blend_masks[valid],
-    )
+    masks = ActionMasks(*(getattr(episodes, f"{name}_masks")[valid] for name in MASKS))
     if not ((actions >= 0) & (actions < choices)).all() or not masks.allows(actions).all():
         raise ConfigError(f"{path} holds an action that was not legal")

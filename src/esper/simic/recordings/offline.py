@@ -160,7 +160,7 @@ def fit_values(
     values = ValueNetworks(
         steps.observations.shape[1], steps.actions.shape[1], config.width, draw_key(key, "values")
     )
-    slow = copy.deepcopy(values).requires_grad_(False)
+    average = copy.deepcopy(values).requires_grad_(False)
     optimizer = torch.optim.Adam(values.parameters(), config.learning_rate)
     shuffle = torch.Generator().manual_seed(draw_key(key, "offline"))
     v_loss = q_loss = torch.zeros(())
@@ -168,7 +168,7 @@ def fit_values(
         rows = torch.randint(len(steps.rewards), (config.batch,), generator=shuffle)
         seen, actions = steps.observations[rows], steps.actions[rows]
         with torch.no_grad():
-            goal = torch.min(*slow.q(seen, actions))
+            goal = torch.min(*average.q(seen, actions))
             future = torch.where(steps.ends[rows], 0.0, values.value(steps.following[rows]))
             target = steps.rewards[rows] + config.gamma * future
         v_loss = expectile_loss(goal - values.value(seen), config.expectile)
@@ -178,11 +178,11 @@ def fit_values(
         (v_loss + q_loss).backward()
         optimizer.step()
         with torch.no_grad():
-            for own, other in zip(slow.parameters(), values.parameters(), strict=True):
+            for own, other in zip(average.parameters(), values.parameters(), strict=True):
                 own.lerp_(other, config.target_rate)
         if (step + 1) % 100 == 0:
             progress(step + 1, config.steps)
-    return values, slow, v_loss.item(), q_loss.item()
+    return values, average, v_loss.item(), q_loss.item()
 
 
 def learn_offline(
@@ -206,7 +206,13 @@ def learn_offline(
     if config.advantage == "group":
         weights = np.repeat(group_weights(episodes, config.beta), episodes.lengths)
     else:
-        advantages, v_loss, q_loss = _iql_advantages(episodes, normalizer, config, key, progress)
+        steps = flatten(episodes, normalizer)
+        values, average, v_loss, q_loss = fit_values(steps, config, key, progress)
+        with torch.no_grad():
+            q = torch.min(*average.q(steps.observations, steps.actions))
+            advantages = (q - values.value(steps.observations)).numpy()
+        if not np.isfinite(advantages).all():
+            raise ConfigError("the values diverged; lower the learning rate or check the rewards")
         weights = np.exp(config.beta * advantages).clip(max=config.max_weight)
     padded = np.zeros(episodes.valid.shape, dtype=np.float32)
     padded[episodes.valid] = weights
@@ -218,24 +224,6 @@ def learn_offline(
         q_loss=q_loss,
         effective_share=float(weights.sum() ** 2 / (weights**2).sum() / len(weights)),
     )
-
-
-def _iql_advantages(
-    episodes: Episodes,
-    normalizer: RunningMeanStd,
-    config: OfflineConfig,
-    key: int,
-    progress: Callable[[int, int], None],
-) -> tuple[np.ndarray, float, float]:
-    """Q - V of all recorded steps, in standard deviations of returns; last losses of V and Q."""
-    steps = flatten(episodes, normalizer)
-    values, slow, v_loss, q_loss = fit_values(steps, config, key, progress)
-    with torch.no_grad():
-        advantages = torch.min(*slow.q(steps.observations, steps.actions))
-        advantages = advantages - values.value(steps.observations)
-    if not torch.isfinite(advantages).all():
-        raise ConfigError("the values diverged; lower the learning rate or check the rewards")
-    return advantages.numpy(), v_loss, q_loss
 
 
 def group_weights(episodes: Episodes, beta: float) -> np.ndarray:

@@ -25,7 +25,6 @@ class EnvBatch:
     """The environments of one `GrowthEnv`: stepped, rewarded and settled together.
 
     `history` holds what was recorded since it was last cleared, with environments counted from 0.
-    `transition` is the last step, None before the first.
     """
 
     def __init__(self, spec: EnvSpec, shard: ShardSpec, log: RoundLog) -> None:
@@ -35,7 +34,6 @@ class EnvBatch:
         self.history = History()
         self.env = make_env(spec.recipe, spec.keys, spec.rules, self.history, shard.device)
         self.returns = np.zeros(len(spec.keys))
-        self.transition: Transition | None = None
 
     @property
     def situation(self) -> Situation:
@@ -57,7 +55,7 @@ class EnvBatch:
         if self.env.running.any():
             transition = self.env.step(actions)
             step_events, self.history.events = self.history.events, []
-            self.transition = transition = self._with_final_results(transition)
+            transition = self._with_final_results(transition)
             with self.log.clock.phase("reward"):
                 rewards, suspicions = self._reward(transition)
             # In the order of what they are about, although settling comes before rewards.
