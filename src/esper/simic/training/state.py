@@ -51,17 +51,9 @@ class TrainState:
 
 def new_state(config: TrainingConfig, space: Space, warm: TrainState | None = None) -> TrainState:
     """The state before the first round; with `warm`, its network and observation statistics."""
-    sizes = NetworkConfig(
-        space.observation_dim,
-        space.num_slots,
-        len(space.blueprints),
-        feature_dim=config.network.feature_dim,
-        lstm_hidden_dim=config.network.lstm_hidden_dim,
-        lstm_layers=config.network.lstm_layers,
-        head_width=config.network.head_width,
-        kind=space.kind,
-        embedding_dim=config.network.embedding_dim,
-    )
+    of_space = (space.observation_dim, space.num_slots, len(space.blueprints))
+    widths = {k: v for k, v in vars(config.network).items() if k not in ("kind", "op_bias")}
+    sizes = NetworkConfig(*of_space, kind=space.kind, **widths)
     network = new_network(sizes, key=draw_key(config.key, "weights"))
     network.bias_ops(config.network.op_bias)
     observations = space.new_normalizer()
@@ -86,7 +78,8 @@ def _fitting(warm: TrainState, space: Space, sizes: NetworkConfig) -> FactoredRe
         raise ConfigError(
             f"the policy to start from is for {warm.space.num_slots} slots, "
             f"{len(warm.space.blueprints)} blueprints and {warm.agent.network.config}; "
-            f"this run has {space.num_slots}, {len(space.blueprints)} and {sizes}"
+            f"this run has {space.num_slots}, {len(space.blueprints)} and {sizes}; use the same "
+            "settings, or train both with network.kind = 'set'"
         )
     return network
 
