@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -93,20 +93,15 @@ def _choices(
 ) -> Iterator[Row]:
     """Every choice of a head. `at` [4] holds the op for the slots, the slot for the blueprints."""
     op, slot = LifecycleOp(int(at[OP])), int(at[SLOT])
-    names: dict[str, Sequence[str]] = {
-        "op": [each.name for each in LifecycleOp],
-        "slot": s.slot_config.names,
-        "blueprint": s.catalogue.names,
-        "blend": BLEND_NAMES,
+    heads: dict[str, tuple[Sequence[str], Callable[[int], str | None]]] = {
+        "op": ([each.name for each in LifecycleOp], lambda i: why_no_op(s, env, LifecycleOp(i))),
+        "slot": (s.slot_config.names, lambda i: why_no_slot(s, env, op, i)),
+        "blueprint": (s.catalogue.names, lambda i: why_no_blueprint(s, env, slot, i)),
+        "blend": (BLEND_NAMES, lambda i: None),
     }
-    for index, name in enumerate(names[head]):
-        reason = None
-        if head == "op":
-            reason = why_no_op(s, env, LifecycleOp(index))
-        elif head == "slot":
-            reason = why_no_slot(s, env, op, index)
-        elif head == "blueprint":
-            reason = why_no_blueprint(s, env, slot, index)
+    names, why_not = heads[head]
+    for index, name in enumerate(names):
+        reason = why_not(index)
         probability = None if reason is not None else _rounded(probabilities[index])
         yield head, name, probability, reason or ""
 
