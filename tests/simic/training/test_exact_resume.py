@@ -2,6 +2,7 @@
 
 import os
 import random
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -94,6 +95,19 @@ def test_a_run_that_is_looked_at_closely_is_so_after_a_resume(tmp_path):
     same_run(tmp_path / "whole", tmp_path / "stopped")
 
 
+@pytest.fixture(scope="module")
+def played(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("played") / "run"
+    tiny_run(folder, rounds=1)
+    return folder
+
+
+@pytest.fixture
+def run(played, tmp_path) -> Path:
+    """A run of one round."""
+    return shutil.copytree(played, tmp_path / "run")
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -111,38 +125,34 @@ def test_a_run_that_is_looked_at_closely_is_so_after_a_resume(tmp_path):
         ("reward.param_cost", "0.5"),
     ],
 )
-def test_a_setting_that_was_changed_is_refused_by_its_name(tmp_path, name, value):
-    tiny_run(tmp_path / "run", rounds=1)
-    config = tmp_path / "run" / "config.toml"
+def test_a_setting_that_was_changed_is_refused_by_its_name(run, name, value):
+    config = run / "config.toml"
     other = (f"{name} =", "reward = {}")
     kept = [line for line in config.read_text().splitlines() if not line.startswith(other)]
     config.write_text("\n".join([f"{name} = {value}", *kept]) + "\n")
-    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     with pytest.raises(ConfigError, match=rf"was changed: {name} is .*the run began with") as error:
-        resume_ppo(tmp_path / "run", task=tiny_task(), rounds=2)
+        resume_ppo(run, task=tiny_task(), rounds=2)
     assert "\n" not in str(error.value)
-    after = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    after = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     assert before == after
 
 
-def test_more_rounds_can_be_asked_for_later(tmp_path):
-    tiny_run(tmp_path / "run", rounds=1)
-    state = resume_ppo(tmp_path / "run", task=tiny_task(), rounds=2)
+def test_more_rounds_can_be_asked_for_later(run):
+    state = resume_ppo(run, task=tiny_task(), rounds=2)
     assert state.round == 2
-    assert "rounds = 2" in (tmp_path / "run" / "config.toml").read_text()
+    assert "rounds = 2" in (run / "config.toml").read_text()
 
 
-def test_a_history_that_was_cut_is_refused(tmp_path):
-    tiny_run(tmp_path / "run", rounds=1)
-    os.truncate(tmp_path / "run" / "outcomes.jsonl", 10)
+def test_a_history_that_was_cut_is_refused(run):
+    os.truncate(run / "outcomes.jsonl", 10)
     with pytest.raises(ConfigError, match=r"outcomes\.jsonl is shorter"):
-        resume_ppo(tmp_path / "run", task=tiny_task(), rounds=2)
+        resume_ppo(run, task=tiny_task(), rounds=2)
 
 
-def test_other_slots_than_before_are_refused(tmp_path):
-    tiny_run(tmp_path / "run", rounds=1)
+def test_other_slots_than_before_are_refused(run):
     with pytest.raises(ConfigError, match="other slots or blueprints"):
-        resume_ppo(tmp_path / "run", rounds=2)
+        resume_ppo(run, rounds=2)
 
 
 def test_what_is_no_run_is_refused(tmp_path):

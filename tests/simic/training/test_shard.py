@@ -5,13 +5,14 @@ import pytest
 import torch
 
 from esper.leyline import SeedStage
-from esper.leyline.events import RewardHackingSuspected
+from esper.leyline.events import GovernorSnapshot, HostStabilized, RewardHackingSuspected
 from esper.simic.rewards.modes import compute_reward
 from esper.simic.training import shard as shard_module
 from esper.simic.training.round_log import RoundLog
 from esper.simic.training.shard import Shard
 from esper.simic.training.state import new_state
 from esper.tamiyo.situation import wait
+from esper.tolaria.engine.run import settle
 from reward_support import one_seed, transition
 from training_support import (
     break_at_birth,
@@ -48,14 +49,19 @@ def test_004_c1_rewards_of_a_run_are_shaped_with_the_gamma_of_its_agent(shard, m
     assert asked == [agent.config.gamma] == [0.9]
 
 
-def test_004_h9_suspicions_reach_the_record_of_a_training_run(shard, monkeypatch):
+@pytest.fixture
+def suspicious(monkeypatch) -> None:
+    """Every step looks like reward hacking."""
     before = one_seed(SeedStage.BLENDING, n=1)
     after = one_seed(SeedStage.BLENDING, n=2, c=2.0, gained=-0.5)
 
-    def suspicious(step, config, gamma):
+    def suspect(step, config, gamma):
         return compute_reward(transition(before, after), config, gamma)
 
-    monkeypatch.setattr(shard_module, "compute_reward", suspicious)
+    monkeypatch.setattr(shard_module, "compute_reward", suspect)
+
+
+def test_004_h9_suspicions_reach_the_record_of_a_training_run(shard, suspicious):
     shard.step(wait(1))
     (event,) = [e for e in shard.log.events if isinstance(e, RewardHackingSuspected)]
     assert (event.env, event.slot_id, event.severity) == (5, "r0c0", "critical")
@@ -69,6 +75,22 @@ def test_no_host_has_more_seeds_at_a_time_than_the_run_allows(cap):
         shard.step(plant_wherever_possible(batch.situation))
         held.append(batch.env.table.holds_seed.sum(axis=1).max())
     assert max(held) == (cap or len(shard.spec.task.slots))
+
+
+def test_suspicions_come_after_the_events_of_their_step_and_before_those_of_the_end(
+    suspicious, monkeypatch
+):
+    def settle_with_event(env, envs, **names):
+        env.recorder.event(HostStabilized(0, 1, 0.5))
+        return settle(env, envs, **names)
+
+    shard = make_shard(steps=1)
+    monkeypatch.setattr(shard_module, "settle", settle_with_event)
+    shard.log.clear()
+    shard.step(wait(1))
+    kinds = (GovernorSnapshot, RewardHackingSuspected, HostStabilized)
+    found = [type(event) for event in shard.log.events if isinstance(event, kinds)]
+    assert found == list(kinds)
 
 
 def test_hosts_are_on_the_device_of_their_shard():
