@@ -96,24 +96,24 @@ def episode_key(run_key: int, round_: int, group: int) -> int:
     return draw_key(run_key, "episode", round_, group)
 
 
-def groups_of(shard: ShardSpec) -> np.ndarray:
+def groups_of(spec: ShardSpec) -> np.ndarray:
     """The groups int[E] of a shard's environments, numbered in the run."""
-    return np.array(shard.envs) // shard.config.group
+    return np.array(spec.envs) // spec.config.group
 
 
 class RoundSpecs:
     """The `EnvSpec`s of every round of a shard; `groups` int[E] are those of its environments."""
 
-    def __init__(self, shard: ShardSpec) -> None:
-        self.shard, self.groups = shard, groups_of(shard)
-        config = shard.config
-        self.recipe = recipe_of(config, shard.task, shard.data, shard.family)
+    def __init__(self, shard_spec: ShardSpec) -> None:
+        self.shard_spec, self.groups = shard_spec, groups_of(shard_spec)
+        config, family = shard_spec.config, shard_spec.family
+        self.recipe = recipe_of(config, shard_spec.task, shard_spec.data, family)
         self.population = choose_population(
-            self.recipe, env_batch_size(config, shard.family), config.population, shard.device
+            self.recipe, env_batch_size(config, family), config.population, shard_spec.device
         )
 
     def of_round(self, round_: int) -> Iterator[EnvSpec]:
-        shard = self.shard
+        shard = self.shard_spec
         keys = [episode_key(shard.config.key, round_, group) for group in self.groups.tolist()]
         if shard.family is None:
             rules = self._rules(TrialRules(shard.config.steps or shard.task.steps))
@@ -126,7 +126,7 @@ class RoundSpecs:
             yield self._of_member(member, key, slice(first, end))
 
     def _of_member(self, member: Member, key: int, rows: slice) -> EnvSpec:
-        shard, precision = self.shard, self.shard.config.precision
+        shard, precision = self.shard_spec, self.shard_spec.config.precision
         hosts = hosts_of(member, shard.data, data_root(), precision)
         recipe = replace(member.recipe(shard.data, precision), weights=hosts.weights)
         rules = self._rules(member.rules(shard.data, hosts.cost, self.population))
@@ -134,7 +134,7 @@ class RoundSpecs:
 
     def _rules(self, rules: TrialRules) -> TrialRules:
         """Add the caps of the run; for hosts that start fresh, also its incubation."""
-        config = self.shard.config
+        config = self.shard_spec.config
         rules = replace(
             rules,
             budget=Budget(params=config.max_params, macs=config.max_macs),

@@ -27,12 +27,12 @@ class EnvBatch:
     `history` holds what was recorded since it was last cleared, with environments counted from 0.
     """
 
-    def __init__(self, spec: EnvSpec, shard: ShardSpec, log: RoundLog) -> None:
-        self.spec, self.shard, self.log = spec, shard, log
-        self.envs = shard.envs[spec.rows]
-        self.modes = np.array([shard.config.mode_of(env) for env in self.envs])
+    def __init__(self, spec: EnvSpec, shard_spec: ShardSpec, log: RoundLog) -> None:
+        self.spec, self.shard_spec, self.log = spec, shard_spec, log
+        self.envs = shard_spec.envs[spec.rows]
+        self.modes = np.array([shard_spec.config.mode_of(env) for env in self.envs])
         self.history = History()
-        self.env = make_env(spec.recipe, spec.keys, spec.rules, self.history, shard.device)
+        self.env = make_env(spec.recipe, spec.keys, spec.rules, self.history, shard_spec.device)
         self.returns = np.zeros(len(spec.keys))
 
     @property
@@ -77,7 +77,12 @@ class EnvBatch:
 
     def _settle(self, envs: np.ndarray) -> None:
         if envs.any():
-            settle(self.env, envs, task=self.shard.task.name, controller=self.shard.controller)
+            settle(
+                self.env,
+                envs,
+                task=self.shard_spec.task.name,
+                controller=self.shard_spec.controller,
+            )
 
     def _complete_outcomes(self) -> None:
         """Add the return and the reward mode to the outcomes of the step."""
@@ -93,7 +98,7 @@ class EnvBatch:
     def _reward(self, transition: Transition) -> tuple[np.ndarray, list[Event]]:
         """Raw rewards [E], each environment by its own mode, and suspicions of reward hacking. The
         rows of the step get the components."""
-        config, total = self.shard.config, np.zeros(len(self.returns))
+        config, total = self.shard_spec.config, np.zeros(len(self.returns))
         rows = {row["env"]: row for row in self.history.rows}
         suspicions: list[Event] = []
         for mode in dict.fromkeys(self.modes.tolist()):
