@@ -23,7 +23,6 @@ import torch
 from esper.growth.blueprints.catalogue import default_catalogue
 from esper.leyline import ActionMasks, LifecycleOp
 from esper.leyline.growth_settings import GrowthSettings
-from esper.simic.agent import PPOAgent, action_draws
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.rollout import action_draws
 from esper.simic.training.config import load_config
@@ -113,7 +112,7 @@ def situation() -> Situation:
 def looker(space: Space, seen: Situation) -> Callable[[], None]:
     def look() -> None:
         for _ in range(DECISIONS):
-            space.look(seen)
+            space.observe(seen)
 
     return look
 

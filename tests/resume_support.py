@@ -1,4 +1,4 @@
-"""A run of `grow` on a model of one's own that can be killed anywhere."""
+"""A run of `grow` on a model of one's own, and processes that are killed anywhere."""
 
 import os
 import signal
@@ -91,52 +91,74 @@ def own_run(out: Path, **settings: Any) -> esper.Grown:
     )
 
 
-def die() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
+# --- processes that kill themselves --------------------------------------------------------------
 
 
-def kill_in(plan: str, out: Path, **settings: Any) -> bool:
-    """Run in a process of its own that dies by SIGKILL: 'batch:7' in the 7th forward pass,
-    'write:2' half-way through the 2nd file of a checkpoint, 'rename:1' before a checkpoint gets its
-    name, 'epoch:3' between an epoch and its checkpoint. Gives whether it died before its end."""
+def start_child(body: Callable[[], object]) -> int:
+    """The id of a forked process that runs `body`."""
     child = os.fork()
     if child == 0:
         code = 1
         try:
-            _arm(plan, out, settings)
+            body()
             code = 0
         finally:
             os._exit(code)
+    return child
+
+
+def was_killed(child: int) -> bool:
+    """Wait for the end of a child: by a signal, or without an error."""
     _, status = os.waitpid(child, 0)
     assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0, "the run raised an error"
     return os.WIFSIGNALED(status)
 
 
-def _arm(plan: str, out: Path, settings: dict[str, Any]) -> None:
-    kind, left = plan.split(":")[0], int(plan.split(":")[1])
+def killing(
+    count: int,
+    call: Callable[..., Any] = lambda *args: None,
+    before: Callable[..., Any] = lambda *args: None,
+) -> Callable[..., Any]:
+    """`call`, but its nth call runs `before` and kills the process by SIGKILL."""
+    left = count
 
-    def counted(call: Callable[..., Any], before_death: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapped(*args: Any, **kwargs: Any) -> Any:
-            nonlocal left
-            left -= 1
-            if left == 0:
-                before_death(*args)
-                die()
-            return call(*args, **kwargs)
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            before(*args)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return call(*args, **kwargs)
 
-        return wrapped
+    return counted
 
-    def half(path: Path, data: bytes) -> None:
-        path.write_bytes(data[: len(data) // 2])
 
+def _write_half(path: Path, data: bytes) -> None:
+    path.write_bytes(data[: len(data) // 2])
+
+
+def kill_while_saving(kind: str, count: int) -> None:
+    """Die in a checkpoint: 'write', half-way through the nth file, or 'rename', before the nth
+    checkpoint gets its name."""
     if kind == "write":
-        sealed._write = counted(sealed._write, half)
+        sealed._write = killing(count, sealed._write, _write_half)
     if kind == "rename":
-        sealed.os.rename = counted(os.rename, lambda *args: None)
-    if kind == "batch":
-        Own.forward = counted(Own.forward, lambda *args: None)  # type: ignore[method-assign]
+        sealed.os.rename = killing(count, os.rename)
 
-    assassin = esper.Callback()
-    if kind == "epoch":
-        assassin.on_epoch = counted(assassin.on_epoch, lambda row: None)  # type: ignore[method-assign]
-    own_run(out, callbacks=[assassin], **settings)
+
+def kill_in(plan: str, out: Path, **settings: Any) -> bool:
+    """Run in a process of its own that dies by SIGKILL: 'batch:7' in the 7th forward pass,
+    'epoch:3' between an epoch and its checkpoint, or as in `kill_while_saving`. Gives whether it
+    died before its end."""
+    kind, count = plan.split(":")[0], int(plan.split(":")[1])
+
+    def run() -> None:
+        kill_while_saving(kind, count)
+        if kind == "batch":
+            Own.forward = killing(count, Own.forward)  # type: ignore[method-assign]
+        callback = esper.Callback()
+        if kind == "epoch":
+            callback.on_epoch = killing(count, callback.on_epoch)  # type: ignore[method-assign]
+        own_run(out, callbacks=[callback], **settings)
+
+    return was_killed(start_child(run))

@@ -21,11 +21,11 @@ from esper.api.training import Places, resume_ppo
 from esper.leyline import ConfigError, EsperError
 from esper.proof import EvaluationReport, EvaluationSettings, evaluate
 from esper.proof import evaluation as module
-from esper.ray import ActorLine, Cluster
+from esper.ray import ActorConnection, Cluster
 from esper.simic.training.loop import Hooks
 from esper.tamiyo.controllers import make_controller
 from evaluation_support import Killed, make_arm, narrow_digits, numbers
-from training_support import remember_workers, same_run, tiny_run, tiny_task
+from training_support import remember_pools, same_run, tiny_run, tiny_task
 
 pytestmark = pytest.mark.heavy
 STORE = 100_000_000
@@ -69,7 +69,7 @@ def wait_until(true: Callable[[], bool], seconds: float = 60.0) -> None:
 # --- training ------------------------------------------------------------------------------------
 
 
-class Weighed(ActorLine):
+class Weighed(ActorConnection):
     """Remembers how much is sent and received."""
 
     weights: ClassVar[list[int]] = []
@@ -96,11 +96,11 @@ def test_a_run_is_the_same_on_a_cluster_that_loses_a_node(
     """Begun here and resumed there, and the other way round. The data is stored once, and what
     travels in messages is far smaller."""
     tiny_run(tmp_path / "here", rounds=1)
-    pools, steps, stored, put = remember_workers(monkeypatch), [], [], ray.put
+    pools, steps, stored, put = remember_pools(monkeypatch), [], [], ray.put
     doomed = machines.add_node(num_cpus=1, object_store_memory=STORE)
     # Then each of three workers reserves a CPU, and one of them is that node's.
     wait_until(lambda: ray.available_resources().get("CPU", 0) == 3)
-    monkeypatch.setattr("esper.ray.ActorLine", Weighed)
+    monkeypatch.setattr("esper.ray.ActorConnection", Weighed)
     monkeypatch.setattr(ray, "put", lambda thing: stored.append(thing) or put(thing))
 
     def lose(step: int) -> None:
@@ -209,7 +209,7 @@ def test_a_network_that_cannot_be_trained_says_why_in_one_sentence(connected: An
     [
         (["train", "ppo", "--ray", "127.0.0.1:1"], "no Ray cluster answers at 127.0.0.1:1 (Conn"),
         (["evaluate", "--ray", "127.0.0.1:1"], "leave out the address to start one here"),
-        (["evaluate", "--ray", "everywhere"], "'everywhere' is no address of a Ray cluster"),
+        (["evaluate", "--ray", "everywhere"], "'everywhere' is not the address of a Ray cluster"),
         (["train", "ppo", "--ray", "--devices", "cpu"], "leave out --devices"),
     ],
 )

@@ -1,38 +1,45 @@
 """A digits task small enough for a round in a fraction of a second, and runs of it."""
 
 import json
-import os
-import signal
-import sys
+import pickle
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from esper.api.training import resume_ppo, train_ppo
 from esper.growth.hosts.cnn import CNNHost
-from esper.leyline import History, sealed
+from esper.leyline import BLUEPRINT, OP, SLOT, History, LifecycleOp
 from esper.simic import analytic
 from esper.simic.training.checkpoint import load_checkpoint
 from esper.simic.training.config import TrainingConfig, load_config
 from esper.simic.training.env_specs import ShardSpec
 from esper.simic.training.loop import Hooks, run_training
 from esper.simic.training.round_log import RoundLog
-from esper.simic.training.state import Space, TrainState, new_state, pack
-from esper.simic.training.workers import Cluster, Workers
+from esper.simic.training.space import Space
+from esper.simic.training.state import TrainState, new_state, pack
+from esper.simic.training.workers import (
+    Cluster,
+    Reply,
+    ShardServer,
+    WorkerLostError,
+    WorkerPool,
+)
+from esper.tamiyo.situation import Situation, wait
 from esper.tolaria.data import digits
 from esper.tolaria.data.splits import DataSplits
 from esper.tolaria.families import digits as digits_hosts
 from esper.tolaria.families.base import Family
+from esper.tolaria.governor import Governor
 from esper.tolaria.tasks import find_task
 from esper.tolaria.tasks.base import Task
+from resume_support import kill_while_saving, killing, start_child
 
 # Every remedy against noise.
-REMEDIES = {
-    "scale_returns": True,
-    "ppo.group_baseline": True,
-}
+REMEDIES = {"scale_returns": True, "ppo.group_baseline": True}
 
 HISTORY = ("config.toml", "events.jsonl", "metrics.jsonl", "outcomes.jsonl")
 
@@ -104,10 +111,16 @@ def tiny_run(
     cluster: Cluster | None = None,
     **flags: Any,
 ) -> TrainState:
-    how: dict[str, Any] = {"workers": workers, "devices": devices, "hooks": hooks}
-    how["cluster"] = cluster
-    how["profile"] = profile
-    return train_ppo(tiny_config(**flags), out, task=tiny_task(), **how)
+    return train_ppo(
+        tiny_config(**flags),
+        out,
+        task=tiny_task(),
+        workers=workers,
+        devices=devices,
+        cluster=cluster,
+        profile=profile,
+        hooks=hooks,
+    )
 
 
 ANALYTIC = Space(analytic.OBSERVATION_DIM, analytic.NUM_SLOTS, ("small", "medium", "large"))
@@ -145,15 +158,58 @@ def play(config: TrainingConfig, state: TrainState) -> RunHistory:
     return history
 
 
-def remember_workers(monkeypatch: Any) -> list[Workers]:
-    """Those that are made from now on."""
-    pools, make = [], Workers.__init__
+def plant_wherever_possible(situation: Situation) -> np.ndarray:
+    """Actions [E, 4] that plant the first blueprint that fits the first empty slot."""
+    actions, masks = wait(len(situation.keys)), situation.masks
+    for env in np.flatnonzero(masks.op[:, LifecycleOp.GERMINATE]).tolist():
+        slot = masks.slot[env, LifecycleOp.GERMINATE].argmax()
+        actions[env, [OP, SLOT]] = LifecycleOp.GERMINATE, slot
+        actions[env, BLUEPRINT] = masks.blueprint[env, slot].argmax()
+    return actions
 
-    def remember(self: Workers, *args: Any) -> None:
+
+def break_at_birth(monkeypatch: Any, env: int) -> None:
+    """Let the governor give up one host after its warm-up."""
+    check = Governor.check
+
+    def panics(self: Any, *arguments: Any) -> Any:
+        verdict = check(self, *arguments)
+        if not getattr(self, "warm", False):
+            self.warm = verdict.panic[env] = verdict.rollback[env] = True
+        return verdict
+
+    monkeypatch.setattr(Governor, "check", panics)
+
+
+class InProcessConnection:
+    """A connection to a worker in this process; everything is pickled, as for another process."""
+
+    def __init__(self, spec: ShardSpec) -> None:
+        self.server, self.lost = ShardServer(pickle.loads(pickle.dumps(spec))), False
+
+    def send(self, name: str, argument: Any) -> None:
+        if not self.lost:
+            call = pickle.loads(pickle.dumps((name, argument)))
+            self.reply = pickle.dumps(self.server.answer(*call))
+
+    def receive(self) -> Reply:
+        if self.lost:
+            raise WorkerLostError("lost by the test")
+        return pickle.loads(self.reply)
+
+    def close(self) -> None:
+        pass
+
+
+def remember_pools(monkeypatch: Any) -> list[WorkerPool]:
+    """Those that are made from now on."""
+    pools, make = [], WorkerPool.__init__
+
+    def remember(self: WorkerPool, *args: Any) -> None:
         make(self, *args)
         pools.append(self)
 
-    monkeypatch.setattr(Workers, "__init__", remember)
+    monkeypatch.setattr(WorkerPool, "__init__", remember)
     return pools
 
 
@@ -172,53 +228,18 @@ def same_run(a: Path, b: Path) -> None:
         assert tensor.numpy().tobytes() == tensors_b[name].numpy().tobytes(), name
 
 
-def die_at(plan: str) -> Hooks:
-    """Arrange for this process to kill itself: 'step:7', in the 7th step from now; 'write:2', half
-    way through the 2nd file of a checkpoint; 'rename:1', before the 1st one gets its name."""
+def start_run(run: Path, rounds: int, plan: str = "none", **flags: Any) -> int:
+    """The id of a process that begins or resumes a run, and kills itself: 'step:7' in the 7th step,
+    or as in `kill_while_saving`."""
     kind, _, count = plan.partition(":")
-    left = int(count or 0)
 
-    def die_or_count() -> bool:
-        nonlocal left
-        left -= 1
-        return left == 0
+    def play() -> None:
+        hooks = Hooks(on_step=killing(int(count))) if kind == "step" else Hooks()
+        if kind in ("write", "rename"):
+            kill_while_saving(kind, int(count))
+        if (run / "config.toml").exists():
+            resume_ppo(run, task=tiny_task(), hooks=hooks)
+        else:
+            tiny_run(run, rounds=rounds, hooks=hooks, **flags)
 
-    def die() -> None:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    def write(path: Path, data: bytes) -> None:
-        if die_or_count():
-            path.write_bytes(data[: len(data) // 2])
-            die()
-        write_whole(path, data)
-
-    def rename(source: Path, target: Path) -> None:
-        if die_or_count():
-            die()
-        rename_whole(source, target)
-
-    def step(number: int) -> None:
-        if die_or_count():
-            die()
-
-    write_whole, rename_whole = sealed._write, os.rename
-    if kind == "write":
-        sealed._write = write
-    if kind == "rename":
-        sealed.os.rename = rename
-    return Hooks(on_step=step) if kind == "step" else Hooks()
-
-
-def main() -> None:
-    """A run in a process of its own: `python -m training_support RUN ROUNDS PLAN SETTINGS`, the
-    last as JSON."""
-    run, rounds, plan, flags = Path(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:]
-    hooks = die_at(plan)
-    if (run / "config.toml").exists():
-        resume_ppo(run, task=tiny_task(), hooks=hooks)
-    else:
-        tiny_run(run, rounds=rounds, hooks=hooks, **json.loads(flags))
-
-
-if __name__ == "__main__":
-    main()
+    return start_child(play)

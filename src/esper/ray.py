@@ -1,10 +1,9 @@
-"""Many machines: hosts of a training run, and networks of an evaluation, on a cluster of Ray.
+"""Several machines: train the hosts of a training run or an evaluation on a Ray cluster.
 
     with esper.ray.Cluster() as cluster:
         train_ppo(config, "runs/first", workers=4, cluster=cluster)
 
-Everything that decides stays with the caller. What is trained elsewhere gives the bits that it
-would give here.
+The policy stays with the caller. Results are identical to the bit to those of one machine.
 """
 
 import logging
@@ -24,10 +23,10 @@ from esper import __version__
 from esper.leyline import ConfigError, EsperError, PackageMissingError
 from esper.proof import Made, Piece, make
 from esper.simic.training.env_specs import ShardSpec
-from esper.simic.training.workers import Connect, LostError, Reply, ShardServer
+from esper.simic.training.workers import Connect, Reply, ShardServer, WorkerLostError
 from esper.tolaria.data.splits import DataSplits
 
-# Read when Ray is imported: it is to tell nobody, and to give up on a cluster that is not there.
+# Ray reads these when it is imported: send no usage statistics, give up early on absent clusters.
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", "1")
 try:
@@ -36,15 +35,15 @@ except ImportError:
     raise PackageMissingError("esper.ray needs ray", "ray") from None
 
 LOCAL, RUNNING = "local", "auto"
-ANSWERS_WITHIN = 5.0  # seconds that a cluster has to say that it is there
+CONNECT_TIMEOUT = 5.0  # seconds
 
 
 class Cluster:
-    """A connection to the cluster at `address`, such as "10.0.0.1:6379", to the one that runs on
-    this machine ("auto"), or to one that is started here and ends with the connection ("local").
+    """The Ray cluster at `address`, such as "10.0.0.1:6379", the one that runs on this machine
+    ("auto"), or one that is started here and ends with the `with` block ("local").
 
-    Use it in a `with`. A program that is connected to Ray already keeps its connection. Raises
-    ConfigError if nothing answers.
+    Use it as a context manager. A program that is already connected to Ray keeps its connection.
+    Raises ConfigError if no cluster answers.
     """
 
     def __init__(self, address: str = LOCAL) -> None:
@@ -64,38 +63,38 @@ class Cluster:
 
     @property
     def cpus(self) -> int:
-        """Those of all nodes."""
+        """The CPUs of all nodes."""
         return max(1, int(ray.cluster_resources().get("CPU", 1)))
 
-    def lines(self, count: int) -> Connect:
-        """To start `count` workers with. They reserve a CPU each if so many are free, and none if
-        not: nobody waits for room. One that replaces another reserves none either."""
+    def connector(self, count: int) -> Connect:
+        """Starts up to `count` workers, one for each call. If there are as many free CPUs, each
+        reserves one; otherwise none does, so that no worker waits. A replacement reserves none."""
         free = ray.available_resources().get("CPU", 0)
         placed: set[tuple[int, ...]] = set()
 
-        def connect(spec: ShardSpec) -> ActorLine:
+        def connect(spec: ShardSpec) -> ActorConnection:
             cpus = int(count <= free and spec.envs not in placed)
             placed.add(spec.envs)
-            return ActorLine(spec, self._reference(spec.data), cpus)
+            return ActorConnection(spec, self._reference(spec.data), cpus)
 
         return connect
 
     @property
     def room(self) -> int:
-        """Pieces of an evaluation under way: as many again wait, so that no CPU does."""
+        """Pieces of an evaluation under way: twice as many as CPUs, so that none is idle."""
         return 2 * self.cpus
 
     def begin(self, piece: Piece) -> "Future[Made]":
-        """Have a piece of an evaluation made; if its node is lost, on another one."""
+        """Start a piece of an evaluation; if its node is lost, Ray starts it on another one."""
         plan = piece.plan
         if plan.weights is not None:
             plan = replace(plan, weights={key: plan.weights[key] for key in piece.keys})
         parts = _all_but_data(replace(piece, plan=plan))
         task = ray.remote(_make).options(num_cpus=1, scheduling_strategy="SPREAD")
-        return _in_our_words(task.remote(VERSIONS, parts, self._reference(piece.data)).future())
+        return _with_own_errors(task.remote(VERSIONS, parts, self._reference(piece.data)).future())
 
     def _reference(self, data: DataSplits) -> Any:
-        """Data goes to the object store once, and from there once to each node that needs it."""
+        """Data is stored once, and copied from there once to each node that needs it."""
         if id(data) not in self._stored:
             arrays = [getattr(data, each.name).numpy() for each in fields(DataSplits)]
             self._stored[id(data)] = data, ray.put(arrays)
@@ -106,36 +105,36 @@ def _connect(address: str) -> None:
     how: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address == LOCAL:
         how["include_dashboard"] = False
-        # Workers of Ray make way for everybody else, also for whom nobody waits.
+        # By default Ray lowers the priority of its workers.
         how["_system_config"] = {"worker_niceness": 0}
     elif address != RUNNING:
         _check_answers(address)
     try:
         ray.init(address, **how)
     except (ConnectionError, RuntimeError, TimeoutError, ValueError) as error:
-        raise ConfigError(_nobody(address, _first_line(error))) from error
+        raise ConfigError(_no_cluster(address, _first_line(error))) from error
 
 
 def _check_answers(address: str) -> None:
-    """Ray itself would try for minutes."""
+    """Fail within seconds; Ray itself would try for minutes."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or "/" in host:
         raise ConfigError(
-            f"{address!r} is no address of a Ray cluster; give HOST:PORT, such as 10.0.0.1:6379, "
-            "or auto for the one that runs on this machine"
+            f"{address!r} is not the address of a Ray cluster; give HOST:PORT, such as "
+            "10.0.0.1:6379, or auto for the one that runs on this machine"
         )
     try:
-        socket.create_connection((host, int(port)), ANSWERS_WITHIN).close()
+        socket.create_connection((host, int(port)), CONNECT_TIMEOUT).close()
     except (OSError, OverflowError) as error:
         raise ConfigError(
-            _nobody(address, getattr(error, "strerror", None) or str(error))
+            _no_cluster(address, getattr(error, "strerror", None) or str(error))
         ) from error
 
 
-def _nobody(address: str, why: str) -> str:
+def _no_cluster(address: str, reason: str) -> str:
     return (
-        f"no Ray cluster answers at {address} ({why}); start one with `ray start --head`, or leave "
-        "out the address to start one here"
+        f"no Ray cluster answers at {address} ({reason}); start one with `ray start --head`, or "
+        "leave out the address to start one here"
     )
 
 
@@ -145,11 +144,11 @@ def _first_line(error: BaseException) -> str:
     return str(error).strip().split("\n")[0].rstrip(".") or type(error).__name__
 
 
-class ActorLine:
-    """A line to a shard in an actor."""
+class ActorConnection:
+    """A connection to a shard in an actor."""
 
     def __init__(self, spec: ShardSpec, data: Any, cpus: int) -> None:
-        actor = ray.remote(_Shard).options(num_cpus=cpus, scheduling_strategy="SPREAD")
+        actor = ray.remote(_ShardActor).options(num_cpus=cpus, scheduling_strategy="SPREAD")
         self.actor = actor.remote(VERSIONS, _all_but_data(spec), data)
         self.due: deque[Any] = deque()
 
@@ -161,8 +160,8 @@ class ActorLine:
             return ray.get(self.due.popleft())
         except ray.exceptions.RayError as error:
             if getattr(error, "actor_init_failed", False):
-                return "failed", str(error)  # So would any other.
-            raise LostError(_first_line(error)) from error
+                return "failed", str(error)  # A replacement would fail too.
+            raise WorkerLostError(_first_line(error)) from error
 
     def close(self) -> None:
         ray.kill(self.actor)
@@ -173,11 +172,11 @@ class ActorLine:
 VERSIONS = {"esper": __version__, "torch": torch.__version__, "numpy": np.__version__}
 
 
-class _Shard:
-    """What lives in an actor."""
+class _ShardActor:
+    """A `ShardServer` as an actor of Ray."""
 
     def __init__(self, versions: Mapping[str, str], spec: dict[str, Any], data: Any) -> None:
-        self.problem = _other_than(versions)
+        self.problem = _version_problem(versions)
         self.server = ShardServer(ShardSpec(**spec, data=_splits(data)))
 
     def answer(self, name: str, argument: Any) -> Reply:
@@ -187,15 +186,15 @@ class _Shard:
 
 
 def _make(versions: Mapping[str, str], piece: dict[str, Any], data: Any) -> Made:
-    problem = _other_than(versions)
+    problem = _version_problem(versions)
     if problem is not None:
         raise EsperError(problem)
     torch.set_num_threads(1)
     return make(Piece(**piece, data=_splits(data)))
 
 
-def _other_than(versions: Mapping[str, str]) -> str | None:
-    """Other versions might give other numbers."""
+def _version_problem(versions: Mapping[str, str]) -> str | None:
+    """Other versions could give other results."""
     for name, wanted in versions.items():
         if VERSIONS[name] != wanted:
             node = socket.gethostname()
@@ -210,28 +209,28 @@ def _all_but_data(thing: ShardSpec | Piece) -> dict[str, Any]:
 
 def _splits(arrays: Sequence[np.ndarray]) -> DataSplits:
     with warnings.catch_warnings():
-        # Memory of the object store cannot be written, which nobody does.
+        # The arrays are read-only memory of the object store; nothing writes to them.
         warnings.filterwarnings("ignore", "The given NumPy array is not writ", UserWarning)
         return DataSplits(*map(torch.from_numpy, arrays))
 
 
-def _in_our_words(future: "Future[Made]") -> "Future[Made]":
-    """Errors as they would be here."""
-    told: Future[Made] = Future()
+def _with_own_errors(future: "Future[Made]") -> "Future[Made]":
+    """The future with the errors that would be raised on this machine."""
+    own: Future[Made] = Future()
 
     def pass_on(done: "Future[Made]") -> None:
         error = done.exception()
         if error is None:
-            told.set_result(done.result())
+            own.set_result(done.result())
             return
         cause = getattr(error, "cause", None)
         if isinstance(cause, EsperError):
-            told.set_exception(cause)
+            own.set_exception(cause)
         elif isinstance(error, ray.exceptions.RayTaskError):
-            told.set_exception(RuntimeError(f"a network could not be trained:\n{error}"))
+            own.set_exception(RuntimeError(f"a network could not be trained:\n{error}"))
         else:
-            what = "a network was lost again and again while it was trained on the cluster"
-            told.set_exception(EsperError(f"{what} ({_first_line(error)}); go on with --resume"))
+            what = "the node of a network was lost several times during its training"
+            own.set_exception(EsperError(f"{what} ({_first_line(error)}); continue with --resume"))
 
     future.add_done_callback(pass_on)
-    return told
+    return own

@@ -16,7 +16,7 @@ from esper.simic.training.checkpoint import load_state
 from esper.simic.training.loop import run_training
 from esper.simic.training.policy_controller import LearnedController
 from esper.simic.training.round_log import RoundLog
-from esper.simic.training.state import Best
+from esper.simic.training.state import BestPolicy
 from esper.tamiyo.controllers.static import StaticController
 from esper.tolaria.data.catalogue import data_root
 from training_support import (
@@ -69,8 +69,8 @@ def test_it_is_asked_every_so_many_rounds_and_what_is_better_is_kept():
     )
     run_training(config, state, env, analytic.HORIZON, RoundLog(history), validation=told)
     assert told.asked == [2, 4, 6]
-    assert told.kept == [(2, Best(2, 50.0)), (4, Best(4, 61.0))]
-    assert state.best == Best(4, 61.0)
+    assert told.kept == [(2, BestPolicy(2, 50.0)), (4, BestPolicy(4, 61.0))]
+    assert state.best == BestPolicy(4, 61.0)
     column = [row["unseen_score"] for row in history.of("round")]
     assert column == [None, 50.0, None, 61.0, None, 61.0, None]
 
@@ -79,7 +79,7 @@ def test_the_folder_has_the_policy_of_that_round(tmp_path, whole):
     asked = [row for row in rows(whole / "metrics.jsonl") if row["kind"] == "round"]
     scores = [row["unseen_score"] for row in asked]
     found, best = load_state(whole).best, whole / "best"
-    assert found == Best(1 + scores.index(max(scores)), max(scores))
+    assert found == BestPolicy(1 + scores.index(max(scores)), max(scores))
     assert f"validation hosts of digits:tiny: {max(scores):.2f}" in (best / "card.toml").read_text()
     then = family_run(tmp_path / "then", rounds=found.round)
     for (name, kept), now in zip(

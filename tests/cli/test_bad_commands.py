@@ -226,7 +226,7 @@ SENTENCES: list[tuple[list[str], str]] = [
     *((["train", "ppo", "--config", name], "") for name in CONFIGS),
     (["train", "ppo", "--task", "nothing"], "no task 'nothing'"),
     (["train", "ppo", "--reward", "fame"], "no reward mode 'fame'"),
-    (["train", "ppo", "--ab-reward", "objective"], "name another"),
+    (["train", "ppo", "--ab-reward", "objective"], "both reward modes"),
     (["train", "ppo", "--population", "crowded"], "population must be"),
     (["train", "ppo", "--warm-start", "nowhere"], "nowhere"),
     (["train", "ppo", "--warm-start", LONG], "File name too long"),

@@ -27,8 +27,8 @@ from esper.observatory.explained import (
     read_evaluated,
 )
 from esper.simic.training.checkpoint import load_checkpoint
+from esper.simic.training.env_specs import episode_env
 from esper.simic.training.policy_controller import LearnedController
-from esper.simic.training.replay import episode_env
 from esper.tamiyo.controllers import controller_names
 from esper.tamiyo.situation import Situation, wait
 from esper.tolaria.data.catalogue import data_root

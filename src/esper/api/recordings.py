@@ -17,7 +17,13 @@ from esper.growth.blueprints.catalogue import default_catalogue
 from esper.leyline import ConfigError
 from esper.observatory.run_directory import RunDirectory
 from esper.simic.agent.network import Kind
-from esper.simic.recordings.episodes import Episodes, join, load_episodes, save_episodes, shown_in
+from esper.simic.recordings.episodes import (
+    Episodes,
+    convert_episodes,
+    join,
+    load_episodes,
+    save_episodes,
+)
 from esper.simic.recordings.imitation import CloningConfig, CloningReport, clone
 from esper.simic.recordings.offline import Advantage, OfflineConfig, OfflineReport
 from esper.simic.recordings.offline import learn_offline as learn
@@ -127,7 +133,7 @@ def learn_offline(
             raise ConfigError("there are no episodes to learn from; name a run that has some")
         config = _config(task, family, key, parts[0].space.kind)
         state = _fresh_state(config)
-        lessons = join([shown_in(part, state.space) for part in parts])
+        lessons = join([convert_episodes(part, state.space) for part in parts])
         settings = {"episodes": names, "advantage": advantage, "expectile": expectile, "beta": beta}
         with _folder(out, overwrite, config, "offline", **settings) as run:
             learnt = partial(progress, "learning")

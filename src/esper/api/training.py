@@ -13,11 +13,11 @@ from esper.api.policies import Unseen
 from esper.leyline import ConfigError
 from esper.observatory.run_directory import CONFIG, PROFILE, RunDirectory
 from esper.simic.agent.rollout import VectorEnv
-from esper.simic.recordings.recording import Tape
+from esper.simic.recordings.recording import RecordingEnv
 from esper.simic.telemetry.profiler import TrainingProfiler
 from esper.simic.training.checkpoint import is_run, load_checkpoint, load_state, save_checkpoint
 from esper.simic.training.config import TrainingConfig, load_config
-from esper.simic.training.env_specs import most_steps, recipe_of, side_by_side, space_of
+from esper.simic.training.env_specs import env_batch_size, most_steps, recipe_of, space_of
 from esper.simic.training.loop import Hooks, run_training
 from esper.simic.training.round_log import RoundLog
 from esper.simic.training.space import Space
@@ -212,7 +212,7 @@ def _settled(
     """The settings with the population that the run keeps for good; what cannot be fused is refused
     before anything is written."""
     recipe = recipe_of(config, chosen.task, data, chosen.family)
-    count = side_by_side(config, chosen.family)
+    count = env_batch_size(config, chosen.family)
     kind = choose_population(recipe, count, config.population, devices[0])
     return replace(config, population=kind)
 
@@ -260,7 +260,7 @@ def _run(
 
     task, family = chosen.task, chosen.family
     with places.environments(config, chosen, data, log) as env:
-        kept = Tape(env, state.space, record.path) if config.keep_episodes else env
+        kept = RecordingEnv(env, state.space, record.path) if config.keep_episodes else env
         return run_training(
             config,
             state,

@@ -16,7 +16,7 @@ Workers = int | Literal["auto"] | None
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from esper.simic.training.state import Best
+    from esper.simic.training.state import BestPolicy
 
 
 def setting(name: str, help: str, **more: Any) -> Any:
@@ -145,7 +145,7 @@ def ppo(settings: PPOSettings) -> None:
     check_track(settings.track)
     steps, tracker = episode_steps(config), None
     newest: dict[str, Any] = {}
-    best: Best | None = None
+    best: BestPolicy | None = None
     if settings.track is not None:
         tracker = open_tracker(settings.track, out, "policy", config.flat())
     with (
@@ -244,7 +244,7 @@ def _refuse_changes(settings: PPOSettings) -> None:
 
 
 def _conclude(
-    console: "Console", out: Path, done: int | None, rounds: int, best: "Best | None"
+    console: "Console", out: Path, done: int | None, rounds: int, best: "BestPolicy | None"
 ) -> None:
     from esper.observatory.run_directory import BEST_POLICY
     from esper.observatory.terminal import say

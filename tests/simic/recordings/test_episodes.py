@@ -15,7 +15,7 @@ from esper.leyline import OP, ConfigError, LifecycleOp, NullRecorder
 from esper.simic.recordings.episodes import (
     FILE,
     Episodes,
-    decided_on,
+    acted_on,
     join,
     load_episodes,
     save_episodes,
@@ -99,7 +99,7 @@ def test_joining_pads_and_keeps_every_step() -> None:
     both = join([short, long])
     assert len(both) == 4
     assert both.valid.sum() == 4 + long.valid.sum()
-    assert len(decided_on(both)) == both.valid.sum()
+    assert len(acted_on(both)) == both.valid.sum()
     assert both.returns[0] == pytest.approx(long.rewards[1, :4].sum())
     assert both.masks().op[0, 4:].all(), "padding has to be a distribution too"
 

@@ -9,7 +9,7 @@ import torch
 from esper.leyline import OP, SLOT, ConfigError, LifecycleOp
 from esper.simic.control.normalization import RunningMeanStd
 from esper.simic.recordings.episodes import Episodes
-from esper.simic.recordings.imitation import CloningConfig, Lesson, agreement
+from esper.simic.recordings.imitation import CloningConfig, EpisodeTensors, agreement
 from esper.simic.recordings.offline import OfflineConfig, group_weights, learn_offline
 from recorded import SPACE, play_analytic, random_player, small_network
 
@@ -47,7 +47,7 @@ def test_the_best_action_of_each_host_is_learnt_though_hosts_differ_more() -> No
     episodes, network, scale = bandit(), small_network(), RunningMeanStd((SPACE.observation_dim,))
     report = learn_offline(network, scale, episodes, CONFIG)
     best = episodes.rows(np.flatnonzero(episodes.returns % 50 == 1))
-    assert agreement(network, Lesson.of(best, scale)).overall == 1.0
+    assert agreement(network, EpisodeTensors.of(best, scale)).overall == 1.0
     assert report.q_loss is None
     assert 0.3 < report.effective_share < 0.7, "half of the actions were good"
 
@@ -59,5 +59,5 @@ def test_an_episode_without_company_counts_for_nothing() -> None:
     found = group_weights(replace(episodes, observations=alone), 1.0)
     assert found[0] == 0.0
     assert (found[1:] > 0.0).all()
-    with pytest.raises(ConfigError, match="no two of these episodes began alike"):
+    with pytest.raises(ConfigError, match="no two of these episodes"):
         group_weights(episodes.rows(np.array([0, 4])), 1.0)

@@ -15,7 +15,7 @@ from esper.simic.recordings.episodes import Episodes
 from esper.simic.recordings.imitation import (
     CloningConfig,
     CloningReport,
-    Lesson,
+    EpisodeTensors,
     agreement,
     clone,
     split,
@@ -51,7 +51,7 @@ def test_a_clone_of_the_best_agrees_and_earns_as_much() -> None:
 def test_what_is_reported_is_what_is_kept() -> None:
     network, scale, report = taught()
     _, held_out = split(play_analytic(best_player(), 160, key=0), QUICK.held_out, 0)
-    exam = Lesson.of(held_out, scale)
+    exam = EpisodeTensors.of(held_out, scale)
     assert report.loss < 0.2 * report.first_loss
     assert weighted_nll(network, exam).item() == pytest.approx(report.loss, rel=1e-5)
     assert agreement(network, exam) == report.held_out
@@ -79,7 +79,7 @@ def test_the_loss_is_the_cross_entropy_of_relevant_heads() -> None:
         if op == LifecycleOp.GERMINATE:
             choices.append(episodes.blueprint_masks[n, t, slot].sum())
             choices.append(episodes.blend_masks[n, t].sum())
-    steps, lesson = episodes.valid.sum(), Lesson.of(episodes, scale)
+    steps, lesson = episodes.valid.sum(), EpisodeTensors.of(episodes, scale)
     expected = np.log(choices).sum() / steps
     assert weighted_nll(network, lesson).item() == pytest.approx(expected)
     # Who knows nothing is as undecided as can be wherever there is a choice.
@@ -95,7 +95,7 @@ def test_a_clone_that_is_to_keep_doubts_agrees_and_can_still_explore() -> None:
     doubting = small_network()
     report = clone(doubting, new_scale(), episodes, replace(QUICK, entropy=0.4))
     assert report.held_out.overall > 0.97
-    lesson = Lesson.of(episodes, scale)
+    lesson = EpisodeTensors.of(episodes, scale)
     hidden = doubting.get_initial_hidden(len(episodes))
     entropies = [
         network.evaluate_actions(lesson.observations, lesson.actions, lesson.masks, hidden)[1]
@@ -116,9 +116,9 @@ def test_padding_does_not_count() -> None:
     changed = _shortened(full, 4)
     changed.actions[:, 4:] = 0
     changed.observations[:, 5:] = 1e6
-    losses = [weighted_nll(network, Lesson.of(e, scale)).item() for e in (cut, changed)]
+    losses = [weighted_nll(network, EpisodeTensors.of(e, scale)).item() for e in (cut, changed)]
     assert losses[0] == losses[1]
-    assert agreement(network, Lesson.of(cut, scale)).steps == 20
+    assert agreement(network, EpisodeTensors.of(cut, scale)).steps == 20
 
 
 def test_weights_choose_what_is_learnt() -> None:
@@ -128,7 +128,7 @@ def test_weights_choose_what_is_learnt() -> None:
     network, scale = small_network(), new_scale()
     from esper.simic.recordings.imitation import fit
 
-    lesson = Lesson.of(episodes, scale, weights)
+    lesson = EpisodeTensors.of(episodes, scale, weights)
     fit(network, lesson, CloningConfig(epochs=8, learning_rate=3e-3), 0, lambda epoch: None)
     hidden = network.get_initial_hidden(len(episodes))
     features, _ = network.encode(lesson.observations, hidden)

@@ -28,10 +28,9 @@ def new_scale() -> RunningMeanStd:
 
 def test_it_improves_on_random_behaviour() -> None:
     network, scale = small_network(), new_scale()
-    recorded = play_analytic(random_player(0), 300, key=0)
-    config = OfflineConfig(
-        steps=1500, policy=CloningConfig(epochs=15, minibatch=32, learning_rate=2e-3)
-    )
+    recorded = play_analytic(random_player(0), 200, key=0)
+    policy = CloningConfig(epochs=10, minibatch=16, learning_rate=4e-3)
+    config = OfflineConfig(steps=1000, width=32, policy=policy)
     report = learn_offline(network, scale, recorded, config)
     behaviour = play_analytic(random_player(5), 300, key=9).returns.mean()
     learnt = play_analytic(learner(network, scale), 300, key=9).returns.mean()

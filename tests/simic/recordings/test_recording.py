@@ -11,7 +11,7 @@ from esper.simic.recordings.episodes import load_episodes
 from esper.simic.recordings.recording import record_episodes
 from esper.simic.training.checkpoint import load_checkpoint
 from esper.tamiyo.controllers import make_controller
-from training_support import rows, tiny_config, tiny_family, tiny_run, tiny_task
+from training_support import break_at_birth, rows, tiny_config, tiny_family, tiny_run, tiny_task
 
 
 def test_a_run_keeps_what_it_learnt_from(tmp_path: Path) -> None:
@@ -42,6 +42,17 @@ def test_a_run_that_keeps_none_says_so(tmp_path: Path) -> None:
     tiny_run(tmp_path / "run", rounds=1)
     with pytest.raises(ConfigError, match="holds no recorded episodes"):
         load_episodes(tmp_path / "run")
+
+
+def test_a_host_that_breaks_while_it_warms_up_has_no_episode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task, random = tiny_task(), make_controller("random")
+    every = record_episodes(tiny_config(), task, task.load(tmp_path), random, episodes=3)
+    break_at_birth(monkeypatch, env=1)
+    fewer = record_episodes(tiny_config(), task, task.load(tmp_path), random, episodes=3)
+    assert len(fewer) == 2
+    assert np.array_equal(fewer.rewards, every.rewards[[0, 2]])
 
 
 def test_episodes_of_a_family_are_those_of_groups(

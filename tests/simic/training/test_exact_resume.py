@@ -1,67 +1,59 @@
 """A run that is killed, however and however often, ends as if nothing had happened."""
 
-import json
 import os
 import random
+import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from esper.api.training import resume_ppo
 from esper.leyline import ConfigError
 from esper.simic.training.loop import Hooks
-from training_support import rows, same_run, tiny_run, tiny_task
-
-TESTS = Path(__file__).parents[2]
-BOTH = pytest.mark.parametrize("population", ["looped", "fused"])
+from resume_support import was_killed
+from training_support import rows, same_run, start_run, tiny_run, tiny_task
 
 
-def start(run: Path, rounds: int, plan: str, flags: dict[str, str]) -> subprocess.Popen:
-    words = [str(run), str(rounds), plan, json.dumps(flags)]
-    # Run as a module, it finds what is beside it.
-    return subprocess.Popen([sys.executable, "-m", "training_support", *words], cwd=TESTS)
-
-
-def play_with_kills(folder: Path, rounds: int, plans: list[str], **flags: str) -> None:
+def play_with_kills(folder: Path, rounds: int, plans: list[str], **flags: Any) -> None:
+    """`plans` as in `start_run`, or 'time:0.1': so many seconds after the first row is written."""
     whole, killed = folder / "whole", folder / "killed"
     tiny_run(whole, rounds=rounds, **flags)
     for plan in plans:
-        at_once = "none" if plan.startswith("time") else plan
-        process = start(killed, rounds, at_once, flags)
+        child = start_run(killed, rounds, plan, **flags)
         if plan.startswith("time"):
-            kill_while_playing(process, killed, float(plan.partition(":")[2]))
-        assert process.wait() == -signal.SIGKILL, plan
-    assert start(killed, rounds, "none", flags).wait() == 0
+            kill_while_playing(child, killed, float(plan.partition(":")[2]))
+        assert was_killed(child), plan
+    assert not was_killed(start_run(killed, rounds, **flags))
     same_run(whole, killed)
 
 
-def kill_while_playing(process: subprocess.Popen, run: Path, seconds: float) -> None:
-    """Some time after the process has begun to write its record."""
+def kill_while_playing(child: int, run: Path, seconds: float) -> None:
     metrics = run / "metrics.jsonl"
-    before = metrics.stat().st_mtime_ns if metrics.exists() else 0
-    while process.poll() is None and not (metrics.exists() and metrics.stat().st_mtime_ns > before):
-        time.sleep(0.01)
+    before, end = metrics.stat().st_mtime_ns if metrics.exists() else 0, time.monotonic() + 60
+    while not (metrics.exists() and metrics.stat().st_mtime_ns > before):
+        assert time.monotonic() < end, "nothing was written"
+        time.sleep(0.005)
     time.sleep(seconds)
-    process.kill()
+    os.kill(child, signal.SIGKILL)
 
 
-@BOTH
-def test_four_kills_change_nothing(tmp_path, population):
-    plans = ["write:4", "time:0.05", "rename:1", "step:13"]
-    play_with_kills(tmp_path, 4, plans, population=population)
+@pytest.mark.parametrize(
+    ("population", "plans"),
+    [("looped", ["write:4", "step:13"]), ("fused", ["time:0.05", "rename:1"])],
+)
+def test_kills_change_nothing(tmp_path, population, plans):
+    play_with_kills(tmp_path, 3, plans, population=population)
 
 
 def test_a_kill_changes_nothing_with_a_network_over_sets(tmp_path):
-    flags = {"network.kind": "set", "population": "looped"}
-    play_with_kills(tmp_path, 3, ["step:13"], **flags)
+    play_with_kills(tmp_path, 2, ["step:11"], **{"network.kind": "set"})
 
 
 @pytest.mark.soak
-@BOTH
+@pytest.mark.parametrize("population", ["looped", "fused"])
 def test_twenty_kills_at_random_moments_change_nothing(tmp_path, population):
     draw = random.Random(0)
     plans = []
@@ -103,6 +95,19 @@ def test_a_run_that_is_looked_at_closely_is_so_after_a_resume(tmp_path):
     same_run(tmp_path / "whole", tmp_path / "stopped")
 
 
+@pytest.fixture(scope="module")
+def played(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("played") / "run"
+    tiny_run(folder, rounds=1)
+    return folder
+
+
+@pytest.fixture
+def run(played, tmp_path) -> Path:
+    """A run of one round."""
+    return shutil.copytree(played, tmp_path / "run")
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -120,38 +125,34 @@ def test_a_run_that_is_looked_at_closely_is_so_after_a_resume(tmp_path):
         ("reward.param_cost", "0.5"),
     ],
 )
-def test_a_setting_that_was_changed_is_refused_by_its_name(tmp_path, name, value):
-    tiny_run(tmp_path / "run", rounds=1)
-    config = tmp_path / "run" / "config.toml"
+def test_a_setting_that_was_changed_is_refused_by_its_name(run, name, value):
+    config = run / "config.toml"
     other = (f"{name} =", "reward = {}")
     kept = [line for line in config.read_text().splitlines() if not line.startswith(other)]
     config.write_text("\n".join([f"{name} = {value}", *kept]) + "\n")
-    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     with pytest.raises(ConfigError, match=rf"was changed: {name} is .*the run began with") as error:
-        resume_ppo(tmp_path / "run", task=tiny_task(), rounds=2)
+        resume_ppo(run, task=tiny_task(), rounds=2)
     assert "\n" not in str(error.value)
-    after = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    after = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     assert before == after
 
 
-def test_more_rounds_can_be_asked_for_later(tmp_path):
-    tiny_run(tmp_path / "run", rounds=1)
-    state = resume_ppo(tmp_path / "run", task=tiny_task(), rounds=2)
+def test_more_rounds_can_be_asked_for_later(run):
+    state = resume_ppo(run, task=tiny_task(), rounds=2)
     assert state.round == 2
-    assert "rounds = 2" in (tmp_path / "run" / "config.toml").read_text()
+    assert "rounds = 2" in (run / "config.toml").read_text()
 
 
-def test_a_history_that_was_cut_is_refused(tmp_path):
-    tiny_run(tmp_path / "run", rounds=1)
-    os.truncate(tmp_path / "run" / "outcomes.jsonl", 10)
+def test_a_history_that_was_cut_is_refused(run):
+    os.truncate(run / "outcomes.jsonl", 10)
     with pytest.raises(ConfigError, match=r"outcomes\.jsonl is shorter"):
-        resume_ppo(tmp_path / "run", task=tiny_task(), rounds=2)
+        resume_ppo(run, task=tiny_task(), rounds=2)
 
 
-def test_other_slots_than_before_are_refused(tmp_path):
-    tiny_run(tmp_path / "run", rounds=1)
+def test_other_slots_than_before_are_refused(run):
     with pytest.raises(ConfigError, match="other slots or blueprints"):
-        resume_ppo(tmp_path / "run", rounds=2)
+        resume_ppo(run, rounds=2)
 
 
 def test_what_is_no_run_is_refused(tmp_path):

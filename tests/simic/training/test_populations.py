@@ -24,7 +24,7 @@ def used(monkeypatch: pytest.MonkeyPatch) -> list[type]:
 
     def reset(self: Any, round_: int) -> Any:
         found = real(self, round_)
-        seen.append(type(self.parts[0].env.population))
+        seen.append(type(self.batches[0].env.population))
         return found
 
     monkeypatch.setattr(Shard, "reset", reset)

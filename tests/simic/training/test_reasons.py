@@ -28,7 +28,7 @@ class Watched(LearnedController):
     def act(self, situation: Situation) -> np.ndarray:
         hidden, actions = self.hidden, super().act(situation)
         self.situations.append(situation)
-        scaled = self.observations.normalize(torch.from_numpy(self.space.look(situation)[0]))
+        scaled = self.observations.normalize(torch.from_numpy(self.space.observe(situation)[0]))
         with torch.no_grad():
             log_probs, _, _ = self.agent.network.evaluate_actions(
                 scaled, torch.from_numpy(actions), MaskTensors.of(situation.masks), hidden
@@ -101,7 +101,7 @@ def test_probabilities_are_those_of_the_network(played: tuple[Watched, History])
     names = {"blend": BLEND_NAMES, "op": [op.name for op in LifecycleOp]}
     for s in controller.situations:
         names |= {"slot": s.slot_config.names, "blueprint": s.catalogue.names}
-        observed = torch.from_numpy(controller.space.look(s)[0])
+        observed = torch.from_numpy(controller.space.observe(s)[0])
         with torch.no_grad():
             features, hidden = network.encode(controller.observations.normalize(observed), hidden)
             logits = {h: network.head(h)(features).double().numpy() for h in HEAD_NAMES}
@@ -128,7 +128,7 @@ def test_probabilities_are_those_of_the_network(played: tuple[Watched, History])
 def test_what_it_saw_is_named_and_is_what_stood_out(played: tuple[Watched, History]) -> None:
     controller, told = played
     for s in controller.situations:
-        raw = controller.space.look(s)[0]
+        raw = controller.space.observe(s)[0]
         scaled = controller.observations.normalize(torch.from_numpy(raw)).numpy()
         names = controller.space.names(s.slot_config.names)
         columns = {name: i for i, name in enumerate(names)}

@@ -5,16 +5,23 @@ import pytest
 import torch
 
 from esper.leyline import SeedStage
-from esper.leyline.events import RewardHackingSuspected
+from esper.leyline.events import GovernorSnapshot, HostStabilized, RewardHackingSuspected
 from esper.simic.rewards.modes import compute_reward
-from esper.simic.training import part as part_module
+from esper.simic.training import shard as shard_module
 from esper.simic.training.round_log import RoundLog
 from esper.simic.training.shard import Shard
 from esper.simic.training.state import new_state
 from esper.tamiyo.situation import wait
-from esper.tolaria.governor import Governor
+from esper.tolaria.engine.run import settle
 from reward_support import one_seed, transition
-from training_support import rows, tiny_config, tiny_run, tiny_spec
+from training_support import (
+    break_at_birth,
+    plant_wherever_possible,
+    rows,
+    tiny_config,
+    tiny_run,
+    tiny_spec,
+)
 
 
 def make_shard(envs=(5,), device="cpu", **flags) -> Shard:
@@ -29,19 +36,6 @@ def shard() -> Shard:
     return make_shard(**{"ppo.gamma": 0.9})
 
 
-def break_at_birth(monkeypatch, env: int) -> None:
-    """Let the governor give up one host after its warm-up."""
-    check = Governor.check
-
-    def panics(self, *arguments):
-        verdict = check(self, *arguments)
-        if not getattr(self, "warm", False):
-            self.warm = verdict.panic[env] = verdict.rollback[env] = True
-        return verdict
-
-    monkeypatch.setattr(Governor, "check", panics)
-
-
 def test_004_c1_rewards_of_a_run_are_shaped_with_the_gamma_of_its_agent(shard, monkeypatch):
     asked = []
 
@@ -49,28 +43,59 @@ def test_004_c1_rewards_of_a_run_are_shaped_with_the_gamma_of_its_agent(shard, m
         asked.append(gamma)
         return compute_reward(step, config, gamma)
 
-    monkeypatch.setattr(part_module, "compute_reward", spy)
+    monkeypatch.setattr(shard_module, "compute_reward", spy)
     shard.step(wait(1))
-    agent = new_state(shard.config, shard.space).agent
+    agent = new_state(shard.spec.config, shard.space).agent
     assert asked == [agent.config.gamma] == [0.9]
 
 
-def test_004_h9_suspicions_reach_the_record_of_a_training_run(shard, monkeypatch):
+@pytest.fixture
+def suspicious(monkeypatch) -> None:
+    """Every step looks like reward hacking."""
     before = one_seed(SeedStage.BLENDING, n=1)
     after = one_seed(SeedStage.BLENDING, n=2, c=2.0, gained=-0.5)
 
-    def suspicious(step, config, gamma):
+    def suspect(step, config, gamma):
         return compute_reward(transition(before, after), config, gamma)
 
-    monkeypatch.setattr(part_module, "compute_reward", suspicious)
+    monkeypatch.setattr(shard_module, "compute_reward", suspect)
+
+
+def test_004_h9_suspicions_reach_the_record_of_a_training_run(shard, suspicious):
     shard.step(wait(1))
     (event,) = [e for e in shard.log.events if isinstance(e, RewardHackingSuspected)]
     assert (event.env, event.slot_id, event.severity) == (5, "r0c0", "critical")
 
 
+@pytest.mark.parametrize("cap", [1, None])
+def test_no_host_has_more_seeds_at_a_time_than_the_run_allows(cap):
+    shard, held = make_shard(envs=(0, 1), max_seeds=cap), []
+    (batch,) = shard.batches
+    for _ in range(4):
+        shard.step(plant_wherever_possible(batch.situation))
+        held.append(batch.env.table.holds_seed.sum(axis=1).max())
+    assert max(held) == (cap or len(shard.spec.task.slots))
+
+
+def test_suspicions_come_after_the_events_of_their_step_and_before_those_of_the_end(
+    suspicious, monkeypatch
+):
+    def settle_with_event(env, envs, **names):
+        env.recorder.event(HostStabilized(0, 1, 0.5))
+        return settle(env, envs, **names)
+
+    shard = make_shard(steps=1)
+    monkeypatch.setattr(shard_module, "settle", settle_with_event)
+    shard.log.clear()
+    shard.step(wait(1))
+    kinds = (GovernorSnapshot, RewardHackingSuspected, HostStabilized)
+    found = [type(event) for event in shard.log.events if isinstance(event, kinds)]
+    assert found == list(kinds)
+
+
 def test_hosts_are_on_the_device_of_their_shard():
     # Not the default: it has an index.
-    assert make_shard(device="cpu:0").parts[0].env.population.device == torch.device("cpu:0")
+    assert make_shard(device="cpu:0").batches[0].env.population.device == torch.device("cpu:0")
 
 
 def test_the_last_epoch_ends_the_episode_for_the_learner():

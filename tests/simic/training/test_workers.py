@@ -1,4 +1,4 @@
-"""Hosts in several processes: the same bits, whoever dies."""
+"""Hosts in several processes: the same bits, also if a worker dies."""
 
 import os
 import signal
@@ -10,54 +10,87 @@ import pytest
 import torch
 
 from esper.api.training import resume_ppo, train_ppo
-from esper.leyline import ConfigError
+from esper.leyline import ConfigError, EsperError
+from esper.simic.training import workers
 from esper.simic.training.loop import Hooks
-from esper.simic.training.workers import worker_devices
+from esper.simic.training.shard import Shard
+from esper.simic.training.workers import MAX_RESTARTS, Worker, WorkerError, worker_devices
 from esper.tolaria.data.splits import DataSplits
 from training_support import (
+    InProcessConnection,
     load_few,
-    remember_workers,
+    remember_pools,
     same_run,
     tiny_config,
     tiny_run,
+    tiny_spec,
     tiny_task,
 )
 
 
-@pytest.mark.parametrize("population", ["looped", "fused"])
-def test_workers_change_nothing_even_if_one_is_killed(tmp_path, monkeypatch, caplog, population):
-    tiny_run(tmp_path / "one", rounds=2, population=population)
-    pools = remember_workers(monkeypatch)
+def at_step(number: int, act) -> Hooks:
+    """Call `act` in the nth step of a run."""
     steps = []
 
-    def kill(step: int) -> None:
+    def count(step: int) -> None:
         steps.append(step)
-        if len(steps) == 11:
-            os.kill(pools[0].workers[1].line.process.pid, signal.SIGKILL)
+        if len(steps) == number:
+            act()
 
-    how = {"workers": 2, "hooks": Hooks(on_step=kill)}
-    tiny_run(tmp_path / "two", rounds=2, population=population, **how)
-    assert len(pools[0].workers) == 2
+    return Hooks(on_step=count)
+
+
+def load_and_log(log: Path, folder: Path) -> DataSplits:
+    """Loading leaves a line in a file, in whatever process."""
+    with log.open("a") as file:
+        file.write("loaded\n")
+    return load_few(folder)
+
+
+def test_processes_change_nothing_even_if_one_is_killed(tmp_path, monkeypatch, caplog):
+    """The data is loaded once for all of them."""
+    pools, config = remember_pools(monkeypatch), tiny_config(rounds=1)
+
+    def kill() -> None:
+        os.kill(pools[0].workers[1].connection.process.pid, signal.SIGKILL)
+
+    for count, hooks in ((1, None), (2, at_step(3, kill))):
+        log = tmp_path / f"loaded-{count}"
+        task = replace(tiny_task(), load=partial(load_and_log, log))
+        train_ppo(config, tmp_path / str(count), task=task, workers=count, hooks=hooks)
+        assert log.read_text() == "loaded\n"
+    (pool,) = pools
+    assert len(pool.workers) == 2
     assert "died (exit code -9); its round is played again" in caplog.text
-    assert not any(worker.line.process.is_alive() for worker in pools[0].workers)
-    same_run(tmp_path / "one", tmp_path / "two")
+    assert not any(worker.connection.process.is_alive() for worker in pool.workers)
+    same_run(tmp_path / "1", tmp_path / "2")
 
 
-def test_workers_change_nothing_with_a_network_over_sets(tmp_path):
-    kind = {"network.kind": "set"}
-    tiny_run(tmp_path / "one", rounds=2, **kind)
-    tiny_run(tmp_path / "two", rounds=2, workers=2, **kind)
+@pytest.mark.parametrize(
+    "flags", [{"population": "looped"}, {"population": "fused"}, {"network.kind": "set"}]
+)
+def test_workers_change_nothing_even_if_one_is_lost(tmp_path, monkeypatch, caplog, flags):
+    monkeypatch.setattr(workers, "ProcessConnection", InProcessConnection)
+    pools = remember_pools(monkeypatch)
+
+    def lose() -> None:
+        pools[0].workers[1].connection.lost = True
+
+    tiny_run(tmp_path / "one", rounds=2, **flags)
+    tiny_run(tmp_path / "two", rounds=2, workers=2, hooks=at_step(11, lose), **flags)
+    assert caplog.text.count("its round is played again") == 1
     same_run(tmp_path / "one", tmp_path / "two")
 
 
 def test_one_worker_per_device_and_on_cpus_the_same_bits(tmp_path, monkeypatch):
-    pools = remember_workers(monkeypatch)
+    monkeypatch.setattr(workers, "ProcessConnection", InProcessConnection)
+    pools = remember_pools(monkeypatch)
     tiny_run(tmp_path / "one", rounds=1)
     tiny_run(tmp_path / "two", rounds=1, devices=["cpu", "cpu"])
     assert [pool.num_envs for pool in pools] == [4]
     assert [worker.spec.envs for worker in pools[0].workers] == [(0, 1), (2, 3)]
     same_run(tmp_path / "one", tmp_path / "two")
-    # What devices a run is on is no part of it.
+    # Devices are not a setting of the run.
     resume_ppo(tmp_path / "one", task=tiny_task(), rounds=2, devices=["cpu", "cpu"])
     resume_ppo(tmp_path / "two", task=tiny_task(), rounds=2)
     same_run(tmp_path / "one", tmp_path / "two")
@@ -77,23 +110,52 @@ def test_workers_are_on_the_cpu_and_some_number_of_them():
     assert worker_devices(None, None) == ("cpu",)
     assert worker_devices(3, None) == ("cpu", "cpu", "cpu")
     assert worker_devices("auto", None) == ("cpu",) * len(os.sched_getaffinity(0))
-    with pytest.raises(ConfigError, match="at least one worker, got 0"):
-        worker_devices(0, None)
-    with pytest.raises(ConfigError, match="list of devices is empty"):
-        worker_devices(None, [])
+    for count, devices in ((0, None), (None, []), (2, ["cpu", "cpu"])):
+        with pytest.raises(ConfigError):
+            worker_devices(count, devices)
 
 
-def test_the_data_is_loaded_once_whatever_the_number_of_workers(tmp_path):
-    """Loading leaves a line in a file, in whatever process."""
-    for workers in (1, 2):
-        told = tmp_path / f"loaded-{workers}"
-        task = replace(tiny_task(), load=partial(load_and_tell, told))
-        train_ppo(tiny_config(rounds=1), tmp_path / str(workers), task=task, workers=workers)
-        assert told.read_text() == "loaded\n"
-    same_run(tmp_path / "1", tmp_path / "2")
+# --- failures ------------------------------------------------------------------------------------
+
+SPEC = tiny_spec(tiny_config(), (0, 1))
 
 
-def load_and_tell(told: Path, folder: Path) -> DataSplits:
-    with told.open("a") as file:
-        file.write("loaded\n")
-    return load_few(folder)
+def divide_by_zero(self, round_):
+    return 1 / 0
+
+
+def refuse(self, round_):
+    raise EsperError("the data is not there")
+
+
+@pytest.mark.parametrize(
+    ("reset", "error", "message"),
+    [
+        (divide_by_zero, WorkerError, "ZeroDivisionError"),
+        (refuse, EsperError, r"^the data is not there$"),
+    ],
+)
+def test_a_defect_comes_with_its_traceback_and_bad_input_with_its_sentence(
+    monkeypatch, reset, error, message
+):
+    monkeypatch.setattr(Shard, "reset", reset)
+    worker = Worker(SPEC, InProcessConnection)
+    worker.begin("reset", 0)
+    with pytest.raises(error, match=message):
+        worker.result()
+
+
+def test_a_worker_that_dies_again_and_again_is_given_up(caplog):
+    started = []
+
+    def connect(spec):
+        started.append(InProcessConnection(spec))
+        started[-1].lost = True
+        return started[-1]
+
+    worker = Worker(SPEC, connect)
+    worker.begin("reset", 0)
+    with pytest.raises(WorkerError, match=r"environments \[0, 1\] died .*lost by the test"):
+        worker.result()
+    assert len(started) == 1 + MAX_RESTARTS
+    assert caplog.text.count("its round is played again") == MAX_RESTARTS

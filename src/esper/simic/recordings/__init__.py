@@ -1,1 +1,1 @@
-"""Learning from episodes that were played before: recording them, cloning, offline learning."""
+"""Recording episodes and learning from them: behaviour cloning and offline learning."""

@@ -1,8 +1,8 @@
-"""Recorded episodes, for learning from them: what was seen, allowed, done, and what came of it.
+"""Recorded episodes: observations, masks, actions and rewards, for learning from them.
 
-A file `episodes.safetensors` in a run directory, or the folder `episodes` with one file per round:
-arrays as tensors, the rest as JSON in the header. Nothing in them is code, and what is read is
-checked before it is used.
+They are in the file `episodes.safetensors` of a run directory, or in its folder `episodes` with one
+file per round: arrays as tensors, the rest as JSON in the header. Files are checked when they are
+read, and no code in them is run.
 """
 
 import json
@@ -10,7 +10,6 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,11 +18,8 @@ from safetensors.numpy import save_file
 from torch import Tensor
 
 from esper.leyline import (
-    BLEND_NAMES,
     BLUEPRINT,
-    HEAD_NAMES,
     HEAD_RELEVANCE,
-    NUM_OPS,
     OP,
     ActionMasks,
     ConfigError,
@@ -34,14 +30,15 @@ from esper.tamiyo.policy.set_features import SetLayout
 
 FILE, FOLDER = "episodes.safetensors", "episodes"
 FORMAT_VERSION = 2
+MASKS = ("op", "slot", "blueprint", "blend")  # in the order of ActionMasks and MaskTensors
 _HEADER = "esper_episodes"
 
 
 @dataclass(frozen=True)
 class Episodes:
-    """N episodes of at most T steps; row n has `lengths[n]` of them, what follows is padding.
+    """N episodes of at most T steps; row n has `lengths[n]` steps and then padding.
 
-    observations  float32 [N, T + 1, D], raw; step t is decided on row t, the last is the end
+    observations  float32 [N, T + 1, D], raw; row t is before step t, the last after the end
     op_masks, slot_masks, blueprint_masks, blend_masks   bool [N, T, ...], as in ActionMasks
     actions       int64 [N, T, 4], in the order of HEAD_NAMES
     rewards       float64 [N, T], raw
@@ -62,7 +59,7 @@ class Episodes:
 
     @property
     def valid(self) -> np.ndarray:
-        """bool [N, T]: where a step was taken."""
+        """bool [N, T]: False in padding."""
         return np.arange(self.actions.shape[1]) < self.lengths[:, None]
 
     @property
@@ -71,9 +68,9 @@ class Episodes:
         return np.where(self.valid, self.rewards, 0.0).sum(axis=1)
 
     def masks(self) -> MaskTensors:
-        """Masks [N, T, ...]; everything is legal in padding, which has to be a distribution too."""
+        """Masks [N, T, ...]; in padding everything is legal, so that distributions exist there."""
         padding = ~torch.from_numpy(self.valid)
-        arrays = (self.op_masks, self.slot_masks, self.blueprint_masks, self.blend_masks)
+        arrays = (getattr(self, f"{name}_masks") for name in MASKS)
         tensors = [torch.from_numpy(np.ascontiguousarray(array)) for array in arrays]
         return MaskTensors(
             *(t | padding.reshape(*padding.shape, *[1] * (t.dim() - 2)) for t in tensors)
@@ -87,92 +84,81 @@ class Episodes:
 _ARRAYS = tuple(f.name for f in fields(Episodes) if f.name != "space")
 
 
-def decided_on(episodes: Episodes) -> Tensor:
-    """float32 [steps, D]: the observations of all steps that were taken."""
+def acted_on(episodes: Episodes) -> Tensor:
+    """float32 [steps, D]: the observations before all steps."""
     return torch.from_numpy(episodes.observations[:, :-1][episodes.valid])
 
 
-def join(parts: Sequence[Episodes]) -> Episodes:
-    """All episodes in one, padded to the longest; raises ConfigError if they do not go together."""
-    if not parts:
+def join(episodes: Sequence[Episodes]) -> Episodes:
+    """All episodes in one object, padded to the longest. Raises ConfigError if there are none or
+    their spaces differ."""
+    if not episodes:
         raise ConfigError("there are no episodes to learn from")
-    if any(part.space != parts[0].space for part in parts):
+    space = episodes[0].space
+    if any(each.space != space for each in episodes):
         raise ConfigError(
             "these episodes are of different kinds: their observations, slots or blueprints differ"
         )
-    longest = max(part.actions.shape[1] for part in parts)
-    padded = [_padded(part, longest) for part in parts]
-    arrays = {name: np.concatenate([part[name] for part in padded]) for name in _ARRAYS}
-    return Episodes(parts[0].space, **arrays)
+    steps = max(each.actions.shape[1] for each in episodes)
+
+    def padded(each: Episodes, name: str) -> np.ndarray:
+        array, missing = getattr(each, name), steps - each.actions.shape[1]
+        return np.pad(array, [(0, missing if axis == 1 else 0) for axis in range(array.ndim)])
+
+    return Episodes(
+        space, **{name: np.concatenate([padded(e, name) for e in episodes]) for name in _ARRAYS}
+    )
 
 
-def shown_in(episodes: Episodes, space: Space) -> Episodes:
-    """The same episodes as a policy of `space` sees them: to a network over sets a host of fewer
-    slots, or with fewer blueprints to choose from, is one whose others are absent. Raises
-    ConfigError if something of them has no place there."""
+def convert_episodes(episodes: Episodes, space: Space) -> Episodes:
+    """The episodes as a policy of `space` over sets observes them: slots and blueprints that their
+    hosts did not have are absent. Raises ConfigError if `space` lacks any that they had."""
     own = episodes.space
     if own == space:
         return episodes
-    _check_room(own, space)
-    place = np.array([space.blueprints.index(name) for name in own.blueprints])
+    fits = own.num_slots <= space.num_slots and set(own.blueprints) <= set(space.blueprints)
+    if own.kind != "set" or space.kind != "set" or not fits:
+        raise ConfigError(
+            f"the policy has other slots or blueprints ({_summary(space)}) than the episodes "
+            f"({_summary(own)}); only a policy over sets that has all of theirs can learn from them"
+        )
+    positions = np.array([space.blueprints.index(name) for name in own.blueprints])
     absent = (0, space.num_slots - own.num_slots)
 
-    def spread(array: np.ndarray) -> np.ndarray:
-        """[N, T, S, B, ...] with every slot and blueprint at its place in `space`."""
+    def widened(array: np.ndarray) -> np.ndarray:
+        """[N, T, S, B, ...] with every slot and blueprint at its position in `space`."""
         shape = (*array.shape[:2], space.num_slots, len(space.blueprints), *array.shape[4:])
         wide = np.zeros(shape, dtype=array.dtype)
-        wide[:, :, : own.num_slots, place] = array
+        wide[:, :, : own.num_slots, positions] = array
         return wide
 
     layout = SetLayout(own.num_slots, len(own.blueprints))
-    seen = layout.split(torch.from_numpy(episodes.observations))
-    run, slots, candidates = (block.numpy() for block in seen)
-    blocks = (run, np.pad(slots, [(0, 0), (0, 0), absent, (0, 0)]), spread(candidates))
+    split = layout.split(torch.from_numpy(episodes.observations))
+    run, slots, candidates = (block.numpy() for block in split)
+    blocks = (run, np.pad(slots, [(0, 0), (0, 0), absent, (0, 0)]), widened(candidates))
     actions = episodes.actions.copy()
     chosen = HEAD_RELEVANCE[actions[..., OP]][..., BLUEPRINT]
-    actions[chosen, BLUEPRINT] = place[actions[chosen, BLUEPRINT]]
+    actions[chosen, BLUEPRINT] = positions[actions[chosen, BLUEPRINT]]
     return replace(
         episodes,
         space=space,
         observations=np.concatenate([b.reshape(*b.shape[:2], -1) for b in blocks], axis=-1),
         slot_masks=np.pad(episodes.slot_masks, [(0, 0), (0, 0), (0, 0), absent]),
-        blueprint_masks=spread(episodes.blueprint_masks),
+        blueprint_masks=widened(episodes.blueprint_masks),
         actions=actions,
     )
 
 
-def _check_room(own: Space, space: Space) -> None:
-    lacking = sorted(set(own.blueprints) - set(space.blueprints))
-    too_many = own.num_slots > space.num_slots
-    if own.kind != "set" or space.kind != "set" or lacking or too_many:
-        raise ConfigError(
-            f"the episodes are of other slots or blueprints: {_of(own)}; to be learnt from for "
-            f"{_of(space)}. A network over sets takes them for hosts that have all of these"
-        )
-
-
-def _of(space: Space) -> str:
-    return f"{space.num_slots} slots and {', '.join(space.blueprints)} ({space.kind})"
-
-
-def _padded(part: Episodes, steps: int) -> dict[str, np.ndarray]:
-    missing = steps - part.actions.shape[1]
-    arrays = {}
-    for name in _ARRAYS:
-        array = getattr(part, name)
-        width = [(0, 0)] * array.ndim
-        if array.ndim > 1:
-            width[1] = (0, missing)
-        arrays[name] = np.pad(array, width)
-    return arrays
+def _summary(space: Space) -> str:
+    return f"{space.num_slots} slots and {', '.join(space.blueprints)}, {space.kind}"
 
 
 # --- files ---------------------------------------------------------------------------------------
 
 
 def save_episodes(run: Path, episodes: Episodes, round_: int | None = None) -> Path:
-    """Write them into a run directory, as those of one round or as all that there are; whoever
-    looks sees the old file or the new, never a part."""
+    """Write the episodes of one round, or all episodes, into a run directory. The file is replaced
+    as a whole."""
     path = run / FILE if round_ is None else run / FOLDER / f"round-{round_:06}.safetensors"
     header = {"version": FORMAT_VERSION, **episodes.space.tree()}
     unfinished = path.with_name(path.name + ".unfinished")
@@ -187,8 +173,8 @@ def save_episodes(run: Path, episodes: Episodes, round_: int | None = None) -> P
 
 
 def load_episodes(run: str | Path) -> Episodes:
-    """Read the episodes of a run directory; raises ConfigError, in a sentence, if they do not hold
-    up: a damaged file, arrays that do not fit together, an illegal action."""
+    """Read the episodes of a run directory. Raises ConfigError for a damaged file, arrays that do
+    not fit together, or an illegal action."""
     whole, rounds = Path(run) / FILE, sorted((Path(run) / FOLDER).glob("round-*.safetensors"))
     if not whole.is_file() and not rounds:
         raise ConfigError(
@@ -204,25 +190,18 @@ def _load(path: Path) -> Episodes:
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, ValueError) as error:
         raise ConfigError(f"{path} is damaged: {error}") from error
-    episodes = Episodes(_space(path, header), **_checked(path, arrays))
-    _check(path, episodes)
-    return episodes
-
-
-def _space(path: Path, header: Any) -> Space:
     if not isinstance(header, dict) or header.get("version") != FORMAT_VERSION:
         raise ConfigError(f"{path} does not hold episodes in format {FORMAT_VERSION}")
     try:
-        return Space.from_tree(header)
+        space = Space.from_tree(header)
     except (ConfigError, KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"{path} does not say what its episodes are of: {error}") from error
-
-
-def _checked(path: Path, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    odd = sorted(set(arrays) ^ set(_ARRAYS))
-    if odd:
-        raise ConfigError(f"{path} has other arrays than episodes have: {', '.join(odd)}")
-    return arrays
+        raise ConfigError(f"{path} has no valid description of its episodes: {error}") from error
+    unexpected = sorted(set(arrays) ^ set(_ARRAYS))
+    if unexpected:
+        raise ConfigError(f"{path} has other arrays than episodes have: {', '.join(unexpected)}")
+    episodes = Episodes(space, **arrays)
+    _check(path, episodes)
+    return episodes
 
 
 def _check(path: Path, episodes: Episodes) -> None:
@@ -230,14 +209,14 @@ def _check(path: Path, episodes: Episodes) -> None:
     if episodes.actions.ndim != 3 or len(episodes.actions) == 0:
         raise ConfigError(f"{path} holds no episodes")
     n, steps = episodes.actions.shape[:2]
-    slots, blueprints = space.num_slots, len(space.blueprints)
+    slots, blueprints, blends, ops = choices = space.choices
     expected: dict[str, tuple[tuple[int, ...], type]] = {
         "observations": ((n, steps + 1, space.observation_dim), np.float32),
-        "op_masks": ((n, steps, NUM_OPS), np.bool_),
-        "slot_masks": ((n, steps, NUM_OPS, slots), np.bool_),
+        "op_masks": ((n, steps, ops), np.bool_),
+        "slot_masks": ((n, steps, ops, slots), np.bool_),
         "blueprint_masks": ((n, steps, slots, blueprints), np.bool_),
-        "blend_masks": ((n, steps, len(BLEND_NAMES)), np.bool_),
-        "actions": ((n, steps, len(HEAD_NAMES)), np.int64),
+        "blend_masks": ((n, steps, blends), np.bool_),
+        "actions": ((n, steps, len(choices)), np.int64),
         "rewards": ((n, steps), np.float64),
         "lengths": ((n,), np.int64),
     }
@@ -252,23 +231,8 @@ def _check(path: Path, episodes: Episodes) -> None:
             raise ConfigError(f"{name} in {path} holds NaN or infinity")
     if not ((episodes.lengths >= 1) & (episodes.lengths <= steps)).all():
         raise ConfigError(f"{path} holds an episode that is longer than its arrays, or empty")
-    _check_actions(path, episodes)
-
-
-def _check_actions(path: Path, episodes: Episodes) -> None:
     valid = episodes.valid
     actions = episodes.actions[valid]
-    sizes = (
-        episodes.space.num_slots,
-        len(episodes.space.blueprints),
-        len(BLEND_NAMES),
-        NUM_OPS,
-    )
-    masks = ActionMasks(
-        episodes.op_masks[valid],
-        episodes.slot_masks[valid],
-        episodes.blueprint_masks[valid],
-        episodes.blend_masks[valid],
-    )
-    if not ((actions >= 0) & (actions < sizes)).all() or not masks.allows(actions).all():
+    masks = ActionMasks(*(getattr(episodes, f"{name}_masks")[valid] for name in MASKS))
+    if not ((actions >= 0) & (actions < choices)).all() or not masks.allows(actions).all():
         raise ConfigError(f"{path} holds an action that was not legal")

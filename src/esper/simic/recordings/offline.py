@@ -1,12 +1,12 @@
-"""A better policy from recorded episodes alone: it imitates the recorded actions, the better ones
-more. No action that was not recorded is ever valued, so nothing is made up about it.
+"""Offline learning: a policy that imitates recorded actions, the better ones more. Actions that
+were not recorded are never evaluated.
 
-How much more is a choice:
+The weight of an action is one of
 
-    iql    by exp(beta (Q - V)), from implicit Q-learning (Kostrikov et al., 2021): V(s) is an upper
-           expectile of Q(s, a) over the actions that were taken, and Q(s, a) = r + gamma V(s')
-    group  by the softmax of beta times the returns of all episodes that began with the same
-           observation: where hosts differ more than actions do, nothing has to be estimated
+    iql    exp(beta (Q - V)) of implicit Q-learning (Kostrikov et al., 2021): V(s) is an upper
+           expectile of Q(s, a) over the recorded actions, and Q(s, a) = r + gamma V(s')
+    group  the softmax of beta times the returns of all episodes with the same first observation;
+           nothing is estimated, which helps where hosts differ more than actions
 """
 
 import copy
@@ -20,11 +20,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from esper.leyline import BLEND_NAMES, HEAD_RELEVANCE, NUM_OPS, OP, ConfigError, constants, draw_key
+from esper.leyline import HEAD_RELEVANCE, OP, ConfigError, constants, draw_key
 from esper.simic.agent.network import FactoredRecurrentActorCritic
 from esper.simic.control.normalization import RunningMeanStd
-from esper.simic.recordings.episodes import Episodes, decided_on
-from esper.simic.recordings.imitation import CloningConfig, Lesson, fit
+from esper.simic.recordings.episodes import Episodes, acted_on
+from esper.simic.recordings.imitation import CloningConfig, EpisodeTensors, fit
 from esper.simic.training.space import Space
 
 Advantage = Literal["iql", "group"]
@@ -32,26 +32,25 @@ Advantage = Literal["iql", "group"]
 
 @dataclass(frozen=True)
 class OfflineConfig:
-    """How to learn from recorded episodes."""
+    """Settings of offline learning."""
 
-    # Where the advantage of an action comes from.
+    # How actions are weighted.
     advantage: Advantage = "iql"
     # Discount of later rewards.
     gamma: float = constants.DEFAULT_GAMMA
-    # Which expectile of Q is the value of a state: 0.5 is the recorder's own, 1 the best it did.
+    # Which expectile of Q is V: 0.5 is the mean of the recorded actions, 1 the best of them.
     expectile: float = 0.9
-    # How strongly the policy prefers what was better than usual, in deviations of the return; with
-    # 0 it imitates all alike.
+    # How strongly better actions are preferred, per standard deviation of returns; 0: not at all.
     beta: float = 5.0
     max_weight: float = 100.0
-    # Steps of the optimiser for Q and V, and how many recorded steps each looks at.
+    # Optimiser steps for Q and V, and recorded steps per batch.
     steps: int = 3_000
     batch: int = 256
     learning_rate: float = 1e-3
     width: int = 128
-    # How fast the slow copy of Q, which V follows, moves towards Q.
+    # Rate of the moving average of Q that V is fitted to.
     target_rate: float = 0.01
-    # The policy is extracted like a clone; nothing is held out.
+    # How the policy is fitted; nothing is held out.
     policy: CloningConfig = field(default_factory=lambda: CloningConfig(epochs=30, minibatch=32))
 
     def __post_init__(self) -> None:
@@ -72,9 +71,8 @@ class OfflineConfig:
 
 @dataclass(frozen=True)
 class OfflineReport:
-    """`effective_share` is the share of steps that the weights leave in play: 1 if all count
-    alike, next to 0 if a few steps decide everything. The losses are of implicit Q-learning only.
-    """
+    """`effective_share` is the effective sample size as a share of all steps: 1 if all weights are
+    equal, near 0 if few steps have all the weight. The losses are None without IQL."""
 
     episodes: int
     mean_return: float
@@ -85,8 +83,8 @@ class OfflineReport:
 
 @dataclass(frozen=True)
 class Steps:
-    """All recorded steps side by side. `ends` marks the last of an episode: what follows is worth
-    nothing, because nobody ever acted there and its value could only be invented."""
+    """All recorded steps as one batch. `ends` marks the last step of an episode, after which the
+    value is 0: no action was recorded there."""
 
     observations: Tensor
     actions: Tensor
@@ -97,19 +95,18 @@ class Steps:
 
 def encode_actions(actions: np.ndarray, space: Space) -> np.ndarray:
     """float32 [..., slots + blueprints + blends + ops]: one-hots, zeros for irrelevant heads."""
-    sizes = (space.num_slots, len(space.blueprints), len(BLEND_NAMES), NUM_OPS)
     relevant = HEAD_RELEVANCE[actions[..., OP]]
     blocks = [
         (actions[..., head, None] == np.arange(size)) & relevant[..., head, None]
-        for head, size in enumerate(sizes)
+        for head, size in enumerate(space.choices)
     ]
     return np.concatenate(blocks, axis=-1).astype(np.float32)
 
 
-def flatten(episodes: Episodes, scale: RunningMeanStd) -> Steps:
-    """Rewards are divided by the deviation of the episodes' returns, so that beta has a unit."""
+def flatten(episodes: Episodes, normalizer: RunningMeanStd) -> Steps:
+    """All steps, with rewards divided by the standard deviation of the episodes' returns."""
     valid = episodes.valid
-    seen = scale.normalize(torch.from_numpy(episodes.observations))
+    seen = normalizer.normalize(torch.from_numpy(episodes.observations))
     last = np.arange(valid.shape[1]) == episodes.lengths[:, None] - 1
     spread = float(episodes.returns.std())
     rewards = episodes.rewards / (spread if spread > 1e-8 else 1.0)
@@ -128,8 +125,8 @@ def expectile_loss(errors: Tensor, expectile: float) -> Tensor:
     return (weight * errors.square()).mean()
 
 
-class Values(nn.Module):
-    """Two Q networks, of which the lower counts, and V."""
+class ValueNetworks(nn.Module):
+    """Two Q networks, of which the lower estimate is used, and V."""
 
     def __init__(self, observation_dim: int, action_dim: int, width: int, key: int) -> None:
         super().__init__()
@@ -158,12 +155,12 @@ def fit_values(
     config: OfflineConfig,
     key: int,
     progress: Callable[[int, int], None] = lambda done, total: None,
-) -> tuple[Values, Values, float, float]:
-    """(Q and V, their slow copy, last losses of V and Q); a function of its arguments."""
-    values = Values(
+) -> tuple[ValueNetworks, ValueNetworks, float, float]:
+    """(Q and V, their moving average, last losses of V and Q); a function of the arguments."""
+    values = ValueNetworks(
         steps.observations.shape[1], steps.actions.shape[1], config.width, draw_key(key, "values")
     )
-    slow = copy.deepcopy(values).requires_grad_(False)
+    average = copy.deepcopy(values).requires_grad_(False)
     optimizer = torch.optim.Adam(values.parameters(), config.learning_rate)
     shuffle = torch.Generator().manual_seed(draw_key(key, "offline"))
     v_loss = q_loss = torch.zeros(())
@@ -171,7 +168,7 @@ def fit_values(
         rows = torch.randint(len(steps.rewards), (config.batch,), generator=shuffle)
         seen, actions = steps.observations[rows], steps.actions[rows]
         with torch.no_grad():
-            goal = torch.min(*slow.q(seen, actions))
+            goal = torch.min(*average.q(seen, actions))
             future = torch.where(steps.ends[rows], 0.0, values.value(steps.following[rows]))
             target = steps.rewards[rows] + config.gamma * future
         v_loss = expectile_loss(goal - values.value(seen), config.expectile)
@@ -181,40 +178,45 @@ def fit_values(
         (v_loss + q_loss).backward()
         optimizer.step()
         with torch.no_grad():
-            for own, other in zip(slow.parameters(), values.parameters(), strict=True):
+            for own, other in zip(average.parameters(), values.parameters(), strict=True):
                 own.lerp_(other, config.target_rate)
         if (step + 1) % 100 == 0:
             progress(step + 1, config.steps)
-    return values, slow, v_loss.item(), q_loss.item()
+    return values, average, v_loss.item(), q_loss.item()
 
 
 def learn_offline(
     network: FactoredRecurrentActorCritic,
-    scale: RunningMeanStd,
+    normalizer: RunningMeanStd,
     episodes: Episodes,
     config: OfflineConfig | None = None,
     key: int = 0,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> OfflineReport:
-    """Train `network` in place on recorded episodes; `scale` learns their scales.
+    """Train `network` in place on recorded episodes; their observations update `normalizer`.
 
-    Only the policy is trained: the value head is left as it is. Raises ConfigError without
-    episodes, without any that can be compared, or if the values diverge.
+    The value head is not trained. Raises ConfigError if there are no episodes, if none can be
+    compared, or if the values diverge.
     """
     config = config or OfflineConfig()
     if len(episodes) == 0:
         raise ConfigError("there are no episodes to learn from")
-    scale.update(decided_on(episodes))
+    normalizer.update(acted_on(episodes))
     v_loss = q_loss = None
     if config.advantage == "group":
-        found = group_weights(episodes, config.beta)
-        weights = np.broadcast_to(found[:, None], episodes.valid.shape)[episodes.valid]
+        weights = np.repeat(group_weights(episodes, config.beta), episodes.lengths)
     else:
-        advantages, v_loss, q_loss = _iql_advantages(episodes, scale, config, key, progress)
+        steps = flatten(episodes, normalizer)
+        values, average, v_loss, q_loss = fit_values(steps, config, key, progress)
+        with torch.no_grad():
+            q = torch.min(*average.q(steps.observations, steps.actions))
+            advantages = (q - values.value(steps.observations)).numpy()
+        if not np.isfinite(advantages).all():
+            raise ConfigError("the values diverged; lower the learning rate or check the rewards")
         weights = np.exp(config.beta * advantages).clip(max=config.max_weight)
     padded = np.zeros(episodes.valid.shape, dtype=np.float32)
     padded[episodes.valid] = weights
-    fit(network, Lesson.of(episodes, scale, padded), config.policy, key, lambda epoch: None)
+    fit(network, EpisodeTensors.of(episodes, normalizer, padded), config.policy, key)
     return OfflineReport(
         episodes=len(episodes),
         mean_return=float(episodes.returns.mean()),
@@ -224,38 +226,20 @@ def learn_offline(
     )
 
 
-def _iql_advantages(
-    episodes: Episodes,
-    scale: RunningMeanStd,
-    config: OfflineConfig,
-    key: int,
-    progress: Callable[[int, int], None],
-) -> tuple[np.ndarray, float, float]:
-    """Of all recorded steps, in deviations of the return; and the last losses of V and Q."""
-    steps = flatten(episodes, scale)
-    values, slow, v_loss, q_loss = fit_values(steps, config, key, progress)
-    with torch.no_grad():
-        advantages = torch.min(*slow.q(steps.observations, steps.actions))
-        advantages = advantages - values.value(steps.observations)
-    if not torch.isfinite(advantages).all():
-        raise ConfigError("the values diverged; lower the learning rate or check the rewards")
-    return advantages.numpy(), v_loss, q_loss
-
-
 def group_weights(episodes: Episodes, beta: float) -> np.ndarray:
-    """float64 [N]: of the episodes that began alike the softmax of their returns, times how many
-    they are. `beta` is in the deviation of returns from their group's mean. Every group counts as
-    much as it has episodes, and those that differ little stay alike.
+    """float64 [N]: the softmax of returns within the episodes with the same first observation,
+    times their number. `beta` is per standard deviation of returns from the mean of their group,
+    over all groups.
 
-    0 for an episode that nothing can be compared with; raises ConfigError if that is so for all.
+    An episode without another one to compare has weight 0. Raises ConfigError if all have.
     """
     _, start = np.unique(episodes.observations[:, 0], axis=0, return_inverse=True)
     start, returns = start.reshape(-1), episodes.returns
     count = np.bincount(start)[start]
     if not (count > 1).any():
         raise ConfigError(
-            "no two of these episodes began alike, so that none can be compared with others; "
-            "record them on a family, or keep those of a run with groups"
+            "no two of these episodes start with the same observation, so none can be compared; "
+            "record them on a family, or keep those of a training run with groups"
         )
     ahead = returns - (np.bincount(start, weights=returns)[start] / count)
     spread = float(ahead[count > 1].std())

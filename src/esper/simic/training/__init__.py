@@ -1,2 +1,2 @@
-"""Learning to grow by PPO: `config` holds every setting, `loop` plays and learns, `shard` and
+"""PPO training of policies: `config` holds all settings, `loop` plays and learns, `shard` and
 `workers` hold the environments, `checkpoint` saves and restores `state`."""

@@ -1,11 +1,11 @@
-"""Checkpoints of a training run: sealed folders, of which the newest intact one is read.
+"""Checkpoints of a training run: sealed folders; the newest intact one is read.
 
 checkpoints/round-000012/
-    manifest.json        format version, and the SHA-256 of the two others
-    state.json           everything that is not a tensor
-    tensors.safetensors  everything that is
+    manifest.json        format version, and the SHA-256 of the other two files
+    state.json           everything but tensors
+    tensors.safetensors  tensors
 
-Nothing in them is code.
+Loading a checkpoint runs no code from it.
 """
 
 import logging
@@ -41,12 +41,12 @@ KEPT = 2
 
 
 class CheckpointWriteError(ConfigError):
-    """A checkpoint could not be written; those written before are untouched."""
+    """A checkpoint could not be written; earlier ones are untouched."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A state, and how long the files of the run were when it was taken, in bytes."""
+    """A state, and the size of each file of the run at that time, in bytes."""
 
     path: Path
     state: TrainState
@@ -54,9 +54,9 @@ class Checkpoint:
 
 
 def save_checkpoint(run: Path, state: TrainState, files: Mapping[str, int]) -> Path:
-    """Write the checkpoint before round `state.round`; keeps it and the one before.
+    """Write the checkpoint before round `state.round`, and remove all but it and the one before.
 
-    Raises CheckpointWriteError, in a sentence, if the disk does not take it.
+    Raises CheckpointWriteError if it cannot be written.
     """
     final = run / FOLDER / f"round-{state.round:06d}"
     tensors, meta = pack(state)
@@ -66,10 +66,10 @@ def save_checkpoint(run: Path, state: TrainState, files: Mapping[str, int]) -> P
         write_sealed(final, contents, FORMAT_VERSION)
     except OSError as error:
         left = _checkpoints(run)
-        kept = f"{left[0].name} is intact" if left else "there is none before it"
+        kept = f"{left[0].name} is intact" if left else "there is no earlier one"
         raise CheckpointWriteError(
             f"the checkpoint {final.name} could not be written: {error.strerror or error}; "
-            f"{kept}, so make room and go on with --resume {run}"
+            f"{kept}; free disk space and continue with --resume {run}"
         ) from error
     for old in _checkpoints(run)[KEPT:]:
         discard(old)
@@ -77,10 +77,10 @@ def save_checkpoint(run: Path, state: TrainState, files: Mapping[str, int]) -> P
 
 
 def load_checkpoint(run: Path) -> Checkpoint:
-    """The newest intact checkpoint of a run; says so, as a warning, if newer ones are damaged."""
+    """The newest intact checkpoint of a run; logs a warning for each newer one that is damaged."""
     candidates = _checkpoints(run)
     if not candidates:
-        raise ConfigError(f"{run} holds no checkpoint, so there is nothing to go on from or to use")
+        raise ConfigError(f"{run} holds no checkpoint; name the folder of a training run")
     refused = []
     for path in candidates:
         try:
@@ -92,18 +92,18 @@ def load_checkpoint(run: Path) -> Checkpoint:
 
 
 def read_checkpoint(path: Path, run: Path | None = None) -> Checkpoint:
-    """One checkpoint; raises ConfigError in a sentence if it is damaged, foreign or too new."""
+    """One checkpoint; raises ConfigError if it is damaged, of another format or not one."""
     contents = read_sealed(path, (STATE, TENSORS), FORMAT_VERSION, run)
     meta = from_json(path / STATE, contents[STATE])
     try:
         state = unpack(load(contents[TENSORS]), meta)
     except (SafetensorError, ConfigError) as error:
         raise DamagedCheckpointError(f"{path} cannot be used: {error}") from error
-    return Checkpoint(path, state, _sizes(path, meta))
+    return Checkpoint(path, state, _file_sizes(path, meta))
 
 
 def is_run(path: str | Path) -> bool:
-    """Does the folder hold checkpoints, or is it one?"""
+    """Whether the folder holds checkpoints or is one."""
     path = Path(path)
     return (path / MANIFEST).is_file() or bool(_checkpoints(path))
 
@@ -123,10 +123,10 @@ def _checkpoints(run: Path) -> list[Path]:
     return sealed_series(run / FOLDER, "round")
 
 
-def _sizes(path: Path, meta: Mapping[str, Any]) -> dict[str, int]:
+def _file_sizes(path: Path, meta: Mapping[str, Any]) -> dict[str, int]:
     sizes = meta.get("files")
     if not isinstance(sizes, dict) or not all(
         isinstance(size, int) and size >= 0 for size in sizes.values()
     ):
-        raise DamagedCheckpointError(f"{path} does not say how long the files of its run were")
+        raise DamagedCheckpointError(f"{path} lacks the sizes of the files of its run")
     return dict(sizes)

@@ -1,8 +1,7 @@
-"""Every setting of a training run: defaults, presets per task, a strict TOML file, flags.
+"""Every setting of a training run: defaults, presets, a strict TOML file, flags.
 
-Later ones win: defaults, then the presets of the task, a family and a warm start, the file, then
-flags. A setting inside a table is written with a dot, as in `ppo.learning_rate`, in flags and in
-messages.
+Later ones override earlier ones; there are presets for tasks, families and warm starts. In flags
+and messages a setting inside a table is written with a dot, as in `ppo.learning_rate`.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,20 +20,20 @@ from esper.tolaria.engine.recipe import Precision, check_precision
 from esper.tolaria.families import find_family
 from esper.tolaria.fused.choice import check_population
 
-# What growth costs it costs at once, what it gains comes epochs later, and the episode has an end:
-# any discount is a thumb on the scale against growing. Rewards are divided by their deviation, so
-# a return is of the order of the episode's length; at the agent's own default weight the errors of
-# the critic would drown the policy's gradient.
+# The costs of growth come at once and its gains epochs later, and episodes are finite: any discount
+# is a bias against growing. Rewards are divided by their standard deviation, so returns are of the
+# order of the episode's length; with the agent's default weight of the value loss, the gradient of
+# the critic would dominate that of the policy.
 DEFAULT_PPO = PPOConfig(gamma=1.0, gae_lambda=1.0, value_coef=0.05)
 
 
 @dataclass(frozen=True)
 class NetworkSizes:
-    """Kind and sizes of the policy's network that do not follow from the task."""
+    """Kind and sizes of the policy's network, as far as the task does not determine them."""
 
-    # 'flat': for the slots and blueprints of its task. 'set': for any number of either.
+    # 'flat': for the slots and blueprints of its task. 'set': for any number of both.
     kind: Kind = "flat"
-    # Width of the features that enter the LSTM, and of the LSTM and its layers.
+    # Width of the features that enter the LSTM, width and number of layers of the LSTM.
     feature_dim: int = constants.FEATURE_DIM
     lstm_hidden_dim: int = constants.LSTM_HIDDEN_DIM
     lstm_layers: int = 1
@@ -42,15 +41,15 @@ class NetworkSizes:
     embedding_dim: int = constants.EMBEDDING_DIM
     # Hidden width of each head; None: half of the LSTM.
     head_width: int | None = None
-    # Logits that ops start with, by name; those left out start with 0. If all do, every legal op is
-    # as probable as another, and a seed is culled by chance long before it could be kept.
+    # Initial logits of ops by name, 0 for the others. If all are 0, legal ops are equally probable,
+    # and seeds are removed by chance long before they could be kept.
     op_bias: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         refuse_unknown(self.op_bias, {op.name for op in LifecycleOp}, "network.op_bias.")
 
 
-# Settings that are whole numbers, with the least and the most that can be meant.
+# Minimum and maximum of settings that are whole numbers.
 RANGES = (
     ("rounds", 1, constants.MOST_COUNT),
     ("envs", 1, constants.MOST_ENVS),
@@ -64,23 +63,23 @@ RANGES = (
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """One training run. The discount is `ppo.gamma`, for returns and for reward shaping alike."""
+    """One training run. `ppo.gamma` is the discount of returns and of reward shaping."""
 
     # What the hosts learn; see `esper tasks`.
     task: str = "digits"
-    # The hosts are drawn from this family of the task, anew for every group; None: all are alike.
+    # Draw the host of each group from this family; None: all hosts have the task's architecture.
     family: str | None = None
-    # Environments that begin with the same host and see the same data in the same order.
+    # Environments that begin with the same host and train on the same data in the same order.
     group: int = 1
-    # How many times all environments are played and learnt from.
+    # Rounds of one episode in every environment and one update of the policy.
     rounds: int = 200
-    # Host trainings that run side by side in each round.
+    # Hosts that are trained in each round.
     envs: int = 16
-    # Decisions per episode, one per epoch of the host; None: as many as the task says.
+    # Decisions per episode, one per epoch of the host; None: the number of the task.
     steps: int | None = None
-    # Same key, same run, bit for bit.
+    # Runs with the same key and settings are identical to the bit.
     key: int = 0
-    # What is rewarded; and, for comparison, what the second half of the environments gets instead.
+    # What is rewarded; and, for an A/B comparison, the mode of the second half of the environments.
     reward_mode: str = "objective"
     ab_reward_mode: str | None = None
     # 'isolated': a seed learns without acting before it is blended in; 'joint': it acts from birth.
@@ -94,17 +93,17 @@ class TrainingConfig:
     max_params: float | None = None
     max_macs: float | None = None
     max_seeds: int | None = None
-    # Rewards are divided by the deviation of what is left to earn at a step, and are not clipped;
-    # False: by their own deviation, clipped at 10.
+    # Divide rewards by the standard deviation of the returns from each step on, without clipping;
+    # False: by their own standard deviation, clipped at 10.
     scale_returns: bool = False
-    # Every so many rounds the policy plays the validation hosts of the family, by its most probable
-    # actions, and the best one so far is kept in the folder `best`. None: never.
+    # Every so many rounds the policy is scored on the validation hosts of the family, with its most
+    # probable actions, and the best one so far is kept in the folder `best`. None: never.
     validate_every: int | None = None
-    # Keep all that was seen and done, to learn from it offline: some megabytes per round.
+    # Keep observations, actions and rewards for offline learning: some megabytes per round.
     keep_episodes: bool = False
-    # Run whose policy and observation statistics training starts from; None: from scratch.
+    # Run whose policy and observation statistics are the start of training; None: from scratch.
     warm_start: str | None = None
-    # Settings of the learner, of its network, and of the reward's family (param_cost, ...).
+    # Settings of PPO, of the policy's network, and of the reward modes (param_cost, ...).
     ppo: PPOConfig = DEFAULT_PPO
     network: NetworkSizes = field(default_factory=NetworkSizes)
     reward: Mapping[str, Any] = field(default_factory=dict)
@@ -124,7 +123,7 @@ class TrainingConfig:
             if self.envs < 2:
                 raise ConfigError("comparing two reward modes needs at least 2 environments")
             if self.ab_reward_mode == self.reward_mode:
-                raise ConfigError(f"ab_reward_mode is {self.reward_mode!r} as well; name another")
+                raise ConfigError(f"both reward modes are {self.reward_mode!r}; give another one")
         self._check_groups()
         self._check_family()
         Budget(params=self.max_params, macs=self.max_macs)
@@ -139,8 +138,8 @@ class TrainingConfig:
             )
         if self.ab_reward_mode is not None and self.envs // 2 % self.group:
             raise ConfigError(
-                f"half of {self.envs} environments cannot be divided into groups of {self.group}; "
-                "a group has one reward mode"
+                f"half of {self.envs} environments cannot be divided into groups of {self.group}, "
+                "and a group has one reward mode; make envs an even multiple of group"
             )
 
     def _check_family(self) -> None:
@@ -149,12 +148,10 @@ class TrainingConfig:
         task = find_family(self.family).task.name
         if task != self.task:
             raise ConfigError(
-                f"family {self.family!r} is one of task {task!r}, not {self.task!r}; leave out task"
+                f"family {self.family!r} is for task {task!r}, not {self.task!r}; leave out task"
             )
         if self.steps is not None:
-            raise ConfigError(
-                "the members of a family say how long they are trained; leave out steps"
-            )
+            raise ConfigError(f"family {self.family!r} determines steps; leave out steps")
 
     @property
     def modes(self) -> tuple[str, ...]:
@@ -162,14 +159,14 @@ class TrainingConfig:
         return tuple(mode for mode in (self.reward_mode, self.ab_reward_mode) if mode is not None)
 
     def mode_of(self, env: int) -> str:
-        """The reward mode of an environment: with two modes the second half has the second."""
+        """The reward mode of an environment; with two modes the second half has the second one."""
         return self.modes[0 if len(self.modes) == 1 or env < self.envs // 2 else 1]
 
     def reward_config(self, mode: str) -> RewardConfig:
         return make_reward(mode, self.reward, self.modes)
 
     def flat(self) -> dict[str, Any]:
-        """All settings with dotted keys, for a flat TOML file that `load_config` reads back."""
+        """All settings by dotted name, for a flat TOML file that `load_config` reads."""
         return dict(_flatten(self, ""))
 
 
@@ -186,14 +183,13 @@ PRESETS: dict[str, dict[str, Any]] = {
     "cifar10_deep": {"ppo.entropy_coef": 0.08},
 }
 
-# Hosts that differ are comparable in what they gain; within a group actions are all that differs.
+# Different hosts are compared by what they gain; within a group only actions differ.
 FAMILY_PRESET = {"group": 8, "reward_mode": "budget", "network.kind": "set"}
 
-# The critic of a clone has learnt nothing; graded by it, a good policy is soon a bad one.
+# The critic of a clone is untrained, and its advantages would soon ruin a good policy.
 WARM_START_PRESET = {"ppo.critic_first": 4}
 
-
-# What is known of slots and candidates is shared by all of them; it takes less room.
+# All slots, and all candidates, share their weights, so fewer suffice.
 SET_PRESET = {"network.feature_dim": 64, "network.lstm_hidden_dim": 64}
 
 
@@ -203,10 +199,8 @@ def load_config(
     *,
     presets: bool = True,
 ) -> TrainingConfig:
-    """From a TOML file, if any, and flags by dotted name; flags that are None were not given.
-
-    Raises ConfigError, in one sentence, for what is unknown or cannot work.
-    """
+    """Settings from a TOML file, if any, and from flags by dotted name; flags with None are
+    ignored. Raises ConfigError for unknown settings and invalid values."""
     given = read_toml(Path(path)) if path is not None else {}
     for name, value in (flags or {}).items():
         if value is not None:
@@ -236,13 +230,13 @@ def _presets(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def make_reward(mode: str, settings: Mapping[str, Any], modes: tuple[str, ...]) -> RewardConfig:
-    """The config of one mode; a setting that no mode in use has is refused."""
+    """The config of one reward mode. Raises ConfigError for a setting that none of `modes` has."""
     for other in modes:
         if other not in MODES:
-            near = nearest(other, MODES)
-            raise ConfigError(f"no reward mode {other!r}; there are {', '.join(MODES)}{near}")
-    known = {name for other in modes for name in settings_of(MODES[other].config) - {"mode"}}
-    refuse_unknown(settings, known, "reward.")
+            known = ", ".join(MODES)
+            raise ConfigError(f"no reward mode {other!r}; there are {known}{nearest(other, MODES)}")
+    names = {name for other in modes for name in settings_of(MODES[other].config) - {"mode"}}
+    refuse_unknown(settings, names, "reward.")
     family = MODES[mode].config
     own = {name: value for name, value in settings.items() if name in settings_of(family)}
     own["mode"] = mode
@@ -254,9 +248,6 @@ def make_reward(mode: str, settings: Mapping[str, Any], modes: tuple[str, ...]) 
     return family(**own)
 
 
-# --- reading ---------------------------------------------------------------------------------
-
-
 def _put(settings: dict[str, Any], dotted: str, value: Any) -> None:
     table, _, name = dotted.rpartition(".")
     where = settings.setdefault(table, {}) if table else settings
@@ -264,7 +255,7 @@ def _put(settings: dict[str, Any], dotted: str, value: Any) -> None:
 
 
 def _build(settings: dict[str, Any]) -> TrainingConfig:
-    """Whatever is a field is a setting; a field that holds settings of its own is a table."""
+    """Every field is a setting; a field that is a dataclass or a mapping is a table."""
     refuse_unknown(settings, settings_of(TrainingConfig), "")
     defaults, chosen = TrainingConfig(), dict(settings)
     for name, value in settings.items():
@@ -281,12 +272,8 @@ def _build(settings: dict[str, Any]) -> TrainingConfig:
 
 
 def _flatten(value: Any, prefix: str) -> Iterator[tuple[str, Any]]:
-    items = (
-        [(f.name, getattr(value, f.name)) for f in fields(value)]
-        if is_dataclass(value)
-        else list(value.items())
-    )
-    for name, entry in items:
+    items = vars(value) if is_dataclass(value) else value
+    for name, entry in items.items():
         if is_dataclass(entry) or (isinstance(entry, Mapping) and entry):
             yield from _flatten(entry, f"{prefix}{name}.")
         else:

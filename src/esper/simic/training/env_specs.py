@@ -1,4 +1,4 @@
-"""What the environments of a round are: hosts of one task, or of members of a family."""
+"""What the environments of each round are: hosts of one task, or of the members of a family."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -7,14 +7,17 @@ from typing import cast
 import numpy as np
 
 from esper.growth.blueprints.catalogue import default_catalogue
-from esper.leyline import ConfigError, draw_key
+from esper.leyline import ConfigError, Recorder, draw_key
 from esper.leyline.growth_settings import Budget, GrowthSettings, Incubation
 from esper.simic.agent.network import Kind
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.space import Space
 from esper.tolaria.data.catalogue import data_root
 from esper.tolaria.data.splits import DataSplits
+from esper.tolaria.engine.environment import GrowthEnv
 from esper.tolaria.engine.recipe import HostRecipe
+from esper.tolaria.engine.run import make_env
+from esper.tolaria.families import find_family
 from esper.tolaria.families.base import Family, Member
 from esper.tolaria.families.hosts import hosts_of
 from esper.tolaria.fused.choice import choose_population
@@ -23,10 +26,13 @@ from esper.tolaria.tasks.base import Task
 
 @dataclass(frozen=True)
 class ShardSpec:
-    """Everything a shard is made from; `envs` are the numbers of its environments in the run, and
-    `device` is where their hosts are trained. With a `family` hosts are of its members, not of
-    `task`. With `data` that is shared, it can be sent to another process. `controller` is who acts,
-    as outcomes name it."""
+    """Everything a shard is made from; with shared `data` it can be sent to another process.
+
+    envs        the numbers of its environments in the run
+    device      where their hosts are trained
+    family      hosts are of its members, not of `task`
+    controller  the name of the controller in outcomes
+    """
 
     config: TrainingConfig
     task: Task
@@ -39,7 +45,7 @@ class ShardSpec:
 
 @dataclass(frozen=True)
 class EnvSpec:
-    """Environments that one `GrowthEnv` plays; `rows` are their places in the shard."""
+    """The environments of one `GrowthEnv`; `rows` are their positions in the shard."""
 
     rows: slice
     recipe: HostRecipe
@@ -48,15 +54,15 @@ class EnvSpec:
 
 
 def space_of(task: Task, family: Family | None = None, *, kind: Kind = "flat") -> Space:
-    """Slots and blueprints of a run's environments, as a network of that kind sees them. Raises
-    ConfigError for hosts that it cannot all see."""
+    """Slots and blueprints of a run's environments, for a network of that kind. Raises ConfigError
+    if the hosts of the family differ in slots and the network is flat."""
     if family is None:
         return Space.of(len(task.slots), default_catalogue().names, kind)
     least, most = family.blocks
     if kind == "flat" and least != most:
         raise ConfigError(
-            f"the hosts of family {family.name!r} have {least} to {most} slots, which only a "
-            'network over sets takes: give network.kind = "set"'
+            f"the hosts of family {family.name!r} have {least} to {most} slots, and a flat network "
+            'takes one number of slots; give network.kind = "set"'
         )
     return Space.of(most, family.catalogue.names, kind)
 
@@ -64,7 +70,7 @@ def space_of(task: Task, family: Family | None = None, *, kind: Kind = "flat") -
 def recipe_of(
     config: TrainingConfig, task: Task, data: DataSplits, family: Family | None = None
 ) -> HostRecipe:
-    """How the hosts of a run are made and trained; of a family, those of its first member."""
+    """How the hosts of a run are made and trained; with a family, the hosts of its first member."""
     if family is not None:
         return family.members("train")[0].recipe(data, config.precision)
     return replace(task, precision=config.precision).recipe(data)
@@ -79,14 +85,14 @@ def most_steps(
     return config.steps or task.steps
 
 
-def side_by_side(config: TrainingConfig, family: Family | None = None) -> int:
-    """How many hosts of one architecture there are in a round."""
+def env_batch_size(config: TrainingConfig, family: Family | None = None) -> int:
+    """How many hosts of a round have the same architecture and are trained together."""
     return config.envs if family is None else config.group
 
 
 def episode_key(run_key: int, round_: int, group: int) -> int:
-    """The key of the episodes of one group; `esper grow` with it makes the same host, of a run
-    without a family."""
+    """The key of the episodes of one group. In a run without a family, `esper grow` with this key
+    makes the same host."""
     return draw_key(run_key, "episode", round_, group)
 
 
@@ -96,39 +102,39 @@ def groups_of(spec: ShardSpec) -> np.ndarray:
 
 
 class RoundSpecs:
-    """The scenes of every round of a shard; `groups` int[E] are those of its environments."""
+    """The `EnvSpec`s of every round of a shard; `groups` int[E] are those of its environments."""
 
-    def __init__(self, spec: ShardSpec) -> None:
-        self.spec, self.groups = spec, groups_of(spec)
-        config = spec.config
-        self.recipe = recipe_of(config, spec.task, spec.data, spec.family)
+    def __init__(self, shard_spec: ShardSpec) -> None:
+        self.shard_spec, self.groups = shard_spec, groups_of(shard_spec)
+        config, family = shard_spec.config, shard_spec.family
+        self.recipe = recipe_of(config, shard_spec.task, shard_spec.data, family)
         self.population = choose_population(
-            self.recipe, side_by_side(config, spec.family), config.population, spec.device
+            self.recipe, env_batch_size(config, family), config.population, shard_spec.device
         )
 
     def of_round(self, round_: int) -> Iterator[EnvSpec]:
-        spec = self.spec
-        keys = [episode_key(spec.config.key, round_, group) for group in self.groups.tolist()]
-        if spec.family is None:
-            rules = self._rules(GrowthSettings(spec.config.steps or spec.task.steps))
-            rules = replace(rules, schedule=spec.task.schedule, population=self.population)
+        shard = self.shard_spec
+        keys = [episode_key(shard.config.key, round_, group) for group in self.groups.tolist()]
+        if shard.family is None:
+            rules = self._rules(GrowthSettings(shard.config.steps or shard.task.steps))
+            rules = replace(rules, schedule=shard.task.schedule, population=self.population)
             yield EnvSpec(slice(0, len(keys)), self.recipe, tuple(keys), rules)
             return
         firsts = np.flatnonzero(np.diff(self.groups, prepend=-1)).tolist()
         for first, end in zip(firsts, [*firsts[1:], len(keys)], strict=True):
-            member, key = spec.family.episode("train", keys[first])
+            member, key = shard.family.episode("train", keys[first])
             yield self._of_member(member, key, slice(first, end))
 
     def _of_member(self, member: Member, key: int, rows: slice) -> EnvSpec:
-        spec, count = self.spec, rows.stop - rows.start
-        hosts = hosts_of(member, spec.data, data_root(), spec.config.precision)
-        recipe = replace(member.recipe(spec.data, spec.config.precision), weights=hosts.weights)
-        rules = self._rules(member.rules(spec.data, hosts.cost, self.population))
-        return EnvSpec(rows, recipe, (key,) * count, rules)
+        shard, precision = self.shard_spec, self.shard_spec.config.precision
+        hosts = hosts_of(member, shard.data, data_root(), precision)
+        recipe = replace(member.recipe(shard.data, precision), weights=hosts.weights)
+        rules = self._rules(member.rules(shard.data, hosts.cost, self.population))
+        return EnvSpec(rows, recipe, (key,) * (rows.stop - rows.start), rules)
 
     def _rules(self, rules: GrowthSettings) -> GrowthSettings:
-        """With the caps of the run; of hosts that start fresh, also with its incubation."""
-        config = self.spec.config
+        """Add the caps of the run; for hosts that start fresh, also its incubation."""
+        config = self.shard_spec.config
         rules = replace(
             rules,
             budget=Budget(params=config.max_params, macs=config.max_macs),
@@ -138,3 +144,13 @@ class RoundSpecs:
             return rules
         incubation = cast(Incubation, config.incubation)
         return replace(rules, incubation=incubation, on_panic="terminate", keep_best=False)
+
+
+def episode_env(
+    config: TrainingConfig, task: Task, data: DataSplits, round_: int, env: int, recorder: Recorder
+) -> GrowthEnv:
+    """One environment of a round, made anew and on its own: the same actions have the same results
+    as in the run."""
+    family = None if config.family is None else find_family(config.family)
+    (spec,) = RoundSpecs(ShardSpec(config, task, data, (env,), family=family)).of_round(round_)
+    return make_env(spec.recipe, spec.keys, spec.rules, recorder)

@@ -1,10 +1,10 @@
 """The training loop. One round reads top to bottom:
 
-    play an episode in every environment -> update the policy -> look for anomalies
-    -> now and then, what it is worth on other hosts -> one row of metrics -> checkpoint
+    play an episode in every environment -> update the policy -> check for anomalies
+    -> every so often, score the policy on validation hosts -> one row of metrics -> checkpoint
 
-Everything random in it is a function of (key, purpose, round, environment, step), so the state
-before a round and the config decide all that follows.
+All randomness is a function of (key, purpose, round, environment, step), so the state before a
+round and the config determine everything that follows.
 """
 
 import math
@@ -26,16 +26,16 @@ from esper.simic.telemetry.lstm_health import LSTMHealth, compute_lstm_health
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.round_log import RoundLog
 from esper.simic.training.scaling import ScaledEnv, scale_returns
-from esper.simic.training.state import Best, TrainState
+from esper.simic.training.state import BestPolicy, TrainState
 
 
 @dataclass(frozen=True)
 class Hooks:
-    """What the caller wants to know and say while a run goes on.
+    """Callbacks of a run.
 
-    on_round  after each round: its number, its row of metrics, its row of timings
-    on_step   after each step of a round; what it raises ends the run within the round
-    stop      asked before each round: is it time to end the run?
+    on_round  called after each round with its number, its row of metrics and its row of timings
+    on_step   called after each step of a round; an exception ends the run within the round
+    stop      called before each round; True ends the run
     """
 
     on_round: Callable[[int, dict[str, Any], dict[str, Any]], None] = lambda *rows: None
@@ -43,9 +43,9 @@ class Hooks:
     stop: Callable[[], bool] = lambda: False
 
 
-class Validation(Protocol):
-    """What the policy of a state is worth on hosts that it does not learn from; `keep` is told of
-    the state whenever that is more than before."""
+class PolicyValidator(Protocol):
+    """Scores the policy of a state on validation hosts; `keep` is called with every state that
+    scores higher than all before."""
 
     def score(self, state: TrainState) -> float: ...
 
@@ -60,16 +60,15 @@ def run_training(
     log: RoundLog,
     *,
     save: Callable[[TrainState], None] = lambda state: None,
-    validation: Validation | None = None,
-    traced: Callable[[int, str], AbstractContextManager[None]] = lambda *part: nullcontext(),
+    validation: PolicyValidator | None = None,
+    traced: Callable[[int, str], AbstractContextManager[None]] = lambda *phase: nullcontext(),
     hooks: Hooks | None = None,
 ) -> TrainState:
     """Play and learn until `config.rounds` are done or a hook ends the run.
 
-    `env` is any vectorised environment with episodes of at most `max_steps`; if it is one of
-    growth, it tells `log` what happens. `save` gets the state after each round, `validation` is
-    asked every `config.validate_every` rounds. The parts of a round, "play" and "update", happen
-    within `traced` of its number and their names.
+    `env` has episodes of at most `max_steps`; growth environments record to `log`. `save` gets the
+    state after each round, `validation` every `config.validate_every` rounds. Rounds run inside the
+    contexts `traced(round, "play")` and `traced(round, "update")`.
     """
     hooks = hooks or Hooks()
     if config.ppo.group_baseline:
@@ -94,7 +93,7 @@ def run_training(
             row |= diagnose(config, state, metrics, compute_lstm_health(buffer.last_hidden), log)
         state.round += 1
         with clock.phase("validation"):
-            row |= validated(config, state, validation)
+            row |= validation_column(config, state, validation)
         with clock.phase("telemetry"):
             for detail in details(state, metrics):
                 log.metrics(_finite(detail))
@@ -113,7 +112,7 @@ def round_row(
     outcomes: list[EpisodeOutcome],
     metrics: PPOUpdateMetrics,
 ) -> dict[str, Any]:
-    """What one round came to; scores and sizes are means over episodes, None without any."""
+    """The row of a round; scores and sizes are means over episodes, None without any."""
     row: dict[str, Any] = {
         "kind": "round",
         "episodes": len(returns),
@@ -142,10 +141,10 @@ def diagnose(
     health: LSTMHealth | None,
     log: RoundLog,
 ) -> dict[str, Any]:
-    """Columns of the round's row; tells of anomalies that began with this update.
+    """Columns of the round's row; logs anomalies that began with this update.
 
-    `health` is that of the hidden states that episodes ended with. While an anomaly lasts and for
-    some rounds more, rounds are looked at closely.
+    `health` is about the hidden states at the end of episodes. During an anomaly and for some
+    rounds after it, telemetry is detailed.
     """
     flat, hidden = metrics.flat(), {} if health is None else health.flat()
     drift = state.gradients.update(flat["grad_norm"], flat["gradient_health"])
@@ -167,22 +166,22 @@ def diagnose(
     }
 
 
-def validated(
-    config: TrainingConfig, state: TrainState, validation: Validation | None
+def validation_column(
+    config: TrainingConfig, state: TrainState, validation: PolicyValidator | None
 ) -> dict[str, float | None]:
-    """Column of the round's row: the score on other hosts, None if they were not played."""
+    """The score on validation hosts, None if they were not played in this round."""
     every = config.validate_every
     if validation is None or every is None or state.round % every:
         return {"unseen_score": None}
     score = validation.score(state)
     if state.best is None or score > state.best.score:
-        state.best = Best(state.round, score)
+        state.best = BestPolicy(state.round, score)
         validation.keep(state)
     return {"unseen_score": score}
 
 
 def details(state: TrainState, metrics: PPOUpdateMetrics) -> Iterator[dict[str, Any]]:
-    """Rows of what was looked at closely, and of what is broken if the update was skipped."""
+    """Rows of detailed telemetry, and a report of what is not finite if the update was skipped."""
     for layer in metrics.layers:
         yield {"kind": "layer", **asdict(layer)}
     if metrics.ratios is not None:
@@ -195,7 +194,7 @@ def details(state: TrainState, metrics: PPOUpdateMetrics) -> Iterator[dict[str, 
 
 
 def _finite(row: dict[str, Any]) -> dict[str, Any]:
-    """What is not finite was not measured; the counts beside it say what it was."""
+    """The row with None for numbers that are not finite; the counts in it say what they were."""
     return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value
         for name, value in row.items()

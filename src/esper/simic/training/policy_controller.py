@@ -1,4 +1,4 @@
-"""The controller that follows a policy that was learnt."""
+"""The controller that follows a trained policy."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,7 +13,7 @@ from esper.leyline.events import Decided
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.set_network import SetActorCritic
 from esper.simic.training.checkpoint import load_state
-from esper.simic.training.reasons import Look, reasons_of
+from esper.simic.training.reasons import PolicyStep, decision_events
 from esper.simic.training.space import Space
 from esper.simic.training.state import TrainState
 from esper.tamiyo.situation import Situation
@@ -21,13 +21,13 @@ from esper.tolaria.families import BUILT_IN
 
 
 class LearnedController:
-    """Takes the most probable action of a trained policy; with `deterministic=False` it draws,
+    """Takes the most probable action of a trained policy; with `deterministic=False` it samples,
     as a function of the episode's key and the step.
 
-    A flat policy decides for hosts with as many slots, and for the blueprints, that it was trained
-    with; others are refused with ConfigError. One over sets decides for any: it plants blueprints
-    that it has learnt with, and others only in hosts that none of these fits. Neither plants more
-    seeds at a time than it has learnt with.
+    A flat policy works for the number of slots and the blueprints that it was trained with; others
+    are refused with ConfigError. A policy over sets works for any: it plants blueprints that it was
+    trained with, and others only in hosts that none of these fits. Neither plants more seeds at a
+    time than in its training.
     """
 
     def __init__(self, state: TrainState, name: str = "learned", deterministic: bool = True):
@@ -35,10 +35,10 @@ class LearnedController:
         self.observations = state.observations
         self.task: str | None = state.settings.get("task")
         family = BUILT_IN.get(state.settings.get("family") or "")
-        # How the networks arrived that it has learnt with; empty if that is not known.
+        # How its hosts started, fresh or trained; empty if that is not known.
         self.starts: tuple[str, ...] = () if family is None else family.starts
         self.max_seeds: int | None = state.settings.get("max_seeds")
-        self.learnt_with = state.space.blueprints
+        self.known_blueprints = state.space.blueprints
         self.name, self.deterministic = name, deterministic
 
     @staticmethod
@@ -47,7 +47,7 @@ class LearnedController:
         return LearnedController(load_state(path), str(path), deterministic)
 
     def check_fit(self, num_slots: int, catalogue: BlueprintCatalogue) -> None:
-        """Raises ConfigError if the policy was made for other slots or blueprints."""
+        """Raises ConfigError if the policy was trained for other slots or blueprints."""
         if self.space.kind == "set":
             return
         if num_slots != self.space.num_slots:
@@ -72,7 +72,7 @@ class LearnedController:
         self.hidden = (state["h"], state["c"])
 
     def _fit(self, num_slots: int, catalogue: BlueprintCatalogue) -> None:
-        """Be the policy for these slots and blueprints."""
+        """Adapt a policy over sets to these slots and blueprints."""
         self.check_fit(num_slots, catalogue)
         space = Space.of(num_slots, catalogue.names, self.space.kind)
         network = self.agent.network
@@ -83,24 +83,23 @@ class LearnedController:
 
     def act(self, situation: Situation) -> np.ndarray:
         self._fit(situation.slot_config.num_slots, situation.catalogue)
-        situation = _familiar(_capped(situation, self.max_seeds), self.learnt_with)
-        seen, _ = self.space.look(situation)
-        raw = torch.from_numpy(seen)
+        situation = _only_known(_capped(situation, self.max_seeds), self.known_blueprints)
+        observations, _ = self.space.observe(situation)
+        raw = torch.from_numpy(observations)
         scaled = self.observations.normalize(raw)
         draws = None if self.deterministic else _draws(situation)
         decision = self.agent.act(scaled, self.hidden, situation.masks, draws)
-        self.look = Look(situation, raw, scaled, self.hidden, decision.values)
+        self.last_step = PolicyStep(situation, raw, scaled, self.hidden, decision.values)
         self.hidden = decision.hidden
         return decision.actions
 
     def reasons(self, actions: np.ndarray) -> list[Decided]:
-        shown = self.look.situation
-        names = self.space.names(shown.slot_config.names)
-        return reasons_of(self.agent, self.look, names, actions)
+        names = self.space.names(self.last_step.situation.slot_config.names)
+        return decision_events(self.agent, self.last_step, names, actions)
 
 
 def _capped(situation: Situation, max_seeds: int | None) -> Situation:
-    """The same with at most so many seeds at a time."""
+    """The situation with at most so many seeds at a time."""
     allowed = situation.max_seeds
     if max_seeds is None or (allowed is not None and allowed <= max_seeds):
         return situation
@@ -111,15 +110,15 @@ def _capped(situation: Situation, max_seeds: int | None) -> Situation:
     return replace(situation, masks=masks, max_seeds=max_seeds)
 
 
-def _familiar(situation: Situation, blueprints: Sequence[str]) -> Situation:
-    """The same without all other blueprints, where any of these fits the host."""
+def _only_known(situation: Situation, blueprints: Sequence[str]) -> Situation:
+    """The situation without other blueprints, if any of these fits the host."""
     known, facts = np.isin(situation.catalogue.names, blueprints), situation.facts
     if known.all() or facts is None or not (facts.fits & known).any():
         return situation
-    masks, grows = situation.masks, LifecycleOp.GERMINATE
+    masks, germinate = situation.masks, LifecycleOp.GERMINATE
     op, slot, blueprint = masks.op.copy(), masks.slot.copy(), masks.blueprint & known
-    slot[:, grows] &= blueprint.any(axis=2)
-    op[:, grows] &= slot[:, grows].any(axis=1)
+    slot[:, germinate] &= blueprint.any(axis=2)
+    op[:, germinate] &= slot[:, germinate].any(axis=1)
     masks = replace(masks, op=op, slot=slot, blueprint=blueprint)
     return replace(situation, masks=masks, facts=replace(facts, fits=facts.fits & known))
 

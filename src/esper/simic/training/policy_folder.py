@@ -1,4 +1,4 @@
-"""A policy without the rest of its training, for others to use."""
+"""Folders with an exported policy: its weights and a card that describes it."""
 
 import json
 from collections.abc import Mapping
@@ -16,8 +16,8 @@ FORMAT, HEADER = 2, "esper"
 
 
 def card_of(state: TrainState, name: str, episodes: int | None = None) -> PolicyCard:
-    """A card with what the run knows; what has to be measured is left to its author."""
-    settings = _told(state.settings)
+    """A card with what is known from the run; the author adds what has to be measured."""
+    settings = _public(state.settings)
     where = settings.get("family") or f"task {settings.get('task')}"
     played = "an unknown number of" if episodes is None else f"{episodes:,}"
     return PolicyCard(
@@ -32,9 +32,9 @@ def card_of(state: TrainState, name: str, episodes: int | None = None) -> Policy
 
 
 def write_policy(folder: Path, state: TrainState, card: PolicyCard) -> None:
-    """Weights and card, without optimiser. Raises ConfigError if there is something already."""
+    """Write weights and card, without the optimiser. Raises ConfigError if the folder exists."""
     if folder.exists():
-        raise ConfigError(f"{folder} is there already; remove it, or choose another name or folder")
+        raise ConfigError(f"{folder} exists already; remove it, or choose another name or folder")
     files = policy_files(state, card)
     folder.mkdir(parents=True)
     for name, content in files.items():
@@ -42,17 +42,17 @@ def write_policy(folder: Path, state: TrainState, card: PolicyCard) -> None:
 
 
 def policy_files(state: TrainState, card: PolicyCard) -> dict[str, bytes]:
-    """What the folder of a policy has in it, by name."""
+    """The files of a policy folder by name."""
     check_policy_name(card.name)
     tensors, meta = pack(state)
     weights = {name: each for name, each in tensors.items() if not name.startswith("optimizer.")}
-    meta |= {"format": FORMAT, "settings": _told(state.settings)}
+    meta |= {"format": FORMAT, "settings": _public(state.settings)}
     header = {HEADER: json.dumps(meta)}
     return {WEIGHTS: save(weights, header), CARD: card.as_toml().encode()}
 
 
-def _told(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings without the way to a folder of the machine that trained it."""
+def _public(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings without the path to a folder of the training machine."""
     start = settings.get("warm_start")
     return {**settings, **({} if start is None else {"warm_start": Path(start).name})}
 
@@ -62,8 +62,8 @@ def is_policy(folder: Path) -> bool:
 
 
 def read_policy(folder: Path) -> TrainState:
-    """A state with the policy in it and nothing else learnt. Raises ConfigError if it is damaged,
-    foreign or too new."""
+    """A state with the policy and no optimiser state. Raises ConfigError if the folder is damaged,
+    of another format or not a policy."""
     path = folder / WEIGHTS
     try:
         with safe_open(path, framework="pt") as file:
@@ -72,7 +72,7 @@ def read_policy(folder: Path) -> TrainState:
     except (SafetensorError, ValueError) as error:
         raise ConfigError(f"{path} is damaged, or not a policy: {error}") from error
     if not isinstance(meta, dict) or meta.get("format") != FORMAT:
-        raise ConfigError(f"{path} is no policy that this version of Esper can read")
+        raise ConfigError(f"{path} is not a policy that this version of Esper can read")
     try:
         return unpack(tensors, meta)
     except ConfigError as error:

@@ -1,4 +1,4 @@
-"""What a round leaves behind: what happened in it, and where its time and memory went."""
+"""The records of a round, and the time and memory that it took."""
 
 import time
 from collections.abc import Iterator
@@ -11,14 +11,14 @@ from esper.leyline import History, NullRecorder, RoundRecorder
 from esper.leyline.events import Event, GovernorSnapshot
 from esper.simic.telemetry.profiler import resident_mb
 
-# What a round spends its time on; `hosts` is training and evaluating them.
+# Phases of a round; `hosts` is training and evaluating them.
 PHASES = ("hosts", "reward", "policy", "update", "validation", "telemetry", "checkpoint")
 
 
 class Clock:
     """Seconds of one round by phase. A phase inside another interrupts it: nothing counts twice.
 
-    What a phase gives back must be on the host when it ends, so that a device has done its work.
+    The results of a phase must be in host memory when it ends, so that the device has finished.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class Clock:
         self._charge()
         outer, self.current = self.current, name
         try:
-            # Traces show phases too.
+            # So that traces of the profiler show phases.
             with record_function(name):
                 yield
         finally:
@@ -45,7 +45,7 @@ class Clock:
         self.mark = now
 
     def move(self, seconds: float, source: str, target: str) -> None:
-        """What was measured elsewhere belongs to another phase."""
+        """Count time that was measured in a worker for another phase."""
         self.seconds[source] -= seconds
         self.seconds[target] += seconds
 
@@ -56,9 +56,9 @@ class Clock:
 
 
 class RoundLog(History):
-    """What environments and the loop tell of one round: kept until the next, passed on at once.
+    """The records of one round: passed on to `record` at once, and kept until the next round.
 
-    Snapshots of the governor, one per environment and step, count only while looking closely.
+    Snapshots of the governor, one per environment and step, are kept only with `closely`.
     """
 
     def __init__(self, record: RoundRecorder | None = None) -> None:
@@ -76,7 +76,7 @@ class RoundLog(History):
             super().event(event)
 
     def end(self, env_steps: int) -> dict[str, Any]:
-        """The row of timings, once everything else is done."""
+        """Record the row of timings at the end of the round."""
         row = self.clock.row(env_steps) | {"memory_mb": resident_mb()}
         self.record.timing(row)
         return row

@@ -1,4 +1,4 @@
-"""What the agent sees of an environment: observations and rewards on scales it can work with."""
+"""Normalised observations and rewards for the agent."""
 
 from collections.abc import Callable, Mapping
 
@@ -11,17 +11,17 @@ from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.simic.control.normalization import RewardNormalizer, RunningMeanStd
 from esper.simic.training.round_log import Clock
 
-# Returns whose deviation is below this share of their mean do not differ.
-SAME = 1e-6
+# Returns whose standard deviation is below this share of their mean count as equal.
+EQUAL_RETURNS = 1e-6
 
 
 class ScaledEnv:
-    """A `VectorEnv` for one round, around another one. The only place that normalises.
+    """A wrapper of a `VectorEnv` for one round. Only it and `scale_returns` normalise.
 
-    Statistics take in the raw observations that will be acted on, then scale them; rewards the
-    same, each environment with the normaliser of its reward mode. Environments whose episode is
-    over take no part. `returns` sums up raw rewards. Without `rewards` they are left as they are,
-    for `scale_returns` when the round is over.
+    Raw observations that the policy will act on update the statistics and are then scaled; so are
+    rewards, each with the normaliser of its environment's reward mode. Environments whose episode
+    is over are left out. `returns` sums up raw rewards. Without `rewards` no reward is scaled;
+    `scale_returns` does that after the round.
     """
 
     def __init__(
@@ -60,11 +60,11 @@ class ScaledEnv:
         return self._observe(observations, ended), masks, scaled, terminated, truncated
 
     def _observe(self, raw: np.ndarray, ended: np.ndarray | None = None) -> np.ndarray:
-        """Only what will be acted on is learnt from; what nobody looks at again is 0."""
+        """Only observations to act on update the statistics; those of episodes long over are 0."""
         values = torch.as_tensor(raw, dtype=torch.float32)
         self.observations.update(values[torch.from_numpy(self.running)])
-        looked_at = self.running if ended is None else self.running | ended
-        return np.where(looked_at[:, None], self.observations.normalize(values).numpy(), 0.0)
+        needed = self.running if ended is None else self.running | ended
+        return np.where(needed[:, None], self.observations.normalize(values).numpy(), 0.0)
 
     def _reward(self, raw: np.ndarray) -> np.ndarray:
         if self.rewards is None:
@@ -83,12 +83,11 @@ def scale_returns(
     modes: np.ndarray,
     gamma: float,
 ) -> None:
-    """Divide the rewards of a round in `buffer` by the running deviation of the returns.
+    """Divide the rewards of a round in `buffer` by the running standard deviation of returns.
 
-    Of the returns from every step on, those of this round included, for each of the reward `modes`
-    [E] apart: they are what a critic learns, so its errors are of the order of 1 whatever rewards
-    are, and however seldom one is paid. Nothing is clipped. What follows a truncated step is not
-    part of them.
+    The returns are those from every step on, including this round, separately for each of the
+    reward `modes` [E]. The critic learns returns, so its errors are of the order of 1 however
+    large or rare rewards are. Nothing is clipped. Returns end at a truncated step.
     """
     played = np.arange(buffer.max_steps) < buffer.step_counts[:, None]
     rewards = np.where(played, buffer.rewards.cpu().numpy(), 0.0)
@@ -98,6 +97,5 @@ def scale_returns(
     for mode, normalizer in normalizers.items():
         own = modes == mode
         normalizer.update(torch.from_numpy(returns[own][played[own]]))
-        # Equal but for rounding is equal: there is no scale in them.
-        if normalizer.std > SAME * max(1.0, abs(normalizer.mean)):
+        if normalizer.std > EQUAL_RETURNS * max(1.0, abs(normalizer.mean)):
             buffer.rewards[torch.from_numpy(own)] /= normalizer.std

@@ -1,77 +1,179 @@
 """Some of a run's growth environments, in one process.
 
-What an environment does depends on the run's key, the round, its group and its own number: how
-environments are divided into shards changes nothing, as long as groups stay whole.
+What an environment does depends on the run's key, the round, its group and its own number. How
+environments are divided into shards changes nothing as long as groups stay whole.
 """
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from typing import Any
 
 import numpy as np
 
-from esper.leyline import ActionMasks
-from esper.simic.training.env_batch import Part
-from esper.simic.training.env_specs import RoundSpecs, ShardSpec, space_of
+from esper.leyline import ActionMasks, History
+from esper.leyline.events import Event
+from esper.simic.rewards.components import RewardComponents
+from esper.simic.rewards.modes import compute_reward
+from esper.simic.training.env_specs import EnvSpec, RoundSpecs, ShardSpec, space_of
 from esper.simic.training.round_log import RoundLog
+from esper.tamiyo.situation import Situation
+from esper.tolaria.engine.run import make_env, settle
+from esper.tolaria.engine.transition import Transition
+
+
+class EnvBatch:
+    """The environments of one `GrowthEnv`: stepped, rewarded and settled together.
+
+    `history` holds what was recorded since it was last cleared, with environments counted from 0.
+    """
+
+    def __init__(self, spec: EnvSpec, shard_spec: ShardSpec, log: RoundLog) -> None:
+        self.spec, self.shard_spec, self.log = spec, shard_spec, log
+        self.envs = shard_spec.envs[spec.rows]
+        self.modes = np.array([shard_spec.config.mode_of(env) for env in self.envs])
+        self.history = History()
+        self.env = make_env(spec.recipe, spec.keys, spec.rules, self.history, shard_spec.device)
+        self.returns = np.zeros(len(spec.keys))
+
+    @property
+    def situation(self) -> Situation:
+        assert self.env.situation is not None
+        return self.env.situation
+
+    def reset(self) -> None:
+        situation = self.env.reset()
+        # The episode of a host that breaks while it warms up ends with the first step.
+        self.broken_at_start = ~situation.running
+        self._settle(self.broken_at_start)
+        self._complete_outcomes()
+
+    def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Raw rewards [E], and which episodes have ended (bool[E])."""
+        rewards, ended = np.zeros(len(actions)), self.broken_at_start
+        self.broken_at_start = np.zeros_like(ended)
+        # Other batches of the shard may run longer than this one.
+        if self.env.running.any():
+            transition = self.env.step(actions)
+            step_events, self.history.events = self.history.events, []
+            transition = self._with_final_results(transition)
+            with self.log.clock.phase("reward"):
+                rewards, suspicions = self._reward(transition)
+            # In the order of what they are about, although settling comes before rewards.
+            self.history.events = [*step_events, *suspicions, *self.history.events]
+            self.returns += rewards
+            self._complete_outcomes()
+            # The last epoch is the end of a host's training: no value is left to bootstrap from.
+            ended = ended | transition.ended
+        return rewards, ended
+
+    def _with_final_results(self, transition: Transition) -> Transition:
+        """Settle the episodes that have ended, and add their final scores and sizes."""
+        self._settle(transition.ended)
+        score, params = np.full((2, len(self.returns)), np.nan)
+        for outcome in self.history.outcomes:
+            score[outcome.env] = np.nan if outcome.val_score is None else outcome.val_score
+            params[outcome.env] = outcome.params
+        return replace(transition, final_score=score, final_params=params)
+
+    def _settle(self, envs: np.ndarray) -> None:
+        if envs.any():
+            settle(
+                self.env,
+                envs,
+                task=self.shard_spec.task.name,
+                controller=self.shard_spec.controller,
+            )
+
+    def _complete_outcomes(self) -> None:
+        """Add the return and the reward mode to the outcomes of the step."""
+        self.history.outcomes[:] = [
+            replace(
+                outcome,
+                total_reward=float(self.returns[outcome.env]),
+                reward_mode=str(self.modes[outcome.env]),
+            )
+            for outcome in self.history.outcomes
+        ]
+
+    def _reward(self, transition: Transition) -> tuple[np.ndarray, list[Event]]:
+        """Raw rewards [E], each environment by its own mode, and suspicions of reward hacking. The
+        rows of the step get the components."""
+        config, total = self.shard_spec.config, np.zeros(len(self.returns))
+        rows = {row["env"]: row for row in self.history.rows}
+        suspicions: list[Event] = []
+        for mode in dict.fromkeys(self.modes.tolist()):
+            components = compute_reward(transition, config.reward_config(mode), config.ppo.gamma)
+            own = self.modes == mode
+            total[own] = components.total[own]
+            suspicions += [event for event in components.suspicions if own[event.env]]
+            for env in np.flatnonzero(own & transition.acted).tolist():
+                rows[env].update(_reward_columns(components, env, mode))
+        return total, suspicions
+
+
+def _reward_columns(components: RewardComponents, env: int, mode: str) -> dict[str, Any]:
+    """Columns of a step's row; those named `reward.` add up to `reward`."""
+    named = zip(components.names, components.values[env].tolist(), strict=True)
+    return {
+        "reward_mode": mode,
+        "reward": float(components.total[env]),
+        "shaped_ratio": float(components.shaped_ratio[env]),
+        **{f"reward.{name}": value for name, value in named},
+    }
 
 
 class Shard:
-    """A `VectorEnv`: `reset` begins a round with new hosts, `step` plays one step of it, for raw
-    rewards. Environments whose episode is over just wait.
+    """A `VectorEnv`: `reset` begins a round with new hosts, `step` plays one step of it for raw
+    rewards. Environments whose episode is over wait.
 
-    `log` is told what happens step by step, environments in order, by their numbers in the run, so
-    that records do not depend on the number of shards either.
+    `log` gets the records of each step, in the order of environments and under their numbers in
+    the run, so that files do not depend on the number of shards either.
     """
 
     def __init__(self, spec: ShardSpec, log: RoundLog) -> None:
-        self.config, self.log = spec.config, log
-        self.names = spec.task.name, spec.controller
-        self.envs, self.device, self.num_envs = spec.envs, spec.device, len(spec.envs)
-        self.specs = RoundSpecs(spec)
-        self.groups = self.specs.groups
+        self.spec, self.log, self.num_envs = spec, log, len(spec.envs)
+        self.round_specs = RoundSpecs(spec)
+        self.groups = self.round_specs.groups
         self.space = space_of(spec.task, spec.family, kind=spec.config.network.kind)
-        self.modes = np.array([self.config.mode_of(env) for env in self.envs])
 
     def reset(self, round_: int) -> tuple[np.ndarray, ActionMasks]:
-        self.parts = [
-            Part(spec, self.config, self.modes[spec.rows], self.names, self.device, self.log)
-            for spec in self.specs.of_round(round_)
-        ]
-        for part in self.parts:
-            part.reset()
-        return self._look()
+        specs = self.round_specs.of_round(round_)
+        self.batches = [EnvBatch(each, self.spec, self.log) for each in specs]
+        for batch in self.batches:
+            batch.reset()
+        return self._observe()
 
     def step(
         self, actions: np.ndarray
     ) -> tuple[np.ndarray, ActionMasks, np.ndarray, np.ndarray, np.ndarray]:
         rewards, ended = np.zeros(self.num_envs), np.zeros(self.num_envs, dtype=bool)
-        for part in self.parts:
-            rows = part.spec.rows
-            rewards[rows], ended[rows] = part.step(actions[rows])
-        observations, masks = self._look()
+        for batch in self.batches:
+            rows = batch.spec.rows
+            rewards[rows], ended[rows] = batch.step(actions[rows])
+        observations, masks = self._observe()
         return observations, masks, rewards, ended, np.zeros_like(ended)
 
-    def _look(self) -> tuple[np.ndarray, ActionMasks]:
-        situations = [part.situation for part in self.parts]
+    def _observe(self) -> tuple[np.ndarray, ActionMasks]:
+        situations = [batch.situation for batch in self.batches]
         with self.log.clock.phase("reward"):
-            seen, masks = zip(*(self.space.look(each) for each in situations), strict=True)
+            observed = (self.space.observe(situation) for situation in situations)
+            observations, masks = zip(*observed, strict=True)
         with self.log.clock.phase("telemetry"):
-            self._tell()
-        return np.concatenate(seen), joined_masks(masks)
+            for batch in self.batches:
+                self._record(batch.history, batch.envs)
+        return np.concatenate(observations), join_masks(masks)
 
-    def _tell(self) -> None:
-        for part in self.parts:
-            told, envs = part.told, self.envs[part.spec.rows]
-            for row in sorted(told.rows, key=lambda row: row["env"]):
-                self.log.metrics({**row, "env": envs[row["env"]]})
-            for event in sorted(told.events, key=lambda event: event.env):
-                self.log.event(replace(event, env=envs[event.env]))
-            for outcome in sorted(told.outcomes, key=lambda outcome: outcome.env):
-                self.log.outcome(replace(outcome, env=envs[outcome.env]))
-            told.clear()
+    def _record(self, history: History, envs: Sequence[int]) -> None:
+        for row in sorted(history.rows, key=lambda row: row["env"]):
+            self.log.metrics({**row, "env": envs[row["env"]]})
+        for event in sorted(history.events, key=lambda event: event.env):
+            self.log.event(replace(event, env=envs[event.env]))
+        for outcome in sorted(history.outcomes, key=lambda outcome: outcome.env):
+            self.log.outcome(replace(outcome, env=envs[outcome.env]))
+        history.clear()
 
 
-def joined_masks(parts: Sequence[ActionMasks]) -> ActionMasks:
-    """Those of one environment after the other."""
+def join_masks(masks: Sequence[ActionMasks]) -> ActionMasks:
+    """The masks of all environments, one after another."""
     names = [each.name for each in fields(ActionMasks)]
-    return ActionMasks(**{n: np.concatenate([getattr(p, n) for p in parts]) for n in names})
+    return ActionMasks(**{n: np.concatenate([getattr(m, n) for m in masks]) for n in names})

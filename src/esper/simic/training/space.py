@@ -1,4 +1,4 @@
-"""What a policy is for: what it sees of a situation, and what its choices mean."""
+"""The observations and choices of a policy."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from esper.leyline import ActionMasks, ConfigError
+from esper.leyline import BLEND_NAMES, NUM_OPS, ActionMasks, ConfigError
 from esper.simic.agent.network import Kind
 from esper.simic.control.normalization import RunningMeanStd, Unscaled
 from esper.tamiyo.policy.features import (
@@ -27,10 +27,10 @@ from esper.tamiyo.situation import Situation
 
 @dataclass(frozen=True)
 class Space:
-    """How wide observations are, how many slots they show, and the names of the blueprints.
+    """The width of observations, the number of slots in them, and the names of the blueprints.
 
-    To a flat network the order of slots and blueprints is their meaning. A network over sets takes
-    any: hosts with fewer slots are shown with absent ones beside theirs.
+    A flat network knows slots and blueprints by their order. A network over sets takes any number
+    of them: observations of hosts with fewer slots are padded with absent ones.
     """
 
     observation_dim: int
@@ -50,9 +50,9 @@ class Space:
         """The inverse of `tree`; raises ConfigError, KeyError, TypeError or ValueError."""
         kind = tree.get("kind", "flat")
         if kind not in ("flat", "set"):
-            raise ConfigError(f"no observation is of kind {kind!r}")
+            raise ConfigError(f"the kind of network must be flat or set, got {kind!r}")
         if kind == "set" and tree.get("columns") != SET_COLUMNS:
-            raise ConfigError("what was seen had other columns than this version of Esper shows")
+            raise ConfigError("the observations have other columns than this version of Esper uses")
         names = tuple(str(name) for name in tree["blueprints"])
         size, slots = int(tree["observation_dim"]), int(tree["num_slots"])
         return Space(size, slots, names, kind)
@@ -67,19 +67,23 @@ class Space:
             **({"columns": SET_COLUMNS} if self.kind == "set" else {}),
         }
 
-    def look(self, situation: Situation) -> tuple[np.ndarray, ActionMasks]:
+    @property
+    def choices(self) -> tuple[int, int, int, int]:
+        """How many choices each head has, in the order of HEAD_NAMES."""
+        return self.num_slots, len(self.blueprints), len(BLEND_NAMES), NUM_OPS
+
+    def observe(self, situation: Situation) -> tuple[np.ndarray, ActionMasks]:
         """Raw observations float32 [E, observation_dim], and the masks that go with them."""
         if self.kind == "flat":
             return signals_to_features(FeatureExtractionContext(situation)), situation.masks
-        seen = set_features(situation, self.num_slots)
-        return seen, pad_masks(situation.masks, self.num_slots)
+        observations = set_features(situation, self.num_slots)
+        return observations, pad_masks(situation.masks, self.num_slots)
 
-    def names(self, modules: Sequence[str]) -> list[tuple[str, str]]:
+    def names(self, slots: Sequence[str]) -> list[tuple[str, str]]:
         """(block, entry) of each column of the observation of a host with these slots."""
-        if self.kind == "flat":
-            return feature_names(modules, self.blueprints)
-        return set_feature_names(modules, self.blueprints)
+        names = feature_names if self.kind == "flat" else set_feature_names
+        return names(slots, self.blueprints)
 
-    def new_scale(self) -> RunningMeanStd:
-        """What is to learn the scales of observations, if they need any."""
+    def new_normalizer(self) -> RunningMeanStd:
+        """A normaliser of observations that has seen none; those over sets need no scaling."""
         return RunningMeanStd((self.observation_dim,)) if self.kind == "flat" else Unscaled()

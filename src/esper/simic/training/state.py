@@ -1,4 +1,4 @@
-"""The state of a training run: one object with everything that the next round depends on."""
+"""The state of a training run: everything that the next round depends on."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -19,9 +19,9 @@ from esper.simic.training.space import Space
 
 
 @dataclass(frozen=True)
-class Best:
-    """The best policy so far on hosts that it does not learn from: after how many rounds, and its
-    mean validation score there."""
+class BestPolicy:
+    """The policy with the highest mean score on validation hosts so far; `round` is the number of
+    rounds before it."""
 
     round: int
     score: float
@@ -29,10 +29,8 @@ class Best:
 
 @dataclass
 class TrainState:
-    """`round` is the next one to play. Hosts are new in every round, so they are no part of it.
-
-    `settings` are those of the run that decide what happens in it, by dotted name.
-    """
+    """`round` is the next one to play; hosts are new in every round, so none are saved. `settings`
+    are those that a run cannot change, by dotted name."""
 
     settings: dict[str, Any]
     space: Space
@@ -43,25 +41,17 @@ class TrainState:
     detector: AnomalyDetector = field(default_factory=AnomalyDetector)
     escalation: Escalation = field(default_factory=Escalation)
     gradients: GradientEMATracker = field(default_factory=GradientEMATracker)
-    best: Best | None = None
+    best: BestPolicy | None = None
 
 
 def new_state(config: TrainingConfig, space: Space, warm: TrainState | None = None) -> TrainState:
     """The state before the first round; with `warm`, its network and observation statistics."""
-    sizes = NetworkConfig(
-        space.observation_dim,
-        space.num_slots,
-        len(space.blueprints),
-        feature_dim=config.network.feature_dim,
-        lstm_hidden_dim=config.network.lstm_hidden_dim,
-        lstm_layers=config.network.lstm_layers,
-        head_width=config.network.head_width,
-        kind=space.kind,
-        embedding_dim=config.network.embedding_dim,
-    )
+    of_space = (space.observation_dim, space.num_slots, len(space.blueprints))
+    widths = {k: v for k, v in vars(config.network).items() if k not in ("kind", "op_bias")}
+    sizes = NetworkConfig(*of_space, kind=space.kind, **widths)
     network = new_network(sizes, key=draw_key(config.key, "weights"))
     network.bias_ops(config.network.op_bias)
-    observations = space.new_scale()
+    observations = space.new_normalizer()
     if warm is not None:
         network.load_state_dict(_fitting(warm, space, sizes).state_dict())
         observations.load_state_dict(warm.observations.state_dict())
@@ -75,7 +65,7 @@ def new_state(config: TrainingConfig, space: Space, warm: TrainState | None = No
 
 
 def _fitting(warm: TrainState, space: Space, sizes: NetworkConfig) -> FactoredRecurrentActorCritic:
-    """The network to start from, for this space; raises ConfigError if it is for another."""
+    """The network to start from, for this space; raises ConfigError if it does not fit."""
     network, same = warm.agent.network, warm.space == space
     if isinstance(network, SetActorCritic) and space.kind == "set":
         network, same = network.fitted(space.num_slots, len(space.blueprints)), True
@@ -83,13 +73,14 @@ def _fitting(warm: TrainState, space: Space, sizes: NetworkConfig) -> FactoredRe
         raise ConfigError(
             f"the policy to start from is for {warm.space.num_slots} slots, "
             f"{len(warm.space.blueprints)} blueprints and {warm.agent.network.config}; "
-            f"this run has {space.num_slots}, {len(space.blueprints)} and {sizes}"
+            f"this run has {space.num_slots}, {len(space.blueprints)} and {sizes}; use the same "
+            "settings, or train both with network.kind = 'set'"
         )
     return network
 
 
 def lasting_settings(config: TrainingConfig) -> dict[str, Any]:
-    """All settings that a run cannot change once it has begun, but for tables with nothing in."""
+    """The settings that a run cannot change once it has begun, without empty tables."""
     flat = config.flat()
     return {name: value for name, value in flat.items() if name != "rounds" and value != {}}
 
@@ -115,7 +106,7 @@ def pack(state: TrainState) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def unpack(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> TrainState:
-    """The state of which `pack` was taken; raises ConfigError for one that does not hold up."""
+    """The inverse of `pack`; raises ConfigError if the content is not a valid state."""
     try:
         space = Space.from_tree(meta["space"])
         own = ("observations.mean", "observations.var")
@@ -125,7 +116,7 @@ def unpack(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> TrainState
             settings=dict(meta["settings"]),
             space=space,
             agent=agent,
-            observations=space.new_scale(),
+            observations=space.new_normalizer(),
             rewards={str(mode): RewardNormalizer() for mode in meta["rewards"]},
             round=int(meta["round"]),
         )
@@ -138,9 +129,9 @@ def unpack(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> TrainState
         state.escalation.load_state_dict(meta["escalation"])
         state.gradients.load_state_dict(meta["gradients"])
         if meta.get("best") is not None:
-            state.best = Best(int(meta["best"]["round"]), float(meta["best"]["score"]))
+            state.best = BestPolicy(int(meta["best"]["round"]), float(meta["best"]["score"]))
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
-        raise ConfigError(f"what was saved is not the state of a training run: {error}") from error
+        raise ConfigError(f"this is not the state of a training run: {error}") from error
     return state
 
 
@@ -148,4 +139,4 @@ def _check_space(space: Space, network: NetworkConfig) -> None:
     sizes = (space.observation_dim, space.num_slots, len(space.blueprints), space.kind)
     own = (network.observation_dim, network.num_slots, network.num_blueprints, network.kind)
     if sizes != own:
-        raise ConfigError("the network of the policy has other sizes than it was made for")
+        raise ConfigError("the sizes of the policy's network do not match its observations")

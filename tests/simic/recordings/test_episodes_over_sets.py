@@ -10,8 +10,14 @@ import torch
 
 from esper.growth.blueprints.catalogue import default_catalogue
 from esper.leyline import ConfigError
-from esper.simic.recordings.episodes import Episodes, join, load_episodes, save_episodes, shown_in
-from esper.simic.recordings.imitation import CloningConfig, Lesson, clone
+from esper.simic.recordings.episodes import (
+    Episodes,
+    convert_episodes,
+    join,
+    load_episodes,
+    save_episodes,
+)
+from esper.simic.recordings.imitation import CloningConfig, EpisodeTensors, clone
 from esper.simic.recordings.offline import OfflineConfig, learn_offline
 from esper.simic.recordings.recording import record_episodes
 from esper.simic.training.config import load_config
@@ -72,7 +78,7 @@ def test_offline_learning_is_a_function_of_its_key_and_scales_nothing() -> None:
 def test_a_file_that_names_another_kind_is_refused(tmp_path: Path) -> None:
     odd = replace(recorded(), space=replace(recorded().space, kind="graph"))
     save_episodes(tmp_path, odd)
-    with pytest.raises(ConfigError, match="no observation is of kind 'graph'"):
+    with pytest.raises(ConfigError, match="flat or set, got 'graph'"):
         load_episodes(tmp_path)
 
 
@@ -81,13 +87,13 @@ def wider(space: Space) -> Space:
     return Space.of(space.num_slots + 2, ("another", *reversed(space.blueprints)), "set")
 
 
-def test_a_policy_thinks_the_same_of_episodes_that_are_shown_in_a_wider_space() -> None:
+def test_a_policy_thinks_the_same_of_episodes_that_are_convert_episodes_a_wider_space() -> None:
     pupil, own = state(), recorded()
-    wide = shown_in(own, wider(own.space))
+    wide = convert_episodes(own, wider(own.space))
     fitted = pupil.agent.network.fitted(wide.space.num_slots, len(wide.space.blueprints))
 
     def thoughts(network, episodes: Episodes) -> torch.Tensor:
-        lesson = Lesson.of(episodes, pupil.observations)
+        lesson = EpisodeTensors.of(episodes, pupil.observations)
         with torch.no_grad():
             log_probs, _, values = network.evaluate_actions(
                 lesson.observations,
@@ -105,10 +111,10 @@ def test_a_policy_thinks_the_same_of_episodes_that_are_shown_in_a_wider_space() 
 
 def test_episodes_of_several_kinds_of_hosts_are_learnt_from_together() -> None:
     own = recorded()
-    with pytest.raises(ConfigError, match=r"3 slots and .*; to be learnt from for 2 slots"):
-        shown_in(own, Space.of(2, own.space.blueprints, "set"))
+    with pytest.raises(ConfigError, match=r"2 slots and .* episodes \(3 slots"):
+        convert_episodes(own, Space.of(2, own.space.blueprints, "set"))
     with pytest.raises(ConfigError, match="other slots or blueprints"):
-        shown_in(recorded("flat"), wider(own.space))
-    wide = shown_in(own, wider(own.space))
-    both = join([wide, shown_in(own, wide.space)])
+        convert_episodes(recorded("flat"), wider(own.space))
+    wide = convert_episodes(own, wider(own.space))
+    both = join([wide, convert_episodes(own, wide.space)])
     assert np.array_equal(both.returns, np.tile(own.returns, 2))
