@@ -14,7 +14,7 @@ from esper.growth.hosts.cnn import CNNHost
 from esper.leyline import ConfigError
 from esper.tolaria.engine.batches import LoaderSource, TensorSource
 from esper.tolaria.engine.recipe import HostRecipe
-from esper.tolaria.fused.fits import why_not_fused
+from esper.tolaria.fused.choice import why_not_fused
 from esper.tolaria.fused.population import FusedPopulation
 from helpers import everywhere
 
