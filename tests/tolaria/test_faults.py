@@ -363,22 +363,22 @@ def test_d5_after_a_rollback_modules_and_table_agree(kind: str) -> None:
         assert (seed_slot.seed is not None) == after.table.holds_seed[0, slot]
 
 
-def test_d6_panics_rollbacks_and_snapshots_are_told() -> None:
-    keeper = History()
-    env = digits_env([1], max_steps=4, train=64, recorder=keeper)
+def test_d6_panics_rollbacks_and_snapshots_are_recorded() -> None:
+    history = History()
+    env = digits_env([1], max_steps=4, train=64, recorder=history)
     env.reset()
     break_host(env, 0)
     env.step(np.array([[0, 0, 0, LifecycleOp.WAIT]]))
-    told = [type(event) for event in keeper.events if isinstance(event, GOVERNOR_EVENTS)]
+    recorded = [type(event) for event in history.events if isinstance(event, GOVERNOR_EVENTS)]
     # At birth and after the warm-up; then the broken epoch, and the host that was brought back.
-    assert told == [
+    assert recorded == [
         GovernorSnapshot,
         GovernorSnapshot,
         GovernorPanic,
         GovernorRollback,
         GovernorSnapshot,
     ]
-    (panic,) = [event for event in keeper.events if isinstance(event, GovernorPanic)]
+    (panic,) = [event for event in history.events if isinstance(event, GovernorPanic)]
     assert (panic.env, panic.step, panic.consecutive_panics) == (0, 1, 1)
 
 

@@ -12,7 +12,6 @@ from esper.growth.hosts.cnn import CNNHost
 from esper.tolaria.fused.rows import Kind, stack
 from esper.tolaria.fused.stacked import (
     _pool,
-    asks_for_mode,
     cnn_block,
     conv,
     in_windows,
@@ -146,8 +145,3 @@ def test_a_convolution_of_single_pixels_is_the_same_for_examples_that_all_rows_s
     apart = per_pixel(module, params, x.repeat(4, 1, 1, 1, 1))
     torch.testing.assert_close(shared, apart)
     torch.testing.assert_close(shared[2], F.conv2d(x, *(values[2] for values in params.values())))
-
-
-def test_only_modules_without_a_stacked_form_ask_for_their_mode() -> None:
-    assert not asks_for_mode(nn.Sequential(nn.Conv2d(2, 2, 1), nn.ReLU()))
-    assert asks_for_mode(nn.Sequential(nn.Conv2d(2, 2, 1), nn.Softplus()))

@@ -20,7 +20,7 @@ from esper.tolaria.fused.choice import refuse_unless_fusable
 from esper.tolaria.fused.network import CoalitionNet, Group, Seed, TrainNet, Trunk
 from esper.tolaria.fused.readings import Meter
 from esper.tolaria.fused.rows import AdamW, Arena, Kind, Row, stack
-from esper.tolaria.fused.stacked import aligned, asks_for_mode, examples, objectives
+from esper.tolaria.fused.stacked import aligned, examples, objectives
 
 Active = list[tuple[int, int, Seed]]  # (environment, slot, seed)
 
@@ -51,14 +51,13 @@ class FusedPopulation:
         refuse_unless_fusable(recipe, self.template)
         assert isinstance(recipe.data, TensorSource)
         self.data = recipe.data
-        self.train_data = tuple(part.to(self.device) for part in self.data.train)
+        self.train_data = tuple(values.to(self.device) for values in self.data.train)
         self.adam = AdamW.of(recipe.optimizer(self.template.host_parameters()))
         self.losses, self.scores = objectives(recipe.loss), objectives(recipe.score)
         self.host_kind = Kind(self.template.host)
         slot_modules = [site.module for site in self.template.sites]
         self.trunk = Trunk(self.template.host, slot_modules, self.data.example())
         self.kinds: dict[tuple[int, int], Kind] = {}  # by slot and blueprint
-        self.with_modes: list[Kind] = []  # those that may differ in training and evaluation
         self.valve_kinds: dict[tuple[int, bool], Kind] = {}
         # Rows never change: hosts with the same key begin with the same row.
         rows = {
@@ -66,7 +65,6 @@ class FusedPopulation:
             for key in dict.fromkeys(self.keys.tolist())
         }
         self.hosts = [rows[key] for key in self.keys.tolist()]
-        self.shown: tuple[list[Row | Seed | None], GrownModule] | None = None
         n_slots = len(self.template.sites)
         self.seeds: list[list[Seed | None]] = [[None] * n_slots for _ in self.keys]
 
@@ -89,9 +87,7 @@ class FusedPopulation:
     def _kind(self, slot: int, blueprint: int, seed: nn.Module) -> Kind:
         if (slot, blueprint) not in self.kinds:
             self.template.check_shape(slot, blueprint, seed)
-            self.kinds[slot, blueprint] = kind = Kind(seed)
-            if asks_for_mode(seed):
-                self.with_modes.append(kind)
+            self.kinds[slot, blueprint] = Kind(seed)
         return self.kinds[slot, blueprint]
 
     def remove(self, env: int, slot: int) -> None:
@@ -126,7 +122,7 @@ class FusedPopulation:
         return TrainReadings(loss, score, np.isfinite(loss), len(sizes), sum(sizes), seeds, rho)
 
     def _switch(self, *, training: bool) -> None:
-        for kind in self.with_modes:
+        for kind in self.kinds.values():
             kind.module.train(training)
 
     def _active(self, envs: Iterable[int]) -> Active:
@@ -272,7 +268,7 @@ class FusedPopulation:
             self.hosts[env], self.seeds[env] = snapshot.host, list(snapshot.seeds)
 
     def cool(self, env: int, tau: float) -> str | None:
-        network, self.shown = self.network(env), None
+        network = self.network(env)
         example = on_device(self.recipe.data.example(), self.device)
         reason = scale_output(network, example, tau)
         if reason is None:
@@ -287,15 +283,7 @@ class FusedPopulation:
         return reason
 
     def network(self, env: int) -> GrownModule:
-        """A copy of one host with its seeds as ordinary modules; the last one is cached."""
-        state = [self.hosts[env], *self.seeds[env]]
-        if self.shown is None or any(
-            own is not other for own, other in zip(state, self.shown[0], strict=True)
-        ):
-            self.shown = state, self._network(env)
-        return self.shown[1]
-
-    def _network(self, env: int) -> GrownModule:
+        """A copy of one host with its seeds as ordinary modules."""
         host = new_host(self.recipe, int(self.keys[env]), self.device)
         network = self.template.around(host)
         self.hosts[env].copy_to(network.host)

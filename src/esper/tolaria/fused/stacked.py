@@ -47,11 +47,6 @@ def run(module: nn.Module, params: Params, x: Tensor) -> Tensor:
     return FORMS.get(type(module), _mapped)(module, params, x)
 
 
-def asks_for_mode(module: nn.Module) -> bool:
-    """Does it contain something that may differ between training and evaluation?"""
-    return any(type(each) not in FORMS for each in module.modules())
-
-
 def _mapped(module: nn.Module, params: Params, x: Tensor) -> Tensor:
     named = {name: params[param] for name, param in module.named_parameters()}
     return vmap(lambda values, inputs: functional_call(module, values, (inputs,)))(named, x)
@@ -68,11 +63,6 @@ def _run_all(layers: Iterable[nn.Module], params: Params, x: Tensor) -> Tensor:
 
 def _pointwise(module: nn.Module, params: Params, x: Tensor) -> Tensor:
     return module(x)
-
-
-def _flatten(module: nn.Flatten, params: Params, x: Tensor) -> Tensor:
-    plain = (module.start_dim, module.end_dim) == (1, -1)
-    return x.flatten(2) if plain else _mapped(module, params, x)
 
 
 def _linear(module: nn.Linear, params: Params, x: Tensor) -> Tensor:
@@ -303,7 +293,7 @@ FORMS: dict[type[nn.Module], Form] = {
     nn.LayerNorm: _layer_norm,
     nn.AdaptiveAvgPool2d: _adaptive_pool,
     nn.MaxPool2d: _per_example,
-    nn.Flatten: _flatten,
+    nn.Flatten: _per_example,
     Mean: _per_example,
     Renormalize: _renormalize,
     ChannelAttention: _channel_attention,
