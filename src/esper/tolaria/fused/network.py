@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from esper.growth.hosts.cnn import CNNHost
 from esper.leyline import IS_BLENDED, SeedStage
 from esper.tolaria.fused.rows import Kind, Params, Row, stack
-from esper.tolaria.fused.stacked import Add, cnn_block, in_windows, is_large, mlp_block, run
+from esper.tolaria.fused.stacked import MAX_PIXELS, Add, cnn_block, in_windows, mlp_block, run
 
 # The order of the seeds of a slot: by role, branches last.
 ROLES = ("bypass", "residual", "branch")
@@ -79,9 +79,7 @@ class _Read(torch.autograd.Function):
         if not len(live):
             return None, None, None
         back = grads[0].new_zeros(ctx.shape)
-        if len(live) < len(rows):
-            return back.index_copy_(0, rows[live], grads[0].index_select(0, live)), None, None
-        return back.index_copy_(0, rows, grads[0]), None, None
+        return back.index_copy_(0, rows[live], grads[0].index_select(0, live)), None, None
 
 
 class _Merge(torch.autograd.Function):
@@ -94,12 +92,8 @@ class _Merge(torch.autograd.Function):
     ) -> Tensor:
         alpha = alpha.view(-1, *[1] * (x.dim() - 1))
         ctx.save_for_backward(rows, alpha)
-        if not len(live):
-            return x.clone()
-        if len(live) < len(rows):
-            scaled = delta.index_select(0, live) * alpha.index_select(0, live)
-            return x.index_add(0, rows.index_select(0, live), scaled)
-        return x.index_add(0, rows, delta * alpha)
+        scaled = delta.index_select(0, live) * alpha.index_select(0, live)
+        return x.index_add(0, rows.index_select(0, live), scaled)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
@@ -218,7 +212,7 @@ class Trunk:
         self.blocks = list(host.get_submodule("blocks").children())
         self.head = host.get_submodule("head")
         self.convolutional = isinstance(host, CNNHost)
-        self.large = self.convolutional and is_large(example)
+        self.large = self.convolutional and example[0, 0].numel() > MAX_PIXELS
         slots = {name: slot for slot, name in enumerate(slot_modules)}
         self.slot_after = [slots.get(f"blocks.{i}") for i in range(len(self.blocks))]
 
@@ -257,16 +251,13 @@ class _Net:
     """Networks as a list of sections, one per block; `branches` are added to the outputs."""
 
     sections: list[_Section]
-    branches: Entries | None
+    branches: Entries
 
     def __init__(self, trunk: Trunk, host_params: Params, device: torch.device) -> None:
         self.trunk, self.host_params, self.device = trunk, host_params, device
         # The host of each row of the last features, and the row of each network; None for its own.
         self.last_hosts: Tensor | None = None
         self.last_rows: Tensor | None = None
-
-    def _set_branches(self, rows: list[int], seeds: list[Seed]) -> None:
-        self.branches = Entries(rows, seeds, self.device) if rows else None
 
     def _forward(self, x: Tensor) -> tuple[Tensor, dict[tuple[int, bool], Tensor]]:
         """Outputs, and for each slot with valves (of bypasses or not) the alphas they applied."""
@@ -291,9 +282,7 @@ class _Net:
         out = trunk.finish(self._params(trunk.head, self.last_hosts), x, add)
         if self.last_rows is not None:
             out = out.index_select(0, self.last_rows)
-        if self.branches is not None:
-            out = self.branches.merge(out, _join(branches))
-        return out, alphas
+        return (self.branches.merge(out, _join(branches)) if branches else out), alphas
 
     def _params(self, module: nn.Module, hosts: Tensor | None) -> Params:
         if hosts is None:
@@ -322,7 +311,8 @@ class TrainNet(_Net):
         ]
         held = [groups[slot] for slot in sorted(groups)]
         rows = [row for group in held for row in group.rows[group.n_residual :]]
-        self._set_branches(rows, [seed for g in held for seed in g.seeds[g.n_residual :]])
+        seeds = [seed for group in held for seed in group.seeds[group.n_residual :]]
+        self.branches = Entries(rows, seeds, device)
 
     def forward(self, x: Tensor) -> Tensor:
         """[n, B, ...] to the outputs of the networks [n, B, outputs]."""
@@ -356,7 +346,8 @@ class CoalitionNet(_Net):
         self.sections = [self._plan(slot) for slot in trunk.slot_after]
         self.last_hosts = torch.tensor(self._row_hosts, device=device)
         self.last_rows = torch.tensor(self._rows, device=device)
-        self._set_branches([k for k, _ in self._branches], [seed for _, seed in self._branches])
+        rows, branches = [k for k, _ in self._branches], [seed for _, seed in self._branches]
+        self.branches = Entries(rows, branches, device)
 
     def _plan(self, slot: int | None) -> _Section:
         """The next block and the slot behind it. Networks of one row continue in two rows if they

@@ -19,8 +19,8 @@ from esper.tolaria.engine.starvation import STRIDE, can_starve, starvation
 from esper.tolaria.fused.choice import refuse_unless_fusable
 from esper.tolaria.fused.network import CoalitionNet, Group, Seed, TrainNet, Trunk
 from esper.tolaria.fused.readings import Meter
-from esper.tolaria.fused.rows import AdamW, Arena, Kind, Row, stack
-from esper.tolaria.fused.stacked import aligned, examples, objectives
+from esper.tolaria.fused.rows import Arena, Kind, Row, stack
+from esper.tolaria.fused.stacked import aligned, objectives
 
 Active = list[tuple[int, int, Seed]]  # (environment, slot, seed)
 
@@ -52,7 +52,7 @@ class FusedPopulation:
         assert isinstance(recipe.data, TensorSource)
         self.data = recipe.data
         self.train_data = tuple(values.to(self.device) for values in self.data.train)
-        self.adam = AdamW.of(recipe.optimizer(self.template.host_parameters()))
+        self.adamw = recipe.optimizer(self.template.host_parameters()).param_groups[0]
         self.losses, self.scores = objectives(recipe.loss), objectives(recipe.score)
         self.host_kind = Kind(self.template.host)
         slot_modules = [site.module for site in self.template.sites]
@@ -157,7 +157,10 @@ class FusedPopulation:
         chunks = torch.stack(orders).to(self.device).split(self.data.batch, dim=1)
         for rows in chunks[: self.data.max_batches]:
             target, size = targets[rows], rows.shape[1]
-            output = net.forward(examples(inputs, rows[:, aligned(size)]))[:, :size]
+            chosen = rows[:, aligned(size)]
+            # Faster than `inputs[chosen]`.
+            x = inputs.index_select(0, chosen.flatten()).view(*chosen.shape, *inputs.shape[1:])
+            output = net.forward(x)[:, :size]
             losses = self.losses(output, target)
             gradient = arena.gradient(losses.sum())
             # Before clipping: readings are of the gradient of the loss.
@@ -168,7 +171,7 @@ class FusedPopulation:
             if row_rates is not None:
                 factors = torch.from_numpy(batch_factors(row_rates, len(sizes), batches))
                 factors = factors.to(self.device)
-            arena.step(gradient, self.adam, factors)
+            arena.step(gradient, self.adamw, factors)
             with torch.no_grad():
                 readings.append(torch.stack([losses.detach(), self.scores(output, target)]))
                 if len(sizes) % STRIDE == 0:

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 Params = dict[Tensor, Tensor]
 
@@ -51,23 +51,6 @@ def stack(rows: Sequence[Row]) -> Params:
     kind = rows[0].kind
     flat = torch.stack([row.values[0] for row in rows]).split(kind.sizes, dim=1)
     return {p: values.reshape(-1, *p.shape) for p, values in zip(kind.params, flat, strict=True)}
-
-
-@dataclass(frozen=True)
-class AdamW:
-    """Settings of the optimiser; see Loshchilov and Hutter (2019)."""
-
-    lr: float
-    beta1: float
-    beta2: float
-    eps: float
-    weight_decay: float
-
-    @staticmethod
-    def of(optimizer: Optimizer) -> "AdamW":
-        group = optimizer.param_groups[0]
-        beta1, beta2 = group["betas"]
-        return AdamW(group["lr"], beta1, beta2, group["eps"], group["weight_decay"])
 
 
 class Arena:
@@ -125,20 +108,24 @@ class Arena:
         return tensors.sqrt(), rows.sqrt()
 
     @torch.no_grad()
-    def step(self, gradient: Tensor, settings: AdamW, factors: Tensor | None = None) -> None:
-        """One step of AdamW; `factors` [rows], float64, multiply the learning rate of each row."""
+    def step(
+        self, gradient: Tensor, settings: dict[str, Any], factors: Tensor | None = None
+    ) -> None:
+        """One step of AdamW with the `settings` of a parameter group of torch's; `factors` [rows],
+        float64, multiply the learning rate of each row."""
         params, mean, square = self.values
+        (beta1, beta2), decay = settings["betas"], settings["weight_decay"]
         self.steps += 1
         # In float64: in float32 `1 - beta2**t` is wrong by 1e-5 in the first steps.
-        lr = settings.lr * (torch.ones_like(self.steps) if factors is None else factors)
-        rate = lr / (1.0 - settings.beta1**self.steps)
-        scale = (1.0 - settings.beta2**self.steps).rsqrt()
-        if settings.weight_decay:
-            kept = 1.0 - lr * settings.weight_decay
+        lr = settings["lr"] * (torch.ones_like(self.steps) if factors is None else factors)
+        rate = lr / (1.0 - beta1**self.steps)
+        scale = (1.0 - beta2**self.steps).rsqrt()
+        if decay:
+            kept = 1.0 - lr * decay
             params.mul_(kept.float().index_select(0, self.row))
-        mean.lerp_(gradient, 1.0 - settings.beta1)
-        square.mul_(settings.beta2).addcmul_(gradient, gradient, value=1.0 - settings.beta2)
-        below = square.sqrt().mul_(scale.float().index_select(0, self.row)).add_(settings.eps)
+        mean.lerp_(gradient, 1.0 - beta1)
+        square.mul_(beta2).addcmul_(gradient, gradient, value=1.0 - beta2)
+        below = square.sqrt().mul_(scale.float().index_select(0, self.row)).add_(settings["eps"])
         params.sub_(rate.float().index_select(0, self.row).mul_(mean).div_(below))
 
     def rows(self) -> dict[Kind, list[Row]]:

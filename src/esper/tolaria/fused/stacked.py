@@ -35,11 +35,6 @@ def aligned(size: int) -> Tensor:
     return torch.arange(-(-size // ALIGNED_BATCH) * ALIGNED_BATCH) % size
 
 
-def examples(inputs: Tensor, rows: Tensor) -> Tensor:
-    """`inputs[rows]` for indices [n, B]; `index_select` of whole examples is faster."""
-    return inputs.index_select(0, rows.flatten()).view(*rows.shape, *inputs.shape[1:])
-
-
 def run(module: nn.Module, params: Params, x: Tensor) -> Tensor:
     """`module` with the i-th stacked parameters on x[i], for every i."""
     if module._forward_pre_hooks or module._forward_hooks:
@@ -250,11 +245,6 @@ def _pool(x: Tensor, image: torch.Size, *, windows: bool) -> Tensor:
     else:
         pairs, row, column = x.reshape(-1, height, 2, width, 2), 2, 4
     return _MaxOfPairs.apply(pairs, row, column).view(*lead, height, width)
-
-
-def is_large(example: Tensor) -> bool:
-    """Are images [B, C, H, W] too large for convolutions as matrices?"""
-    return example[0, 0].numel() > MAX_PIXELS
 
 
 def cnn_block(
