@@ -15,9 +15,7 @@ from esper.tolaria.data.fetch import Source, SourceError
 from esper.tolaria.data.files import DataFile
 
 CONTENTS = {"one.bin": b"first file", "two.bin": b"second file"}
-FILES = tuple(
-    DataFile(name, len(data), sha256(data).hexdigest()) for name, data in CONTENTS.items()
-)
+FILES = tuple(DataFile(name, sha256(data).hexdigest()) for name, data in CONTENTS.items())
 
 
 def giving(contents: dict[str, bytes], label: str = "a fake") -> Source:
@@ -78,17 +76,10 @@ def test_compressed_files_are_verified_by_their_contents(offer, tmp_path):
     assert names_in(tmp_path) == ["toy", "toy/one.bin.gz", "toy/two.bin.gz"]
 
 
-@pytest.mark.parametrize(
-    ("two", "complaint"),
-    [
-        (b"sEcond file", "another SHA-256"),
-        (b"second", "another SHA-256"),
-        (b"second file and more", "more than the published 11 bytes"),
-    ],
-)
-def test_a_checksum_that_differs_is_refused(offer, tmp_path, two, complaint):
+@pytest.mark.parametrize("two", [b"sEcond file", b"second", b"second file and more"])
+def test_a_checksum_that_differs_is_refused(offer, tmp_path, two):
     offer(giving({**CONTENTS, "two.bin": two}))
-    with pytest.raises(DataMissingError, match=complaint):
+    with pytest.raises(DataMissingError, match=r"two\.bin has another SHA-256"):
         catalogue.get("toy", tmp_path)
     assert names_in(tmp_path) == []
 
@@ -160,7 +151,7 @@ def download(scratch, folder, on_progress):
     (folder / "one.bin").write_bytes(b"first")
     os.kill(os.getpid(), signal.SIGKILL)
 
-fetch([DataFile("one.bin", 10, "")], [Source("killer", download)], Path(sys.argv[1]), print)
+fetch([DataFile("one.bin", "")], [Source("killer", download)], Path(sys.argv[1]), print)
 """
 
 

@@ -26,7 +26,7 @@ WHOLE = ["toy", "toy/one.bin", "toy/two.bin"]
 
 def get(source: Source, root: Path) -> None:
     """Fetch CONTENTS, which are verified, into `root/toy`."""
-    files = [DataFile(name, len(data), sha256(data).hexdigest()) for name, data in CONTENTS.items()]
+    files = [DataFile(name, sha256(data).hexdigest()) for name, data in CONTENTS.items()]
     fetch.fetch(files, [source], root / "toy", print)
 
 

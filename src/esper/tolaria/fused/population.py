@@ -94,14 +94,10 @@ class FusedPopulation:
         self.seeds[env][slot] = None
 
     def set_blend(self, env: int, slot: int, stage: SeedStage, alpha: float) -> None:
-        seed = self._seed(env, slot)
-        valve = None if IS_FULL[stage] else seed.valve
-        self.seeds[env][slot] = replace(seed, stage=stage, alpha=alpha, valve=valve)
-
-    def _seed(self, env: int, slot: int) -> Seed:
         seed = self.seeds[env][slot]
         assert seed is not None, f"slot {slot} of environment {env} is empty"
-        return seed
+        valve = None if IS_FULL[stage] else seed.valve
+        self.seeds[env][slot] = replace(seed, stage=stage, alpha=alpha, valve=valve)
 
     # --- training ------------------------------------------------------------------------------
 
