@@ -18,7 +18,7 @@ from esper.growth.hosts.cnn import CNNHost
 from esper.growth.sites import call_model, map_tensors
 from esper.growth.snapshot import HostSnapshot, SeedSnapshot
 from esper.leyline import draw_key
-from esper.tolaria.data.cifar10 import MEAN, PADDING, STD
+from esper.tolaria.data.images import CIFAR10_MEAN, CIFAR10_STD, PADDING
 from esper.tolaria.engine.gradients import GradientMeter
 from esper.tolaria.engine.population import LoopedPopulation, TrainReadings
 
@@ -41,7 +41,7 @@ class PlainCNNHost(CNNHost):
 def augment(images: Tensor, generator: torch.Generator) -> Tensor:
     """As for the task cifar10, by indices along three axes; the result is channels last."""
     batch, _, height, width = images.shape
-    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (MEAN, STD))
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (CIFAR10_MEAN, CIFAR10_STD))
     padded = (-mean / std).repeat(batch, 1, height + 2 * PADDING, width + 2 * PADDING)
     padded[:, :, PADDING:-PADDING, PADDING:-PADDING] = images
     down, right, mirrored = (

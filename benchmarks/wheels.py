@@ -21,9 +21,10 @@ ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 # For each extra, code that needs it: the example that its users would begin with.
 USES = {
-    "digits": "from esper.tolaria import data_root, find_task\n"
+    "digits": "from esper.tolaria.data.catalogue import data_root\n"
+    "from esper.tolaria.tasks import find_task\n"
     "find_task('digits').load(data_root())",
-    "data": "import esper.tolaria.data.cifar10_strips\nfrom PIL import Image",
+    "data": "import esper.tolaria.data.fetch\nfrom PIL import Image",
     "plot": "from esper.observatory import require_matplotlib\nrequire_matplotlib()",
     "parquet": "import pyarrow.parquet",
     "onnx": "import onnx, onnxruntime, onnxscript",

@@ -21,7 +21,6 @@ from esper.leyline.growth_settings import GrowthSettings
 from esper.tolaria.engine.environment import GrowthEnv
 from esper.tolaria.engine.population import LoopedPopulation
 from esper.tolaria.fused.population import FusedPopulation
-from esper.tolaria.fused.rows import Row
 from esper.tolaria.tasks import find_task
 from esper.tolaria.tasks.base import Task
 
@@ -164,7 +163,6 @@ def everywhere(name: str, make: Callable[[int], nn.Module]) -> BlueprintSpec:
 
 def small_digits(train: int = 128, val: int = 297) -> tuple[Task, Any]:
     """The digits task with less training data, to be quick."""
-    from dataclasses import replace
 
     task = find_task("digits")
     data = task.load(Path("unused"))
@@ -231,7 +229,7 @@ def break_host(env: GrowthEnv, index: int) -> None:
     population: Any = env.population
     if isinstance(population, FusedPopulation):
         row = population.hosts[index]
-        population.hosts[index] = Row(torch.full_like(row.values, torch.nan), row.steps)
+        population.hosts[index] = replace(row, values=torch.full_like(row.values, torch.nan))
         return
     with torch.no_grad():
         for parameter in population.networks[index].host.parameters():

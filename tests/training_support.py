@@ -19,8 +19,7 @@ from esper.simic.training.config import TrainingConfig, load_config
 from esper.simic.training.env_specs import ShardSpec
 from esper.simic.training.loop import Hooks, run_training
 from esper.simic.training.round_log import RoundLog
-from esper.simic.training.space import Space
-from esper.simic.training.state import TrainState, new_state, pack
+from esper.simic.training.state import Space, TrainState, new_state, pack
 from esper.simic.training.workers import (
     Cluster,
     Reply,
@@ -29,7 +28,7 @@ from esper.simic.training.workers import (
     WorkerPool,
 )
 from esper.tamiyo.situation import Situation, wait
-from esper.tolaria.data import digits
+from esper.tolaria.data.images import load_digits
 from esper.tolaria.data.splits import DataSplits
 from esper.tolaria.families import digits as digits_hosts
 from esper.tolaria.families.base import Family
@@ -45,7 +44,7 @@ HISTORY = ("config.toml", "events.jsonl", "metrics.jsonl", "outcomes.jsonl")
 
 
 def load_few(folder: Path, train: int = 64, val: int = 48) -> DataSplits:
-    data = digits.load(folder)
+    data = load_digits(folder)
     return replace(
         data,
         train_x=data.train_x[:train],

@@ -14,6 +14,7 @@ import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,8 @@ from esper.leyline import BLUEPRINT, OP, SLOT, LifecycleOp
 from esper.leyline.growth_settings import GrowthSettings, RateSchedule
 from esper.tamiyo.controllers.static import StaticController
 from esper.tamiyo.situation import Controller, Situation, wait
-from esper.tolaria.data import pydocs
 from esper.tolaria.data.splits import DataSplits
+from esper.tolaria.data.text import load_pydocs, pydocs_text
 from esper.tolaria.engine.run import train
 from esper.tolaria.tasks import find_task
 from esper.tolaria.tasks.base import Task
@@ -103,7 +104,7 @@ class Deepen:
 
 
 def load() -> DataSplits:
-    data = pydocs.load(block_size=CONTEXT)
+    data = load_pydocs(block_size=CONTEXT)
     return replace(data, val_x=data.val_x[::VAL_EVERY], val_y=data.val_y[::VAL_EVERY])
 
 
@@ -170,8 +171,9 @@ def test_results(task: Task, model: torch.nn.Module, data: DataSplits) -> dict[s
 
 
 def settings() -> dict[str, Any]:
+    text = pydocs_text()
     return {
-        "text": asdict(pydocs.describe()),
+        "text": {"length": len(text), "sha256": sha256(text).hexdigest()},
         "context": CONTEXT,
         "width": WIDTH,
         "batch": BATCH,

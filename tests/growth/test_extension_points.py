@@ -17,7 +17,7 @@ from esper.tamiyo.policy.features import (
 from esper.tamiyo.policy.set_features import SetLayout, set_feature_names, set_features
 from esper.tamiyo.situation import Situation, wait
 from esper.tolaria.engine.environment import GrowthEnv
-from esper.tolaria.engine.run import TrialRules, make_env, train
+from esper.tolaria.engine.run import GrowthSettings, make_env, train
 from helpers import small_digits
 
 MODULES = ("blocks.0", "blocks.1", "blocks.2")
@@ -26,7 +26,7 @@ POPULATIONS = pytest.mark.parametrize("population", ["looped", "fused"])
 
 def env_with(catalogue: object, population: str, history: History) -> GrowthEnv:
     task, data = small_digits(64, 32)
-    rules = TrialRules(4, population=population)  # type: ignore[arg-type]
+    rules = GrowthSettings(4, population=population)  # type: ignore[arg-type]
     return make_env(task.recipe(data, catalogue), [1, 2], rules, history)  # type: ignore[arg-type]
 
 
@@ -79,7 +79,7 @@ def test_a_controller_is_one_entry_of_the_built_in_ones(
     monkeypatch.setitem(BUILT_IN, "impatient", Impatient)
     assert "impatient" in controller_names()
     task, data = small_digits(64, 32)
-    rules, history = TrialRules(2, population=population), History()  # type: ignore[arg-type]
+    rules, history = GrowthSettings(2, population=population), History()  # type: ignore[arg-type]
     controller = make_controller("impatient")
     found = train(task.recipe(data), [1, 2], rules, controller, task="digits", recorder=history)
     assert [each.outcome.controller for each in found] == ["impatient"] * 2

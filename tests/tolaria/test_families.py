@@ -12,7 +12,7 @@ from esper.tolaria.engine.recipe import new_network
 from esper.tolaria.engine.run import make_env
 from esper.tolaria.families import BUILT_IN, find_family
 from esper.tolaria.families.digits import CLAIM_D
-from esper.tolaria.fused.fits import why_not_fused
+from esper.tolaria.fused.choice import why_not_fused
 
 SPLITS = ("train", "validation", "test")
 
@@ -81,7 +81,6 @@ def test_the_same_key_gives_the_same_host(data):
     for key in range(20):
         member, host_key = family.episode("train", key)
         assert (member, host_key) == family.episode("train", key)
-        assert member == family.member("train", key)
         assert host_key in member.keys
     assert len({family.episode("train", key) for key in range(20)}) > 10
     recipe = member.recipe(data)
@@ -128,7 +127,7 @@ def test_no_budget_pays_for_more_steps_than_are_counted_on(data):
 
 
 def test_a_family_or_split_that_there_is_not_is_refused():
-    with pytest.raises(ConfigError, match="there are digits:mixed"):
+    with pytest.raises(ConfigError, match=r"digits:mixt.*digits:mixed"):
         find_family("digits:mixt")
     with pytest.raises(ConfigError, match="no split 'dev'"):
         find_family("digits:mixed").members("dev")

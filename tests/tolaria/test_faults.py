@@ -307,15 +307,22 @@ def assert_growth_is_safe(keys: list[int], kind: str) -> None:
     assert (difference < -5.0).mean() <= 0.05
 
 
-@pytest.mark.parametrize(("kind", "count"), [("looped", 16), ("fused", 40)])
-def test_adversarial_episodes_do_not_hurt(kind: str, count: int) -> None:
-    assert_growth_is_safe(list(range(count)), kind)
+def test_adversarial_episodes_do_not_hurt() -> None:
+    assert_growth_is_safe(list(range(24)), "fused")
 
 
 @pytest.mark.soak
-@BOTH
-def test_three_hundred_adversarial_episodes_do_not_hurt(kind: str) -> None:
-    assert_growth_is_safe(list(range(1000, 1300)), kind)
+@pytest.mark.parametrize(
+    ("kind", "keys"),
+    [
+        ("looped", range(16)),
+        ("fused", range(40)),
+        ("looped", range(1000, 1300)),
+        ("fused", range(1000, 1300)),
+    ],
+)
+def test_many_adversarial_episodes_do_not_hurt(kind: str, keys: range) -> None:
+    assert_growth_is_safe(list(keys), kind)
 
 
 def test_004_c7_one_snapshot_alive_on_the_cpu_without_shared_storage() -> None:
@@ -356,22 +363,22 @@ def test_d5_after_a_rollback_modules_and_table_agree(kind: str) -> None:
         assert (seed_slot.seed is not None) == after.table.holds_seed[0, slot]
 
 
-def test_d6_panics_rollbacks_and_snapshots_are_told() -> None:
-    keeper = History()
-    env = digits_env([1], max_steps=4, train=64, recorder=keeper)
+def test_d6_panics_rollbacks_and_snapshots_are_recorded() -> None:
+    history = History()
+    env = digits_env([1], max_steps=4, train=64, recorder=history)
     env.reset()
     break_host(env, 0)
     env.step(np.array([[0, 0, 0, LifecycleOp.WAIT]]))
-    told = [type(event) for event in keeper.events if isinstance(event, GOVERNOR_EVENTS)]
+    recorded = [type(event) for event in history.events if isinstance(event, GOVERNOR_EVENTS)]
     # At birth and after the warm-up; then the broken epoch, and the host that was brought back.
-    assert told == [
+    assert recorded == [
         GovernorSnapshot,
         GovernorSnapshot,
         GovernorPanic,
         GovernorRollback,
         GovernorSnapshot,
     ]
-    (panic,) = [event for event in keeper.events if isinstance(event, GovernorPanic)]
+    (panic,) = [event for event in history.events if isinstance(event, GovernorPanic)]
     assert (panic.env, panic.step, panic.consecutive_panics) == (0, 1, 1)
 
 

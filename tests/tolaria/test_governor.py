@@ -1,11 +1,17 @@
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from esper.growth.blueprints.catalogue import default_catalogue
+from esper.leyline import LifecycleOp, SeedStage
+from esper.leyline.constants import GOVERNOR_ABSOLUTE_THRESHOLD
+from esper.tolaria.engine.population import Evaluation
 from esper.tolaria.governor import Governor, Verdict
+from helpers import digits_env
 
 ONE = np.ones(1, dtype=bool)
 NOISE = np.array([2.0])
@@ -212,3 +218,39 @@ def test_deviations_count_from_the_tenth_loss_on() -> None:
     assert panics(wild[:9], 35.0), "more than three times the mean of about 9.4"
     assert not panics(wild, 35.0), "within six deviations of 5 around 10"
     assert panics(wild, 41.0)
+
+
+@pytest.mark.parametrize(("loss", "rolls_back"), [(0.29, False), (0.31, True)])
+def test_a_seed_on_trial_may_triple_the_last_loss_but_no_more(
+    loss: float, rolls_back: bool
+) -> None:
+    """Also where the losses before were far higher, so that all other limits are."""
+    governor = Governor(1, random_guess_loss=GUESS)
+    feed(governor, 2.0, 1.0, 0.1)
+    assert not feed(governor, 0.5).panic[0], "without a seed on trial this is no anomaly"
+    feed(governor, 0.1)
+    assert feed(governor, loss, on_trial=True).rollback[0] == rolls_back
+
+
+@pytest.mark.parametrize(("factor", "rolls_back"), [(2.9, False), (3.1, True)])
+def test_growth_with_a_seed_on_trial_rolls_back_when_the_loss_is_tripled(
+    factor: float, rolls_back: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    env = digits_env([1], max_steps=20, train=64, on_panic="continue")
+    env.reset()
+    branch = default_catalogue().index("branch")
+    env.step(np.array([[0, branch, 0, LifecycleOp.GERMINATE]]))
+    while env.table.stage[0, 0] != SeedStage.HOLDING:
+        env.step(np.array([[0, 0, 0, LifecycleOp.WAIT]]))
+    evaluate, loss = env.population.evaluate, factor * env.governor.history[0, -1]
+    assert loss < GOVERNOR_ABSOLUTE_THRESHOLD, "only the seed on trial makes it an anomaly"
+
+    def evaluate_once(envs: np.ndarray, present: np.ndarray) -> Evaluation:
+        monkeypatch.undo()
+        found = evaluate(envs, present)
+        return replace(found, loss=np.full_like(found.loss, loss))
+
+    monkeypatch.setattr(env.population, "evaluate", evaluate_once)
+    transition = env.step(np.array([[0, 0, 0, LifecycleOp.WAIT]]))
+    assert transition.rolled_back[0] == rolls_back
+    assert (env.table.stage[0, 0] == SeedStage.CULLED) == rolls_back

@@ -190,7 +190,7 @@ def test_hosts_that_cannot_be_fused_are_refused_with_the_reason(
         seen.append(type(template.host))
         return "they have dropout"
 
-    monkeypatch.setattr("esper.tolaria.fused.fits.why_not_fused", why_not)
+    monkeypatch.setattr("esper.tolaria.fused.choice.why_not_fused", why_not)
     with pytest.raises(ConfigError, match="cannot be fused: they have dropout; use population"):
         make_env(task.recipe(data), [0], GrowthSettings(2, population="fused"))
     assert seen == [CNNHost]

@@ -1,7 +1,7 @@
-"""The governor: watches every host's loss and brings a broken one back to when it was healthy.
+"""The governor: watches the loss of every host and restores a broken one from its last snapshot.
 
-One snapshot per host, in CPU memory, taken only of a healthy host. The loop asks `check` first; a
-host it finds broken is restored, any other one may be snapshot afterwards.
+It keeps one snapshot per host in CPU memory, taken only while the host is healthy. Each epoch the
+loop calls `check`, restores the hosts that it finds broken, and saves the healthy ones.
 """
 
 from collections.abc import Sequence
@@ -27,14 +27,14 @@ class Verdict:
 
 
 class Governor:
-    """`random_guess_loss` is what a network that has forgotten everything would score, if known.
-    Of hosts that arrive `trained` the first loss is the scale of the task, however high it is."""
+    """`random_guess_loss` is the loss of random guessing, if known. For hosts that arrive `trained`
+    any first loss is accepted."""
 
     def __init__(
         self, n_envs: int, random_guess_loss: float | None = None, *, trained: bool = False
     ) -> None:
         self.random_guess_loss = random_guess_loss
-        self.trusts = np.full(n_envs, trained)  # the next loss, if it is the first
+        self.accepts_first_loss = np.full(n_envs, trained)
         self.saved: list[SavedHost | None] = [None] * n_envs
         self.history = np.full((n_envs, c.GOVERNOR_HISTORY_WINDOW), np.nan)
         self.last_score = np.full(n_envs, np.nan)
@@ -50,43 +50,46 @@ class Governor:
         noise: np.ndarray,
     ) -> Verdict:
         """Judge loss and score ([E]) of an epoch, and whether training stayed finite (bool[E]).
+        Normal losses are added to the history.
 
-        Normal losses join the history, others do not.
-
-        A loss that is not finite, or has fallen back to guessing, calls for a rollback at once; a
-        loss far above the past only when it stays there. Where a seed is `on_trial` (bool[E]: it
-        acts on the output and is not yet a fossil) there is a suspect, and no patience: a loss of
-        several times the last healthy one, or a score far below it without a lower loss, is enough.
-        How far is beyond chance is a multiple of the score's `noise` ([E]); nothing is where that
-        is not known.
+        A loss that is not finite or has returned to that of guessing causes a rollback at once. A
+        loss far above the history causes one only if it stays there for several epochs. Where a
+        seed is `on_trial` (bool[E]: it affects the output but is not yet kept) one epoch is enough:
+        a loss of several times the last healthy one, or a score that falls by more than a multiple
+        of its `noise` ([E], NaN or 0 if unknown) while the loss does not fall.
         """
         known = np.sum(~np.isnan(self.history), axis=1)
         mean, deviation = _mean_and_deviation(self.history)
         not_finite = running & ~(np.isfinite(val_loss) & finite)
-        lobotomy = running & self._forgot(val_loss, mean, known)
+        guessing = running & self._guesses(val_loss, mean, known)
         threshold = self._threshold(mean, deviation, known)
         last = np.where(known > 0, self.history[:, -1], np.inf)
         threshold = np.where(
             on_trial, np.minimum(threshold, c.GOVERNOR_LOSS_MULTIPLIER * last), threshold
         )
         least = self.last_score - c.GOVERNOR_TRIAL_DROP * noise
-        # Data that have shifted cost points at first, seed or no seed; but then the loss falls.
+        # After a shift of the data the score falls with or without a seed, but so does the loss.
         learning = (known > 0) & (val_loss < last)
         collapse = on_trial & (noise > 0) & (val_score < least) & ~learning
         explosion = running & ((val_loss > threshold) | collapse)
 
-        panic = not_finite | lobotomy | explosion
+        panic = not_finite | guessing | explosion
         self.panics = np.where(panic, self.panics + 1, np.where(running, 0, self.panics))
         patience = np.where(on_trial, 1, c.GOVERNOR_MIN_PANICS_BEFORE_ROLLBACK)
-        rollback = not_finite | lobotomy | (explosion & (self.panics >= patience))
+        rollback = not_finite | guessing | (explosion & (self.panics >= patience))
         healthy = running & ~panic
         self.history[healthy, :-1] = self.history[healthy, 1:]
         self.history[healthy, -1] = val_loss[healthy]
         self.last_score[healthy] = val_score[healthy]
-        reasons = [_reason(*signs) for signs in zip(not_finite, lobotomy, collapse, strict=True)]
+        reasons = np.select(
+            [not_finite, guessing, collapse],
+            ["loss_not_finite", "loss_of_a_guess", "score_collapse"],
+            "loss_explosion",
+        ).tolist()
         return Verdict(panic, rollback, reasons, threshold, self.panics.copy())
 
-    def _forgot(self, loss: np.ndarray, mean: np.ndarray, known: np.ndarray) -> np.ndarray:
+    def _guesses(self, loss: np.ndarray, mean: np.ndarray, known: np.ndarray) -> np.ndarray:
+        """Has a host that had learnt something returned to guessing?"""
         guess = self.random_guess_loss
         if guess is None:
             return np.zeros(len(loss), dtype=bool)
@@ -99,11 +102,11 @@ class Governor:
     def _threshold(self, mean: np.ndarray, deviation: np.ndarray, known: np.ndarray) -> np.ndarray:
         """A loss above this is an anomaly.
 
-        The first loss has only a random guess to be compared with; where that is not known, any
-        finite loss may be the scale of the task, and no loss is too high in itself.
+        The first loss is compared with that of guessing; if that is not known, any finite loss may
+        be normal for the task.
         """
         guess = np.inf if self.random_guess_loss is None else self.random_guess_loss
-        usual = np.where(known > 0, mean, np.where(self.trusts, np.inf, guess))
+        usual = np.where(known > 0, mean, np.where(self.accepts_first_loss, np.inf, guess))
         statistical = np.where(
             known >= c.GOVERNOR_MIN_HISTORY, mean + c.GOVERNOR_SENSITIVITY * deviation, 0.0
         )
@@ -112,7 +115,7 @@ class Governor:
         return np.maximum(least, np.maximum(statistical, relative))
 
     def save(self, env: int, host: SavedHost) -> None:
-        """Replace the environment's snapshot; the caller has seen that the host is healthy."""
+        """Replace the snapshot of an environment; the host must be healthy."""
         self.saved[env] = host
 
     def last_healthy(self, env: int) -> SavedHost:
@@ -121,35 +124,24 @@ class Governor:
         return saved
 
     def renew(self, env: int) -> None:
-        """Forget the losses of a network whose output was scaled: those that come have another
-        scale. What is known of its score stays."""
+        """Forget the losses of a network whose output was scaled: the next ones have another
+        scale."""
         self.history[env] = np.nan
-        self.trusts[env] = False
+        self.accepts_first_loss[env] = False
 
     def forgive(self, env: int) -> None:
-        """Start counting panics anew, after a rollback."""
+        """Reset the count of panics, after a rollback."""
         self.panics[env] = 0
 
 
-def _reason(not_finite: bool, lobotomy: bool, collapse: bool) -> str:
-    if not_finite:
-        return "loss_not_finite"
-    if lobotomy:
-        return "loss_of_a_guess"
-    return "score_collapse" if collapse else "loss_explosion"
-
-
 def _mean_and_deviation(history: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Over what is known of each row; 0 where nothing is."""
+    """Of the known values of each row; 0 where there are none."""
     present = ~np.isnan(history)
     count = np.maximum(present.sum(axis=1), 1)
     values = np.where(present, history, 0.0)
     mean = values.sum(axis=1) / count
     variance = (np.where(present, (values - mean[:, None]) ** 2, 0.0)).sum(axis=1) / count
     return mean, np.sqrt(variance)
-
-
-# --- what it tells -------------------------------------------------------------------------------
 
 
 def panic_event(env: int, step: int, verdict: Verdict, loss: float) -> GovernorPanic:
@@ -171,7 +163,7 @@ def rollback_event(
     restored: SavedHost,
     culprits: Sequence[tuple[str, str]],
 ) -> GovernorRollback:
-    """`culprits` are the modules and ids of slots that are closed."""
+    """`culprits` are (module, slot id) of the slots that are closed."""
     return GovernorRollback(
         env,
         step,

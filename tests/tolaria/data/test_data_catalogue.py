@@ -1,10 +1,7 @@
 import gzip
-import os
-import shutil
 import signal
 import subprocess
 import sys
-import time
 from hashlib import sha256
 from pathlib import Path
 from urllib.error import URLError
@@ -12,31 +9,29 @@ from urllib.error import URLError
 import pytest
 
 from esper.leyline import ConfigError, DataMissingError
-from esper.tolaria.data import catalogue, cifar10, fetch, idx
+from esper.tolaria.data import catalogue, fetch
 from esper.tolaria.data.catalogue import DataSet, State
 from esper.tolaria.data.fetch import Source, SourceError
 from esper.tolaria.data.files import DataFile
 
 CONTENTS = {"one.bin": b"first file", "two.bin": b"second file"}
-FILES = tuple(
-    DataFile(name, len(data), sha256(data).hexdigest()) for name, data in CONTENTS.items()
-)
+FILES = tuple(DataFile(name, sha256(data).hexdigest()) for name, data in CONTENTS.items())
 
 
 def giving(contents: dict[str, bytes], label: str = "a fake") -> Source:
-    def bring(scratch: Path, folder: Path, on_progress: fetch.Progress) -> None:
+    def download(scratch: Path, folder: Path, on_progress: fetch.Progress) -> None:
         for name, data in contents.items():
             (folder / name).write_bytes(data)
 
-    return Source(label, bring)
+    return Source(label, download)
 
 
 def failing(error: BaseException, label: str = "a failure") -> Source:
-    def bring(scratch: Path, folder: Path, on_progress: fetch.Progress) -> None:
+    def download(scratch: Path, folder: Path, on_progress: fetch.Progress) -> None:
         (folder / "one.bin").write_bytes(b"first")
         raise error
 
-    return Source(label, bring)
+    return Source(label, download)
 
 
 @pytest.fixture
@@ -65,7 +60,7 @@ def test_get_brings_the_files_and_leaves_nothing_else(offer, tmp_path):
     assert catalogue.get("toy", root, lines.append).state is State.PRESENT
     assert names_in(root) == WHOLE
     assert (root / "toy" / "two.bin").read_bytes() == b"second file"
-    assert lines[0] == "fetching a fake"
+    assert lines[0] == "downloading a fake"
 
 
 def test_get_does_nothing_if_the_data_is_there(offer, tmp_path):
@@ -81,17 +76,10 @@ def test_compressed_files_are_verified_by_their_contents(offer, tmp_path):
     assert names_in(tmp_path) == ["toy", "toy/one.bin.gz", "toy/two.bin.gz"]
 
 
-@pytest.mark.parametrize(
-    ("two", "complaint"),
-    [
-        (b"sEcond file", "does not have the published SHA-256"),
-        (b"second", "holds 6 bytes, not the published 11"),
-        (b"second file and more", "more than the published 11 bytes"),
-    ],
-)
-def test_a_checksum_that_differs_is_refused(offer, tmp_path, two, complaint):
+@pytest.mark.parametrize("two", [b"sEcond file", b"second", b"second file and more"])
+def test_a_checksum_that_differs_is_refused(offer, tmp_path, two):
     offer(giving({**CONTENTS, "two.bin": two}))
-    with pytest.raises(DataMissingError, match=complaint):
+    with pytest.raises(DataMissingError, match=r"two\.bin has another SHA-256"):
         catalogue.get("toy", tmp_path)
     assert names_in(tmp_path) == []
 
@@ -132,7 +120,7 @@ def test_the_second_source_serves_when_the_first_fails(offer, tmp_path):
     assert names_in(tmp_path) == WHOLE
 
 
-def test_when_all_fail_every_reason_is_told_and_nothing_is_left(offer, tmp_path):
+def test_when_all_sources_fail_the_error_has_every_reason_and_nothing_is_left(offer, tmp_path):
     offer(
         failing(SourceError("npm is not installed"), "npm package x"),
         failing(URLError("no route"), "https://example.org/x"),
@@ -159,11 +147,11 @@ from pathlib import Path
 from esper.tolaria.data.fetch import Source, fetch
 from esper.tolaria.data.files import DataFile
 
-def bring(scratch, folder, on_progress):
+def download(scratch, folder, on_progress):
     (folder / "one.bin").write_bytes(b"first")
     os.kill(os.getpid(), signal.SIGKILL)
 
-fetch([DataFile("one.bin", 10, "")], [Source("killer", bring)], Path(sys.argv[1]), print)
+fetch([DataFile("one.bin", "")], [Source("killer", download)], Path(sys.argv[1]), print)
 """
 
 
@@ -175,33 +163,23 @@ def test_a_killed_fetch_leaves_nothing_that_looks_like_data(offer, tmp_path):
     offer(giving(CONTENTS))
     assert catalogue.status("toy", tmp_path).state is State.MISSING
     assert catalogue.get("toy", tmp_path).state is State.PRESENT
-    assert leftover.exists(), "it might have been a fetch under way"
-
-    shutil.rmtree(tmp_path / "toy")
-    yesterday = time.time() - 2 * fetch.STALE_SECONDS
-    os.utime(leftover, (yesterday, yesterday))
-    catalogue.get("toy", tmp_path)
-    assert names_in(tmp_path) == WHOLE
 
 
-def test_a_data_folder_that_cannot_be_written_is_a_sentence(offer, tmp_path):
+def test_a_data_folder_that_cannot_be_written_is_named(offer, tmp_path):
     offer(giving(CONTENTS))
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="not a folder to write data to"):
+    with pytest.raises(ConfigError, match=r"cannot write data to .*file"):
         catalogue.get("toy", tmp_path / "file")
 
 
 def test_unknown_names_list_the_known():
     for function in (catalogue.status, catalogue.get):
-        with pytest.raises(
-            ConfigError, match="unknown data set 'cifar11'; known are digits, pydocs"
-        ):
+        with pytest.raises(ConfigError, match=r"'cifar11'.*digits, pydocs"):
             function("cifar11", Path("data"))
 
 
 def test_embedded_sets_need_no_folder(tmp_path):
     for name in ("digits", "pydocs"):
-        assert catalogue.CATALOGUE[name].embedded
         assert catalogue.status(name, tmp_path).state is State.EMBEDDED
         assert catalogue.get(name, tmp_path / "none").state is State.EMBEDDED
     assert names_in(tmp_path) == []
@@ -212,14 +190,6 @@ def test_data_root_follows_the_environment(monkeypatch):
     assert catalogue.data_root() == Path("/somewhere/else")
     monkeypatch.setenv("ESPER_DATA", "")
     assert catalogue.data_root() == Path("data")
-
-
-def test_the_catalogue_lists_the_files_that_the_loaders_read():
-    def names(name: str) -> tuple[str, ...]:
-        return tuple(file.name for file in catalogue.CATALOGUE[name].files)
-
-    assert names("cifar10") == cifar10.FILES
-    assert names("mnist") == names("fashion_mnist") == idx.FILES
 
 
 def test_the_catalogue_is_quick_to_import():

@@ -57,10 +57,10 @@ def test_another_process_reads_it_and_cannot_change_it_for_the_others() -> None:
     assert torch.equal(shared.train_x, data.train_x)
 
 
-def test_nothing_is_left_behind_whoever_is_killed(
+def test_no_file_remains_if_processes_are_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file without a name cannot be: it goes with the last who has it open."""
+    """A file without a name disappears when the last process closes it."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     shared = share(digits())
     assert isinstance(shared, SharedSplits)

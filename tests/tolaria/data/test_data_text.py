@@ -1,6 +1,5 @@
 import sys
 from dataclasses import astuple
-from hashlib import sha256
 from itertools import chain
 
 import pyarrow
@@ -11,8 +10,16 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from esper.leyline import ConfigError, DataMissingError
-from esper.tolaria.data import catalogue, pydocs, tinystories
-from esper.tolaria.data.text import PARTS, split_blocks, windows
+from esper.tolaria.data import catalogue
+from esper.tolaria.data.text import (
+    PYDOCS_SPLIT_BYTES,
+    SPLITS,
+    load_pydocs,
+    load_tinystories,
+    pydocs_text,
+    split_blocks,
+    windows,
+)
 
 # windows and blocks
 
@@ -40,28 +47,28 @@ def test_windows_need_a_block():
 
 
 @given(text=st.binary(max_size=3000), block_bytes=st.integers(1, 200))
-def test_blocks_are_all_the_text_in_pieces_of_one_part(text, block_bytes):
-    pieces = split_blocks(text, block_bytes, "test")
-    assert sum(len(piece) for part in PARTS for piece in pieces[part]) == len(text)
-    for part in PARTS:
-        assert all(piece and piece in text for piece in pieces[part])
+def test_runs_are_the_whole_text_each_of_one_split(text, block_bytes):
+    runs = split_blocks(text, block_bytes, "test")
+    assert sum(len(run) for name in SPLITS for run in runs[name]) == len(text)
+    for name in SPLITS:
+        assert all(run and run in text for run in runs[name])
 
 
 def test_every_ten_blocks_give_one_to_validation_and_one_to_test():
     text = bytes(range(200))
-    pieces = split_blocks(text, 1, "test")
-    held_out = {part: sorted(byte for piece in pieces[part] for byte in piece) for part in PARTS}
+    runs = split_blocks(text, 1, "test")
+    held_out = {name: sorted(byte for run in runs[name] for byte in run) for name in SPLITS}
     assert sorted(chain(*held_out.values())) == list(text)
-    for part in ("val", "test"):
-        assert [byte // 10 for byte in held_out[part]] == list(range(20))
-        assert len({byte % 10 for byte in held_out[part]}) > 3, "the place within ten is drawn"
+    for name in ("val", "test"):
+        assert [byte // 10 for byte in held_out[name]] == list(range(20))
+        assert len({byte % 10 for byte in held_out[name]}) > 3, "the index within ten is random"
 
 
 # pydocs
 
 
 def test_pydocs_load_for_real():
-    data = pydocs.load(block_size=64)
+    data = load_pydocs(block_size=64)
     for x, y in (
         (data.train_x, data.train_y),
         (data.val_x, data.val_y),
@@ -72,38 +79,36 @@ def test_pydocs_load_for_real():
         assert torch.equal(x[:, 1:], y[:, :-1])
         assert 0 <= int(x.min()) <= int(x.max()) < 256
     total = len(data.train_x) + len(data.val_x) + len(data.test_x)
-    assert total * 64 > 0.97 * len(pydocs.text())
+    assert total * 64 > 0.97 * len(pydocs_text())
     assert 0.08 < len(data.val_x) / total < 0.12
     assert 0.08 < len(data.test_x) / total < 0.12
-    again = pydocs.load(block_size=64)
+    again = load_pydocs(block_size=64)
     assert all(torch.equal(a, b) for a, b in zip(astuple(data), astuple(again), strict=True))
 
 
 def test_pydocs_validation_and_test_are_not_in_the_training_text():
-    pieces = split_blocks(pydocs.text(), pydocs.SPLIT_BYTES, "pydocs")
-    seen = {piece[at : at + 64] for piece in pieces["train"] for at in range(len(piece) - 63)}
-    for part in ("val", "test"):
-        runs = [piece[at : at + 64] for piece in pieces[part] for at in range(len(piece) - 63)]
-        assert sum(run in seen for run in runs) < 0.1 * len(runs)
+    runs = split_blocks(pydocs_text(), PYDOCS_SPLIT_BYTES, "pydocs")
 
+    def passages(name):
+        return [run[at : at + 64] for run in runs[name] for at in range(len(run) - 63)]
 
-def test_pydocs_describe_the_text_that_is_split():
-    facts = pydocs.describe()
-    assert facts.length == len(pydocs.text())
-    assert facts.sha256 == sha256(pydocs.text()).hexdigest()
+    train = set(passages("train"))
+    for name in ("val", "test"):
+        held_out = passages(name)
+        assert sum(passage in train for passage in held_out) < 0.1 * len(held_out)
 
 
 def test_pydocs_without_help_texts_say_so(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "pydoc_data", None)
     monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
     with pytest.raises(DataMissingError, match="full standard library"):
-        pydocs.load()
+        load_pydocs()
     assert catalogue.status("pydocs", tmp_path).state == "missing"
 
 
 def test_a_block_longer_than_the_text_is_refused():
     with pytest.raises(ConfigError, match="pydocs is too short"):
-        pydocs.load(block_size=10_000_000)
+        load_pydocs(block_size=10_000_000)
 
 
 # tinystories
@@ -125,7 +130,7 @@ def stream(x: torch.Tensor, y: torch.Tensor) -> str:
 def test_stories_are_split_whole_with_a_zero_byte_after_each(folder):
     path = folder / "stories.txt"
     path.write_text("\n<|endoftext|>\n".join(STORIES), newline="\r\n")
-    data = tinystories.load(folder.parent, block_size=16)
+    data = load_tinystories(folder.parent, block_size=16)
     assert data.train_x.shape[1] == 16
     assert stream(data.train_x, data.train_y) == "\0".join(STORIES[:36])
     assert stream(data.val_x, data.val_y) == "\0".join(STORIES[36:38])
@@ -135,12 +140,12 @@ def test_stories_are_split_whole_with_a_zero_byte_after_each(folder):
 def test_parquet_gives_the_same_as_text_and_repeats_are_dropped(folder):
     text, table = folder / "stories.txt", folder / "stories.parquet"
     text.write_text("<|endoftext|>".join(STORIES))
-    plain = tinystories.load(folder.parent)
+    plain = load_tinystories(folder.parent)
     text.unlink()
     parquet.write_table(pyarrow.table({"text": [*STORIES[:5], *STORIES, None]}), table)
     assert all(
         torch.equal(a, b)
-        for a, b in zip(astuple(plain), astuple(tinystories.load(folder.parent)), strict=True)
+        for a, b in zip(astuple(plain), astuple(load_tinystories(folder.parent)), strict=True)
     )
 
 
@@ -148,13 +153,13 @@ def test_only_whole_stories_within_the_limit_are_read(folder):
     (folder / "stories.txt").write_text("<|endoftext|>".join(STORIES))
     ten = sum(len(story) for story in STORIES[:10])
     for limit, last in ((ten - 1, 8), (ten, 9), (ten + len(STORIES[10]) - 1, 9)):
-        data = tinystories.load(folder.parent, block_size=8, max_bytes=limit)
+        data = load_tinystories(folder.parent, block_size=8, max_bytes=limit)
         assert stream(data.test_x, data.test_y) == STORIES[last]
 
 
 def test_missing_stories_say_what_to_put_where(tmp_path):
     with pytest.raises(DataMissingError, match=r"put one \.txt or \.parquet") as error:
-        tinystories.load(tmp_path)
+        load_tinystories(tmp_path)
     assert str(tmp_path) in str(error.value)
     assert catalogue.status("tinystories", tmp_path).state == "missing"
     with pytest.raises(DataMissingError, match=r"put one \.txt or \.parquet"):
@@ -165,14 +170,14 @@ def test_two_files_are_ambiguous(folder):
     for name in ("a.txt", "b.parquet"):
         (folder / name).write_text("x")
     with pytest.raises(ConfigError, match=r"a\.txt, b\.parquet; keep exactly one"):
-        tinystories.load(folder.parent)
+        load_tinystories(folder.parent)
     assert catalogue.status("tinystories", folder.parent).state == "damaged"
 
 
 def test_text_without_separators_is_refused(folder):
     (folder / "book.txt").write_text("One long book.\n\n" * 100)
     with pytest.raises(ConfigError, match=r"1 different stories.*<\|endoftext\|>"):
-        tinystories.load(folder.parent)
+        load_tinystories(folder.parent)
     assert catalogue.status("tinystories", folder.parent).state == "present"
 
 
@@ -186,7 +191,7 @@ def test_text_without_separators_is_refused(folder):
 def test_bad_parquet_is_named(folder, make, complaint):
     make(folder / "stories.parquet")
     with pytest.raises(ConfigError, match=complaint) as error:
-        tinystories.load(folder.parent)
+        load_tinystories(folder.parent)
     assert str(folder / "stories.parquet") in str(error.value)
 
 
@@ -194,4 +199,4 @@ def test_parquet_without_pyarrow_names_the_extra(folder, monkeypatch):
     (folder / "stories.parquet").write_bytes(b"")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(DataMissingError, match=r'pip install "esper-grow\[parquet\]"'):
-        tinystories.load(folder.parent)
+        load_tinystories(folder.parent)

@@ -13,7 +13,7 @@ from esper.leyline import SeedStage
 from esper.tolaria.engine.population import LoopedPopulation
 from esper.tolaria.engine.recipe import HostRecipe
 from esper.tolaria.fused.population import FusedPopulation
-from esper.tolaria.fused.rows import Row
+from esper.tolaria.fused.rows import Kind, Row
 from helpers import small_digits
 
 
@@ -58,7 +58,7 @@ def shake(looped: LoopedPopulation, size: float = 0.2) -> None:
                     param.add_(size * torch.randn(param.shape, generator=generator))
 
 
-def _row(module: nn.Module, state: dict[Any, dict[str, Any]]) -> Row:
+def _row(kind: Kind, module: nn.Module, state: dict[Any, dict[str, Any]]) -> Row:
     """The row of a module and its optimiser's state; parameters without any have no moments."""
     parts, steps = [], 0
     for param in module.parameters():
@@ -67,20 +67,23 @@ def _row(module: nn.Module, state: dict[Any, dict[str, Any]]) -> Row:
         zero = torch.zeros_like(param)
         moments = [known.get(name, zero) for name in ("exp_avg", "exp_avg_sq")]
         parts.append(torch.stack([param.detach(), *moments]).reshape(3, -1))
-    return Row(torch.cat(parts, dim=1), steps)
+    return Row(kind, torch.cat(parts, dim=1), steps)
 
 
 def adopt(fused: FusedPopulation, looped: LoopedPopulation) -> None:
     """Give the fused hosts and seeds the weights and moments of the looped ones."""
     for env, network in enumerate(looped.networks):
         state = looped.optimizers[env].state
-        fused.hosts[env] = _row(network.host, state)
+        fused.hosts[env] = _row(fused.host_kind, network.host, state)
         for index, slot in network.each_slot():
             seed = fused.seeds[env][index]
             assert (seed is None) == (slot.seed is None)
             if seed is not None and slot.seed is not None:
-                valve = None if slot.valve is None else _row(slot.valve, state)
-                fused.seeds[env][index] = replace(seed, row=_row(slot.seed, state), valve=valve)
+                row, valve = _row(seed.row.kind, slot.seed, state), None
+                if slot.valve is not None:
+                    assert seed.valve is not None
+                    valve = _row(seed.valve.kind, slot.valve, state)
+                fused.seeds[env][index] = replace(seed, row=row, valve=valve)
 
 
 def largest_gap(fused: FusedPopulation, looped: LoopedPopulation) -> float:

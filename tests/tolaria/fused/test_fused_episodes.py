@@ -1,4 +1,4 @@
-"""Whole episodes through `GrowthEnv` tell the same story with both populations."""
+"""Whole episodes through `GrowthEnv` have the same events with both populations."""
 
 import math
 from dataclasses import replace
@@ -34,7 +34,7 @@ from helpers import episode_settings, everywhere
 
 
 class Log(History):
-    def story(self) -> list[tuple[Any, ...]]:
+    def comparable(self) -> list[tuple[Any, ...]]:
         """Events without the numbers that rounding may change, and without snapshots, whose tensors
         are cut differently."""
         return [
@@ -64,9 +64,9 @@ def kinds(log: Log) -> set[type[Event]]:
     return {type(event) for event in log.events}
 
 
-def assert_same_story(both: list[tuple[GrowthEnv, Log]], scores: float) -> None:
+def assert_same_events(both: list[tuple[GrowthEnv, Log]], scores: float) -> None:
     (looped, expected), (fused, found) = both
-    assert found.story() == expected.story()
+    assert found.comparable() == expected.comparable()
     assert np.array_equal(fused.table.stage, looped.table.stage)
     assert np.array_equal(fused.running, looped.running)
     assert np.array_equal(fused.garden.total_params(), looped.garden.total_params())
@@ -89,7 +89,7 @@ def test_a_scripted_episode(incubation: Any) -> None:
     for env, _ in both:
         assert play(env, ScriptedController(SCRIPT, "test"))
     assert {SeedGerminated, SeedStageChanged, SeedCulled} <= kinds(both[0][1])
-    assert_same_story(both, scores=3.0)
+    assert_same_events(both, scores=3.0)
     outcomes = [
         settle(env, np.ones(4, dtype=bool), task="t", controller="c", attribute=True)
         for env, _ in both
@@ -106,7 +106,7 @@ def test_random_episodes(host: str) -> None:
     for env, _ in both:
         assert play(env, RandomController())
     assert {SeedGerminated, SeedStageChanged, SeedCulled} <= kinds(both[0][1])
-    assert_same_story(both, scores=3.0)
+    assert_same_events(both, scores=3.0)
 
 
 def test_seeds_from_birth() -> None:
@@ -115,7 +115,7 @@ def test_seeds_from_birth() -> None:
     both = environments(recipe(), 3, episode_settings(3, topology=topology))
     for env, _ in both:
         assert play(env, StaticController())
-    assert_same_story(both, scores=0.5)
+    assert_same_events(both, scores=0.5)
     assert (both[1][0].table.stage[:, 0] == SeedStage.FOSSILIZED).all()
 
 
@@ -143,7 +143,7 @@ def test_a_rollback(on_panic: Any) -> None:
         assert play(env, script)
     log = both[1][1]
     assert {GovernorPanic, GovernorRollback} <= kinds(log)
-    assert_same_story(both, scores=1.0)
+    assert_same_events(both, scores=1.0)
     assert np.isfinite(both[1][0].score).all()
     culprits = [event for event in log.events if isinstance(event, GovernorRollback)]
     assert {event.culprit_slots for event in culprits} == {("r0c1",)}

@@ -4,17 +4,17 @@ import pytest
 import torch
 from torch import nn
 
-from esper.tolaria.fused.rows import AdamW, Arena, Kind, Row
+from esper.tolaria.fused.rows import Arena, Kind, Row
 
-SETTINGS = AdamW(lr=0.01, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.1)
+SETTINGS = {"lr": 0.01, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.1}
 
 
 def test_rows_at_different_steps_are_stepped_as_by_adamw() -> None:
     kinds = [Kind(nn.Linear(3, 2)), Kind(nn.Linear(2, 2, bias=False))]
     generator = torch.Generator().manual_seed(0)
     # From zero, so that a step's own rounding shows.
-    rows = [[Row(torch.zeros(3, kind.size))] * 2 for kind in kinds]
-    late = Row(torch.rand(3, kinds[1].size, generator=generator) * 1e-3, steps=7)
+    rows = [[Row(kind, torch.zeros(3, kind.size))] * 2 for kind in kinds]
+    late = Row(kinds[1], torch.rand(3, kinds[1].size, generator=generator) * 1e-3, steps=7)
     rows[1] = [rows[1][0], late]
     flat = [row for bank in rows for row in bank]
     params = [nn.Parameter(row.values[0].double()) for row in flat]
@@ -24,7 +24,7 @@ def test_rows_at_different_steps_are_stepped_as_by_adamw() -> None:
             _, mean, square = row.values.double()
             state = {"step": torch.tensor(7.0), "exp_avg": mean, "exp_avg_sq": square}
             theirs.state[param].update(state)
-    arena = Arena(list(zip(kinds, rows, strict=True)))
+    arena = Arena(rows)
     for _ in range(3):
         slopes = [torch.randn(p.shape, generator=generator, dtype=torch.double) for p in params]
         for param, slope in zip(params, slopes, strict=True):
@@ -37,7 +37,7 @@ def test_rows_at_different_steps_are_stepped_as_by_adamw() -> None:
                 for leaf, part in zip(leaves.values(), parts, strict=True):
                     loss = loss + (leaf[i].flatten() * part).sum()
         arena.step(arena.gradient(loss), SETTINGS)
-    found = [row for bank in arena.rows() for row in bank]
+    found = [row for bank in arena.rows().values() for row in bank]
     assert [row.steps for row in found] == [3, 3, 3, 10]
     for row, param in zip(found, params, strict=True):
         torch.testing.assert_close(row.values[0].double(), param.detach(), rtol=3e-6, atol=1e-9)
@@ -45,9 +45,10 @@ def test_rows_at_different_steps_are_stepped_as_by_adamw() -> None:
 
 def test_norms_by_row_and_by_tensor() -> None:
     kinds = [Kind(nn.Linear(3, 2)), Kind(nn.Linear(2, 2, bias=False))]
-    arena = Arena([(kinds[0], [Row(torch.zeros(3, 8))] * 2), (kinds[1], [Row(torch.zeros(3, 4))])])
+    rows = [Row(kind, torch.zeros(3, kind.size)) for kind in kinds]
+    arena = Arena([[rows[0]] * 2, [rows[1]]])
     # Weights of both rows, then their biases, then the other bank.
     gradient = torch.tensor([3.0] + 5 * [0.0] + 6 * [1.0] + [4.0, 0.0, 0.0, 0.0] + 4 * [2.0])
-    pieces, rows = arena.norms(gradient)
-    assert pieces.tolist() == pytest.approx([3.0, 6.0**0.5, 4.0, 0.0, 4.0])
-    assert rows.tolist() == pytest.approx([5.0, 6.0**0.5, 4.0])
+    tensors, by_row = arena.norms(gradient)
+    assert tensors.tolist() == pytest.approx([3.0, 6.0**0.5, 4.0, 0.0, 4.0])
+    assert by_row.tolist() == pytest.approx([5.0, 6.0**0.5, 4.0])

@@ -9,10 +9,9 @@ from torch.func import functional_call
 from esper.growth.blueprints.bypass import Mean
 from esper.growth.grown_module import keyed
 from esper.growth.hosts.cnn import CNNHost
-from esper.tolaria.fused.rows import Kind
+from esper.tolaria.fused.rows import Kind, stack
 from esper.tolaria.fused.stacked import (
     _pool,
-    asks_for_mode,
     cnn_block,
     conv,
     in_windows,
@@ -58,7 +57,8 @@ def rows_of(module: nn.Module, n: int) -> tuple[Kind, dict[Tensor, Tensor]]:
 
 
 def by_rows(kind: Kind, params: dict[Tensor, Tensor], x: Tensor) -> Tensor:
-    named = dict(zip(kind.names, params.values(), strict=True))
+    names = [name for name, _ in kind.module.named_parameters()]
+    named = dict(zip(names, params.values(), strict=True))
     return torch.stack(
         [
             functional_call(kind.module, {name: p[i] for name, p in named.items()}, (x[i],))
@@ -139,14 +139,9 @@ def test_a_pool_is_that_of_torch_ties_included(windows: bool) -> None:
 def test_a_convolution_of_single_pixels_is_the_same_for_examples_that_all_rows_share() -> None:
     module = nn.Conv2d(3, 2, 1)
     kind = Kind(module)
-    params = kind.stack([kind.newborn(nn.Conv2d(3, 2, 1)) for _ in range(4)])
+    params = stack([kind.new_row(nn.Conv2d(3, 2, 1)) for _ in range(4)])
     x = torch.randn(5, 3, 6, 6)
     shared = per_pixel(module, params, x.expand(4, *x.shape))
     apart = per_pixel(module, params, x.repeat(4, 1, 1, 1, 1))
     torch.testing.assert_close(shared, apart)
     torch.testing.assert_close(shared[2], F.conv2d(x, *(values[2] for values in params.values())))
-
-
-def test_only_modules_without_a_stacked_form_ask_for_their_mode() -> None:
-    assert not asks_for_mode(nn.Sequential(nn.Conv2d(2, 2, 1), nn.ReLU()))
-    assert asks_for_mode(nn.Sequential(nn.Conv2d(2, 2, 1), nn.Softplus()))

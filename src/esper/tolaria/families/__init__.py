@@ -1,27 +1,5 @@
-"""Families of hosts, which a policy learns on: one small file per task."""
+"""Families of hosts, on which a policy is trained."""
 
-from esper.leyline import ConfigError
-from esper.tolaria.families import digits
-from esper.tolaria.families.base import Family, Member, Shape, Split
-from esper.tolaria.families.hosts import MemberHosts, hosts_of
+from esper.tolaria.families.digits import BUILT_IN, find_family
 
-BUILT_IN = {family.name: family for family in digits.FAMILIES}
-
-
-def find_family(name: str) -> Family:
-    """Raises ConfigError, listing the names, if there is no such family."""
-    if name not in BUILT_IN:
-        raise ConfigError(f"no family {name!r}; there are {', '.join(BUILT_IN)}")
-    return BUILT_IN[name]
-
-
-__all__ = [
-    "BUILT_IN",
-    "Family",
-    "Member",
-    "MemberHosts",
-    "Shape",
-    "Split",
-    "find_family",
-    "hosts_of",
-]
+__all__ = ["BUILT_IN", "find_family"]

@@ -1,4 +1,4 @@
-"""What a family is: hosts of one task that differ in what they lack, each drawn by its number."""
+"""A family: randomly drawn hosts of one task that differ in shape and training."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -25,31 +25,31 @@ Range = tuple[int, int]  # least and most
 Split = Literal["train", "validation", "test"]
 Start = Literal["fresh", "trained"]
 
-# Of every five shapes, by a hash of them, so many are in each split.
+# A hash of the shape chooses one of these.
 _FIFTHS: tuple[Split, ...] = ("train", "train", "train", "validation", "test")
 SIZES: Mapping[Split, int] = {"train": 128, "validation": 24, "test": 24}
-# A small range holds fewer different members than are asked for; so many draws are enough to know.
+# Draws per member before giving up: small ranges may have fewer members than `sizes` says.
 MOST_DRAWS = 200
 
 
 @dataclass(frozen=True, eq=False)
 class Family:
-    """Hosts of `task`. Each member draws one of every range and list.
+    """Hosts of `task`. Each member draws one value of every range and list.
 
     build       makes a host of given widths and kernel
-    widths      range of each block's width; a host has the first so many blocks
-    blocks      range of their number, which is the number of slots
-    params      range of the host's parameters
-    kernels     of the convolutions
+    widths      range of each block's width
+    blocks      range of the number of blocks, which is the number of slots
+    params      range of the number of parameters
+    kernels     kernel sizes of the convolutions
     rates       factors of the task's learning rate
-    shares      of the training data that hosts are given
-    starts      'fresh' or 'trained', for networks that arrive trained
-    extras      of trained ones: the budget, as a share of what their training cost
-    narrow      if given, one block of each host, at a random place, has its width from here instead
+    shares      shares of the training data
+    starts      'fresh' or 'trained', for hosts that are trained before the episode
+    extras      for trained hosts: the budget as a share of what their training cost
+    narrow      if given, one random block of each host has its width from here instead
     blueprints  names of those that may be planted; None for all that are installed
-    held_out    shapes that are in no split but test
-    sizes       different members of each split
-    hosts       of each member: initialisations and orders of the data
+    held_out    shapes that are in the test split only
+    sizes       number of different members of each split
+    hosts       hosts of each member: initialisations and orders of the data
     """
 
     name: str
@@ -72,7 +72,7 @@ class Family:
 
     @property
     def slots(self) -> int:
-        """The most that a member has."""
+        """The largest number of slots of a member."""
         return self.blocks[1]
 
     @property
@@ -83,29 +83,25 @@ class Family:
         return BlueprintCatalogue(tuple(installed[installed.index(n)] for n in self.blueprints))
 
     def split_of(self, shape: Shape) -> Split:
-        """The one split that a shape may be in."""
+        """The only split that may contain a shape."""
         if shape in self.held_out:
             return "test"
         return _FIFTHS[draw_key(0, f"family/{self.task.name}/shape", *shape) % len(_FIFTHS)]
 
-    def member(self, split: Split, key: int) -> "Member":
-        """The member of a split that a key stands for; the same key, the same member."""
-        members = self.members(split)
-        return members[draw_key(key, f"family/{self.name}/member") % len(members)]
-
     def episode(self, split: Split, key: int) -> tuple["Member", int]:
-        """The member that a key stands for, and the key of one of its hosts."""
-        member = self.member(split, key)
+        """The member for a key, and the key of one of its hosts."""
+        members = self.members(split)
+        member = members[draw_key(key, f"family/{self.name}/member") % len(members)]
         return member, member.keys[draw_key(key, f"family/{self.name}/host") % len(member.keys)]
 
     def members(self, split: Split) -> tuple["Member", ...]:
-        """All of a split, which differ from each other and in shape from those of other splits."""
+        """All members of a split; no shape is in two splits."""
         if split not in get_args(Split):
-            raise ConfigError(f"a family has {', '.join(get_args(Split))}, no split {split!r}")
+            raise ConfigError(f"no split {split!r}; choose one of {', '.join(get_args(Split))}")
         return _members(self, split)
 
     def most_steps(self, data: DataSplits) -> int:
-        """The most decisions that an episode of any member can have."""
+        """The longest episode of any member, in decisions."""
         extras = self.extras if "trained" in self.starts else ()
         fresh = (self.task.steps,) if "fresh" in self.starts else ()
         paid = (_steps(self.task, data, *how) for how in product(self.shares, extras))
@@ -114,9 +110,9 @@ class Family:
 
 @dataclass(frozen=True)
 class Member:
-    """One host of a family: its shape, how it is trained, and how its episodes begin and end.
+    """One shape and way of training of a family.
 
-    bottleneck  the block, and so the slot, that was made narrow; for evaluations only
+    bottleneck  index of the narrow block; for evaluations only
     keys        of its hosts
     """
 
@@ -144,7 +140,7 @@ class Member:
         )
 
     def data(self, data: DataSplits) -> DataSplits:
-        """The member's share of the training examples, evenly spread; validation and test whole."""
+        """`data` with the member's share of the training examples, evenly spaced."""
         if self.share == 1.0:
             return data
         whole = len(data.train_x)
@@ -154,21 +150,20 @@ class Member:
         return DataSplits(*parts, data.val_x, data.val_y, data.test_x, data.test_y)
 
     def recipe(self, data: DataSplits, precision: Precision = "fp32") -> HostRecipe:
-        """How its hosts are made, on its share of `data`; without the weights of trained ones."""
+        """How to make its hosts, on its share of `data`; without the weights of trained ones."""
         task = replace(self.task, precision=precision)
         return task.recipe(self.data(data), self.family.catalogue)
 
     def steps(self, data: DataSplits) -> int:
-        """The most decisions of an episode: a seed only makes an epoch dearer, so that no more are
-        paid for than of the host alone."""
+        """The longest episode, in decisions: that of the host alone, because seeds only make an
+        epoch more expensive."""
         task = self.family.task
         return task.steps if self.extra is None else _steps(task, data, self.share, self.extra)
 
     def rules(
         self, data: DataSplits, cost: int | None, population: PopulationKind = "looped"
     ) -> GrowthSettings:
-        """Of its episodes; `cost` is what training its host took, in multiply-adds, None if it
-        starts fresh."""
+        """Rules of its episodes; `cost` is the multiply-adds of training its host, if trained."""
         if self.start == "fresh":
             return GrowthSettings(
                 self.steps(data), schedule=self.family.task.schedule, population=population
@@ -185,7 +180,7 @@ class Member:
 
 
 def _steps(task: Task, data: DataSplits, share: float, extra: float) -> int:
-    """Epochs of a host that `extra` of its own training pays for, if all went into epochs."""
+    """Epochs of the host alone that a budget of `extra` of its training cost pays for."""
     samples = max(1, round(share * len(data.train_x)))
     if task.batches_per_epoch is not None:
         samples = min(samples, task.batches_per_epoch * task.batch)
@@ -207,12 +202,12 @@ def _members(family: Family, split: Split) -> tuple[Member, ...]:
             seen.add(traits)
             found.append(drawn)
     if not found:
-        raise ConfigError(f"family {family.name!r} has no member for {split}: its ranges are empty")
+        raise ConfigError(f"family {family.name!r} has no member for {split}; widen its ranges")
     return tuple(found)
 
 
 def _drawn(family: Family, split: Split, number: int, attempt: int) -> Member | None:
-    """None if this draw has no place in the split."""
+    """None if the drawn shape is in another split or has too few or too many parameters."""
     purpose = f"family/{family.name}/{split}"
 
     def pick(trait: int, choices: int) -> int:

@@ -1,5 +1,4 @@
-"""What the hosts of a member are made of, found out once and kept beside the data sets: the weights
-of trained ones, and what training them cost."""
+"""The trained hosts of a family's members: trained once, then kept in the data folder."""
 
 import fcntl
 import hashlib
@@ -20,8 +19,7 @@ from esper.tolaria.data.splits import DataSplits
 from esper.tolaria.engine.recipe import Precision, new_network
 from esper.tolaria.engine.run import host_settings, train
 from esper.tolaria.families.base import Member
-from esper.tolaria.fused.choice import PopulationKind
-from esper.tolaria.fused.fits import why_not_fused
+from esper.tolaria.fused.choice import PopulationKind, why_not_fused
 
 log = logging.getLogger("esper")
 
@@ -44,35 +42,29 @@ class MemberHosts:
 def hosts_of(
     member: Member, data: DataSplits, root: Path, precision: Precision = "fp32"
 ) -> MemberHosts:
-    """From `root`, or trained now, all of the member side by side, and put there; nothing is to be
-    known of those that start fresh.
-
-    Raises ConfigError if the folder cannot be written.
-    """
+    """Read the trained hosts from `root`, or train and store them. Raises ConfigError if the folder
+    cannot be written."""
     if member.start == "fresh":
         return MemberHosts(None, None)
     folder = root / FOLDER / member.family.task.name / _digest(member, data, precision)
     try:
-        with _alone(folder):
+        with _locked(folder):
             found = _read(folder)
             if found is None:
-                found = _make(member, data, precision)
+                found = _train(member, data, precision)
                 write_tree(folder, {"weights": found.weights, "cost": found.cost}, VERSION)
             return found
     except OSError as error:
         raise ConfigError(
-            f"cannot keep trained hosts in {folder.parent}: {error.strerror}; set ESPER_DATA to a "
+            f"cannot write trained hosts to {folder.parent}: {error.strerror}; set ESPER_DATA to a "
             "folder that can be written"
         ) from error
 
 
-# --- making them ---------------------------------------------------------------------------------
-
-
-def _make(member: Member, data: DataSplits, precision: Precision) -> MemberHosts:
+def _train(member: Member, data: DataSplits, precision: Precision) -> MemberHosts:
     recipe, keys, task = member.recipe(data, precision), member.keys, member.task
     template = new_network(recipe, keys[0], torch.device("cpu"))
-    # Not the run's choice: what is kept must not depend on who asked for it.
+    # Independent of the run's choice, because all runs share what is stored.
     population: PopulationKind = "fused" if why_not_fused(recipe, template) is None else "looped"
     rules = host_settings(task.steps, task.schedule, population)
     trained = train(recipe, keys, rules, StaticController(), task=task.name, attribute=False)
@@ -82,27 +74,24 @@ def _make(member: Member, data: DataSplits, precision: Precision) -> MemberHosts
     return MemberHosts(weights, trained[0].outcome.train_macs)
 
 
-# --- keeping them --------------------------------------------------------------------------------
-
-
-# What is known of a member and changes nothing about its hosts.
-_NAMES = ("family", "split", "bottleneck", "extra")
+# Fields of a member that do not affect its hosts.
+_IRRELEVANT = ("family", "split", "bottleneck", "extra")
 
 
 def _digest(member: Member, data: DataSplits, precision: Precision) -> str:
-    """A name for everything that the hosts depend on."""
+    """A hash of everything that the hosts depend on."""
     task, traits = member.task, replace(member, number=0)
-    told = [
+    contents = [
         VERSION,
         torch.__version__,
         precision,
-        [getattr(traits, each.name) for each in fields(traits) if each.name not in _NAMES],
+        [getattr(traits, each.name) for each in fields(traits) if each.name not in _IRRELEVANT],
         str(task.build()),
         (task.name, task.steps, task.batch, task.batches_per_epoch, task.learning_rate),
         (task.weight_decay, task.max_grad_norm, task.schedule),
         _fingerprint(data),
     ]
-    return hashlib.sha256(repr(told).encode()).hexdigest()[:24]
+    return hashlib.sha256(repr(contents).encode()).hexdigest()[:24]
 
 
 @lru_cache(maxsize=4)
@@ -114,20 +103,20 @@ def _fingerprint(data: DataSplits) -> str:
 
 
 def _read(folder: Path) -> MemberHosts | None:
-    """None if nothing is there, or nothing that can be used."""
+    """None if there is nothing, or if it is damaged."""
     if not folder.exists():
         return None
     try:
         tree = read_tree(folder, VERSION)
         return MemberHosts(tree["weights"], tree["cost"])
     except (ConfigError, KeyError) as error:
-        log.warning("hosts are trained again: %s", error)
+        log.warning("stored hosts are damaged, training them again: %s", error)
         return None
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Of several processes that need the same hosts, one makes them and the others wait."""
+def _locked(folder: Path) -> Iterator[None]:
+    """One of several processes that need the same hosts trains them; the others wait."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with (folder.parent / f"lock-{folder.name[0]}").open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

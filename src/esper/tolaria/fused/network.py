@@ -1,4 +1,4 @@
-"""A network of stacked hosts with the seeds of its slots: isolation, blending, forks."""
+"""Networks of stacked hosts with the seeds of their slots: isolation, blending, coalitions."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,33 +10,28 @@ from torch import Tensor, nn
 
 from esper.growth.hosts.cnn import CNNHost
 from esper.leyline import IS_BLENDED, SeedStage
-from esper.tolaria.fused.rows import Kind, Params, Row
-from esper.tolaria.fused.stacked import Add, cnn_block, in_windows, is_large, mlp_block, run
+from esper.tolaria.fused.rows import Kind, Params, Row, stack
+from esper.tolaria.fused.stacked import MAX_PIXELS, Add, cnn_block, in_windows, mlp_block, run
 
-# In this order seeds of a slot stand: by kind of blueprint, branches last.
+# The order of the seeds of a slot: by role, branches last.
 ROLES = ("bypass", "residual", "branch")
 
 
 @dataclass(frozen=True)
 class Seed:
-    """One seed: what it is, how far it is blended in, its row and that of its valve.
+    """One seed with its row and that of its valve; `role` is the kind of its blueprint."""
 
-    `role` is the kind of its blueprint: residual, branch or bypass.
-    """
-
-    kind: Kind
-    valve_kind: Kind | None
+    row: Row
+    valve: Row | None
     role: str
     blueprint: int
     blend: int
-    row: Row
-    valve: Row | None
     stage: SeedStage = SeedStage.GERMINATED
     alpha: float = 0.0
 
     @property
-    def place(self) -> tuple[int, int]:
-        """By this seeds of a slot are sorted."""
+    def order(self) -> tuple[int, int]:
+        """Sort key of the seeds of a slot."""
         return ROLES.index(self.role), self.blueprint
 
     @property
@@ -60,9 +55,17 @@ class Seed:
         """Does its valve act?"""
         return self.valve is not None and self.blended
 
+    @property
+    def rows(self) -> list[Row]:
+        return [self.row] if self.valve is None else [self.row, self.valve]
+
+    @property
+    def trained_rows(self) -> list[Row]:
+        return self.rows if self.gated else [self.row]
+
 
 class _Read(torch.autograd.Function):
-    """x[rows]; of the entries only those at `live` send a gradient back."""
+    """x[rows]; only the entries at `live` pass a gradient back."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, rows: Tensor, live: Tensor) -> Tensor:
@@ -76,14 +79,12 @@ class _Read(torch.autograd.Function):
         if not len(live):
             return None, None, None
         back = grads[0].new_zeros(ctx.shape)
-        if len(live) < len(rows):
-            return back.index_copy_(0, rows[live], grads[0].index_select(0, live)), None, None
-        return back.index_copy_(0, rows, grads[0]), None, None
+        return back.index_copy_(0, rows[live], grads[0].index_select(0, live)), None, None
 
 
 class _Merge(torch.autograd.Function):
-    """x with `alpha * delta` added at `rows`, for the entries at `live`; the others leave x alone
-    bit for bit and get the gradient of being added in full."""
+    """x with `alpha * delta` added at `rows`, for the entries at `live`. The other entries leave x
+    unchanged bit for bit, and get the gradient as if they were added in full."""
 
     @staticmethod
     def forward(
@@ -91,12 +92,8 @@ class _Merge(torch.autograd.Function):
     ) -> Tensor:
         alpha = alpha.view(-1, *[1] * (x.dim() - 1))
         ctx.save_for_backward(rows, alpha)
-        if not len(live):
-            return x.clone()
-        if len(live) < len(rows):
-            scaled = delta.index_select(0, live) * alpha.index_select(0, live)
-            return x.index_add(0, rows.index_select(0, live), scaled)
-        return x.index_add(0, rows, delta * alpha)
+        scaled = delta.index_select(0, live) * alpha.index_select(0, live)
+        return x.index_add(0, rows.index_select(0, live), scaled)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
@@ -104,23 +101,15 @@ class _Merge(torch.autograd.Function):
         return grads[0], grads[0].index_select(0, rows) * alpha, None, None, None
 
 
-@dataclass(frozen=True)
 class Entries:
-    """Where seeds add what they add: `alpha` [m] to `rows` (int[m]), isolated ones not at all."""
+    """The rows of the features that seeds read or add to; isolated seeds do not add."""
 
-    rows: Tensor
-    live: Tensor
-    alpha: Tensor
-
-    @staticmethod
-    def of(rows: Sequence[int], seeds: Sequence[Seed], device: torch.device) -> "Entries":
+    def __init__(self, rows: Sequence[int], seeds: Sequence[Seed], device: torch.device) -> None:
         live = [i for i, seed in enumerate(seeds) if not seed.isolated]
         alpha = [1.0 if seed.isolated or seed.gated else seed.alpha for seed in seeds]
-        return Entries(
-            torch.tensor(rows, dtype=torch.long, device=device),
-            torch.tensor(live, dtype=torch.long, device=device),
-            torch.tensor(alpha, device=device),
-        )
+        self.rows = torch.tensor(rows, dtype=torch.long, device=device)
+        self.live = torch.tensor(live, dtype=torch.long, device=device)
+        self.alpha = torch.tensor(alpha, device=device)
 
     def read(self, x: Tensor) -> Tensor:
         return _Read.apply(x, self.rows, self.live)
@@ -129,84 +118,78 @@ class Entries:
         return _Merge.apply(x, delta, self.rows, self.live, self.alpha)
 
 
-Stack = Callable[[Kind, list[Row]], Params]
-
-
 class Group:
     """Seeds of one slot that run together; seeds[i] reads row rows[i] of the features.
 
-    They stand by kind, branches last; bypasses are a group of their own, which reads what comes to
-    the block (the rows `reads`, if those differ) and adds to the next layer. `stack` gives the
-    parameters of a bank, whose rows stand in the same order; it is called once for each kind, seeds
-    first, then the valves.
+    They are sorted by kind, branches last. Bypasses are a group of their own, which reads the input
+    of the block (the rows `reads`, if those differ) and adds to the next layer. `stack_params`
+    gives the parameters of a bank; it is called once for each kind, seeds first, then valves.
     """
 
     def __init__(
         self,
         rows: Sequence[int],
         seeds: Sequence[Seed],
-        stack: Stack,
+        stack_params: Callable[[list[Row]], Params],
         device: torch.device,
         reads: Sequence[int] | None = None,
     ) -> None:
-        order = sorted(range(len(seeds)), key=lambda i: seeds[i].place)
+        order = sorted(range(len(seeds)), key=lambda i: seeds[i].order)
         self.seeds = [seeds[i] for i in order]
         self.rows = [rows[i] for i in order]
-        self.banks: list[tuple[Kind, int, Params]] = []
-        for kind in dict.fromkeys(seed.kind for seed in self.seeds):
-            held = [seed.row for seed in self.seeds if seed.kind is kind]
-            self.banks.append((kind, len(held), stack(kind, held)))
-        self.valves = [i for i, seed in enumerate(self.seeds) if seed.gated]
+        held: dict[Kind, list[Row]] = {}
+        for seed in self.seeds:
+            held.setdefault(seed.row.kind, []).append(seed.row)
+        self.banks = [(kind, len(each), stack_params(each)) for kind, each in held.items()]
         self.n_residual = sum(not seed.branch for seed in self.seeds)
+        self.n_residual_banks = len({s.row.kind for s in self.seeds[: self.n_residual]})
         read = self.rows if reads is None else [reads[i] for i in order]
-        self.all = Entries.of(read, self.seeds, device)
-        split = self.n_residual
-        self.residual = Entries.of(self.rows[:split], self.seeds[:split], device)
+        self.all = Entries(read, self.seeds, device)
+        n = self.n_residual
+        self.residual = Entries(self.rows[:n], self.seeds[:n], device)
+        self.valves = [i for i, seed in enumerate(self.seeds) if seed.gated]
         if self.valves:
             gated = [self.seeds[i] for i in self.valves]
-            assert gated[0].valve_kind is not None
-            self.valve_kind = gated[0].valve_kind
-            self.valve_params = stack(self.valve_kind, [s.valve for s in gated if s.valve])
-            self.valve_places = torch.tensor(self.valves, device=device)
+            valve_rows = [seed.valve for seed in gated if seed.valve is not None]
+            self.valve_net = valve_rows[0].kind.module.get_submodule("net")
+            self.valve_params = stack_params(valve_rows)
+            self.valve_index = torch.tensor(self.valves, device=device)
             self.progress = torch.tensor([s.alpha for s in gated], device=device)[:, None, None]
 
     def run(self, features: Tensor) -> tuple[list[Tensor], Tensor | None]:
-        """What each bank's seeds add, [n, B, ...], and the alphas of the valves [v, B, 1]."""
+        """What the seeds of each bank add, [n, B, ...], and the alphas of the valves [v, B, 1]."""
         read, sizes = self.all.read(features), [n for _, n, _ in self.banks]
-        parts = read.split(sizes)
         deltas = [
-            run(kind.module, params, part)
-            for (kind, _, params), part in zip(self.banks, parts, strict=True)
+            run(kind.module, params, inputs)
+            for (kind, _, params), inputs in zip(self.banks, read.split(sizes), strict=True)
         ]
         if not self.valves:
             return deltas, None
-        alphas = self._open_valves(read.index_select(0, self.valve_places))
+        alphas = self._valve_alphas(read.index_select(0, self.valve_index))
         every = torch.ones(len(self.seeds), alphas.shape[1], 1, device=alphas.device)
-        every = every.index_copy(0, self.valve_places, alphas)
-        factors = every.split(sizes)
+        factors = every.index_copy(0, self.valve_index, alphas).split(sizes)
         return [
             delta * factor.view(*factor.shape[:2], *[1] * (delta.dim() - 2))
             for delta, factor in zip(deltas, factors, strict=True)
         ], alphas.detach()
 
-    def _open_valves(self, features: Tensor) -> Tensor:
+    def _valve_alphas(self, features: Tensor) -> Tensor:
         """The formula of `BlendValve`."""
         pooled = features.flatten(3).mean(-1) if features.dim() == 5 else features
-        net = self.valve_kind.module.get_submodule("net")
-        setting = run(net, self.valve_params, pooled)
+        setting = run(self.valve_net, self.valve_params, pooled)
         return self.progress * (1.0 + (1.0 - self.progress) * (2.0 * setting - 1.0))
 
     def blend(self, features: Tensor) -> tuple[Tensor, list[Tensor], Tensor | None]:
-        """The features with what the slot's seeds add, what its branches will add to the output
-        (seeds from `n_residual` on, in order), and the alphas of the valves."""
+        """The features with what the seeds add, what the branches (seeds from `n_residual` on) will
+        add to the output, and the alphas of the valves."""
         deltas, alphas = self.run(features)
-        first_branch = len({seed.kind for seed in self.seeds if not seed.branch})
+        first_branch = self.n_residual_banks
         if first_branch:
             features = self.residual.merge(features, _join(deltas[:first_branch]))
         return features, deltas[first_branch:], alphas
 
-    def ahead(self, features: Tensor) -> tuple[Add, Tensor | None]:
-        """How a group of bypasses changes what the next layer gives out, and the alphas of the
+    def bypass(self, features: Tensor) -> tuple[Add, Tensor | None]:
+        """How a group of bypasses changes the output of the next layer, and the alphas of the
         valves."""
         deltas, alphas = self.run(features)
         delta = _join(deltas)
@@ -226,13 +209,12 @@ class Trunk:
     an input."""
 
     def __init__(self, host: nn.Module, slot_modules: Sequence[str], example: Tensor) -> None:
-        blocks, head = host.get_submodule("blocks"), host.get_submodule("head")
-        self.blocks, self.head = list(blocks.children()), head
+        self.blocks = list(host.get_submodule("blocks").children())
+        self.head = host.get_submodule("head")
         self.convolutional = isinstance(host, CNNHost)
-        self.large = self.convolutional and is_large(example)
-        places = {f"blocks.{i}": i for i in range(len(self.blocks))}
-        after = {places[name]: slot for slot, name in enumerate(slot_modules)}
-        self.slot_after = [after.get(i) for i in range(len(self.blocks))]
+        self.large = self.convolutional and example[0, 0].numel() > MAX_PIXELS
+        slots = {name: slot for slot, name in enumerate(slot_modules)}
+        self.slot_after = [slots.get(f"blocks.{i}") for i in range(len(self.blocks))]
 
     def begin(self, x: Tensor) -> Tensor:
         return x if self.convolutional else x.flatten(2)
@@ -247,9 +229,70 @@ class Trunk:
         return out if add is None else add(out, False)
 
 
-class TrainNet:
-    """Hosts 0 to n-1 with all their active seeds, for an epoch of training; `bypasses` are groups
-    like the others, by slot."""
+@dataclass(frozen=True)
+class _Section:
+    """One block and the slot behind it.
+
+    hosts    int[R]: the hosts whose parameters the rows use; None for each its own
+    parents  the rows to take of the block's output; None for all
+    group    the seeds that act then; `readers` (int[j]) are the indices, among its branches, of
+             those that are added to the outputs of the net's `branches`, None for all
+    bypass   reads the input of the block, and adds to the layer after the group
+    """
+
+    hosts: Tensor | None = None
+    parents: Tensor | None = None
+    group: Group | None = None
+    readers: Tensor | None = None
+    bypass: Group | None = None
+
+
+class _Net:
+    """Networks as a list of sections, one per block; `branches` are added to the outputs."""
+
+    sections: list[_Section]
+    branches: Entries
+
+    def __init__(self, trunk: Trunk, host_params: Params, device: torch.device) -> None:
+        self.trunk, self.host_params, self.device = trunk, host_params, device
+        # The host of each row of the last features, and the row of each network; None for its own.
+        self.last_hosts: Tensor | None = None
+        self.last_rows: Tensor | None = None
+
+    def _forward(self, x: Tensor) -> tuple[Tensor, dict[tuple[int, bool], Tensor]]:
+        """Outputs, and for each slot with valves (of bypasses or not) the alphas they applied."""
+        trunk, branches, alphas = self.trunk, [], {}
+        x, add = trunk.begin(x), None
+        for index, (slot, section) in enumerate(zip(trunk.slot_after, self.sections, strict=True)):
+            params = self._params(trunk.blocks[index], section.hosts)
+            before, x, add = x, trunk.block(index, params, x, add), None
+            if slot is not None and section.bypass is not None:
+                add, applied = section.bypass.bypass(before)
+                if applied is not None:
+                    alphas[slot, True] = applied
+            if section.parents is not None:
+                x = x.index_select(0, section.parents)
+            if slot is not None and section.group is not None:
+                x, added, applied = section.group.blend(x)
+                if added:
+                    delta, readers = _join(added), section.readers
+                    branches.append(delta if readers is None else delta.index_select(0, readers))
+                if applied is not None:
+                    alphas[slot, False] = applied
+        out = trunk.finish(self._params(trunk.head, self.last_hosts), x, add)
+        if self.last_rows is not None:
+            out = out.index_select(0, self.last_rows)
+        return (self.branches.merge(out, _join(branches)) if branches else out), alphas
+
+    def _params(self, module: nn.Module, hosts: Tensor | None) -> Params:
+        if hosts is None:
+            return self.host_params
+        return {p: self.host_params[p].index_select(0, hosts) for p in module.parameters()}
+
+
+class TrainNet(_Net):
+    """Hosts 0 to n-1 with all their active seeds, for an epoch of training; `groups` and `bypasses`
+    are by slot."""
 
     def __init__(
         self,
@@ -259,46 +302,25 @@ class TrainNet:
         bypasses: dict[int, Group],
         device: torch.device,
     ) -> None:
-        self.trunk, self.host_params = trunk, host_params
-        self.groups, self.bypasses = groups, bypasses
-        slots = sorted(groups)
-        rows = [row for s in slots for row in groups[s].rows[groups[s].n_residual :]]
-        seeds = [seed for s in slots for seed in groups[s].seeds[groups[s].n_residual :]]
-        self.branches = Entries.of(rows, seeds, device) if rows else None
+        super().__init__(trunk, host_params, device)
+        self.sections = [
+            _Section()
+            if slot is None
+            else _Section(group=groups.get(slot), bypass=bypasses.get(slot))
+            for slot in trunk.slot_after
+        ]
+        held = [groups[slot] for slot in sorted(groups)]
+        rows = [row for group in held for row in group.rows[group.n_residual :]]
+        seeds = [seed for group in held for seed in group.seeds[group.n_residual :]]
+        self.branches = Entries(rows, seeds, device)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[n, B, ...] to the networks' output [n, B, outputs]."""
-        trunk, branches = self.trunk, []
-        x, add = trunk.begin(x), None
-        for index, slot in enumerate(trunk.slot_after):
-            before, x, add = x, trunk.block(index, self.host_params, x, add), None
-            if slot is not None and slot in self.bypasses:
-                add, _ = self.bypasses[slot].ahead(before)
-            if slot is not None and slot in self.groups:
-                x, added, _ = self.groups[slot].blend(x)
-                branches += added
-        out = trunk.finish(self.host_params, x, add)
-        if self.branches is not None:
-            out = self.branches.merge(out, _join(branches))
-        return out
+        """[n, B, ...] to the outputs of the networks [n, B, outputs]."""
+        return self._forward(x)[0]
 
 
-@dataclass(frozen=True)
-class _Stop:
-    """One block and what follows it: it runs with the parameters of `hosts` (int[R]), then rows are
-    taken from `parents`, then the group acts. `readers` (int[j]) are the places, among the group's
-    branches, of what is added to the outputs of the net's `branches`. `bypass` reads what came to
-    the block, and adds to the layer after the group."""
-
-    hosts: Tensor
-    parents: Tensor | None = None
-    group: Group | None = None
-    readers: Tensor | None = None
-    bypass: Group | None = None
-
-
-class CoalitionNet:
-    """K networks, host `hosts[k]` with those of its blended seeds of which `present[k]` is True.
+class CoalitionNet(_Net):
+    """K networks: host `hosts[k]` with those of its blended seeds for which `present[k]` is True.
 
     `seeds[h][s]` is the seed of host h in slot s, or None. Networks share rows of features until
     the first slot in which they differ.
@@ -313,93 +335,67 @@ class CoalitionNet:
         present: np.ndarray,
         device: torch.device,
     ) -> None:
-        self.trunk, self.host_params, self.device = trunk, host_params, device
+        super().__init__(trunk, host_params, device)
         self.seeds, self.hosts, self.present = seeds, hosts, present
-        # The row of the present block that each network uses, and the host of each row.
-        self._state, self._row_hosts = hosts, np.arange(len(seeds))
-        self._adding: list[tuple[int, Seed]] = []
-        # For each (host, slot), in its complete network: is it a bypass, and the place of its valve
-        # in the group.
+        # While planning: the row of the current block of each network, and the host of each row.
+        self._rows, self._row_hosts = hosts, np.arange(len(seeds))
+        self._branches: list[tuple[int, Seed]] = []
+        # For each (host, slot) with a valve, in the complete network: is it a bypass, and the index
+        # of the valve in its group.
         self.valve_of: dict[tuple[int, int], tuple[bool, int]] = {}
-        self.stops = [self._plan(slot) for slot in trunk.slot_after]
+        self.sections = [self._plan(slot) for slot in trunk.slot_after]
         self.last_hosts = torch.tensor(self._row_hosts, device=device)
-        self.state = torch.tensor(self._state, device=device)
-        rows, adding = [k for k, _ in self._adding], [seed for _, seed in self._adding]
-        self.branches = Entries.of(rows, adding, device) if rows else None
+        self.last_rows = torch.tensor(self._rows, device=device)
+        rows, branches = [k for k, _ in self._branches], [seed for _, seed in self._branches]
+        self.branches = Entries(rows, branches, device)
 
-    def _plan(self, slot: int | None) -> _Stop:
-        """The next block and the slot behind it. Networks of one row that differ in whether the
-        slot's seed adds to it (or, of a bypass, to the next layer) go on in two rows; those that
-        differ in a branch do not yet."""
+    def _plan(self, slot: int | None) -> _Section:
+        """The next block and the slot behind it. Networks of one row continue in two rows if they
+        differ in whether the slot's seed adds to the features (or, for a bypass, to the next
+        layer); a branch does not divide them."""
         n_hosts = len(self.seeds)
         before = torch.tensor(self._row_hosts, device=self.device)
         if slot is None:
-            return _Stop(before)
+            return _Section(before)
         acting = {
             host: seed
             for host, held in enumerate(self.seeds)
             if (seed := held[slot]) is not None and seed.blended
         }
         has_branch = np.array([h in acting and acting[h].branch for h in range(n_hosts)])
-        parts = np.array([h in acting and not acting[h].branch for h in range(n_hosts)])
-        takes = self.present[:, slot] & parts[self.hosts]
-        wants = np.flatnonzero(self.present[:, slot] & has_branch[self.hosts])
-        # Sorted: rows of the next block stand in the order of those they come from.
-        codes, self._state = np.unique(self._state * 2 + takes, return_inverse=True)
+        has_other = np.array([h in acting and not acting[h].branch for h in range(n_hosts)])
+        adds = self.present[:, slot] & has_other[self.hosts]
+        with_branch = np.flatnonzero(self.present[:, slot] & has_branch[self.hosts])
+        # Sorted: the rows of the next block have the order of those they come from.
+        codes, self._rows = np.unique(self._rows * 2 + adds, return_inverse=True)
         parents, same = codes // 2, np.arange(len(self._row_hosts))
         self._row_hosts = self._row_hosts[parents]
         fork = None if np.array_equal(parents, same) else torch.tensor(parents, device=self.device)
-        rows = sorted({*np.flatnonzero(codes % 2).tolist(), *self._state[wants].tolist()})
+        rows = sorted({*np.flatnonzero(codes % 2).tolist(), *self._rows[with_branch].tolist()})
         held = {row: acting[int(self._row_hosts[row])] for row in rows}
         ahead = {row: seed for row, seed in held.items() if seed.bypass}
         bypass = None
         if ahead:
             reads = parents[list(ahead)].tolist()
-            seeds = list(ahead.values())
-            bypass = Group(list(ahead), seeds, Kind.stack, self.device, reads)
+            bypass = Group(list(ahead), list(ahead.values()), stack, self.device, reads)
             self._note_valves(slot, bypass, bypass=True)
         here = {row: seed for row, seed in held.items() if not seed.bypass}
         if not here:
-            return _Stop(before, fork, bypass=bypass)
-        group = Group(list(here), list(here.values()), Kind.stack, self.device)
+            return _Section(before, fork, bypass=bypass)
+        group = Group(list(here), list(here.values()), stack, self.device)
         self._note_valves(slot, group, bypass=False)
-        place = {row: i for i, row in enumerate(group.rows[group.n_residual :])}
-        self._adding += [(k, acting[int(self.hosts[k])]) for k in wants.tolist()]
-        readers = [place[row] for row in self._state[wants].tolist()]
-        return _Stop(before, fork, group, torch.tensor(readers, device=self.device), bypass)
+        index = {row: i for i, row in enumerate(group.rows[group.n_residual :])}
+        self._branches += [(k, acting[int(self.hosts[k])]) for k in with_branch.tolist()]
+        readers = [index[row] for row in self._rows[with_branch].tolist()]
+        return _Section(before, fork, group, torch.tensor(readers, device=self.device), bypass)
 
     def _note_valves(self, slot: int, group: Group, *, bypass: bool) -> None:
-        places = {group.rows[i]: place for place, i in enumerate(group.valves)}
+        index = {group.rows[i]: valve for valve, i in enumerate(group.valves)}
         for k in np.flatnonzero(self.present.all(axis=1)).tolist():
-            if int(self._state[k]) in places:
-                self.valve_of[int(self.hosts[k]), slot] = bypass, places[int(self._state[k])]
+            if int(self._rows[k]) in index:
+                self.valve_of[int(self.hosts[k]), slot] = bypass, index[int(self._rows[k])]
 
     def forward(self, x: Tensor) -> tuple[Tensor, dict[tuple[int, bool], Tensor]]:
         """The same batch [B, ...] for all: outputs [K, B, outputs], and for each slot with valves
         (of bypasses or not) the alphas they applied [v, B, 1]."""
-        trunk, branches, alphas = self.trunk, [], {}
-        x, add = trunk.begin(x.expand(len(self.stops[0].hosts), *x.shape)), None
-        for index, (slot, stop) in enumerate(zip(trunk.slot_after, self.stops, strict=True)):
-            params = self._params(trunk.blocks[index], stop.hosts)
-            before, x, add = x, trunk.block(index, params, x, add), None
-            if slot is not None and stop.bypass is not None:
-                add, applied = stop.bypass.ahead(before)
-                if applied is not None:
-                    alphas[slot, True] = applied
-            if stop.parents is not None:
-                x = x.index_select(0, stop.parents)
-            if slot is not None and stop.group is not None:
-                x, added, applied = stop.group.blend(x)
-                if added:
-                    assert stop.readers is not None
-                    branches.append(_join(added).index_select(0, stop.readers))
-                if applied is not None:
-                    alphas[slot, False] = applied
-        out = trunk.finish(self._params(trunk.head, self.last_hosts), x, add)
-        out = out.index_select(0, self.state)
-        if self.branches is not None:
-            out = self.branches.merge(out, _join(branches))
-        return out, alphas
-
-    def _params(self, module: nn.Module, hosts: Tensor) -> Params:
-        return {p: self.host_params[p].index_select(0, hosts) for p in module.parameters()}
+        return self._forward(x.expand(len(self.seeds), *x.shape))

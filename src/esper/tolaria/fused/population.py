@@ -1,4 +1,4 @@
-"""Hosts with stacked parameters behind the protocol `Population`."""
+"""The `Population` of hosts with stacked parameters."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -21,12 +21,13 @@ from esper.tolaria.engine.batches import TensorSource, batch_factors
 from esper.tolaria.engine.population import Evaluation, TrainReadings
 from esper.tolaria.engine.recipe import HostRecipe, export_network, new_host, new_network, on_device
 from esper.tolaria.engine.starvation import STRIDE, can_starve, starvation
-from esper.tolaria.fused.fits import refuse_unless_fusable
+from esper.tolaria.fused.choice import refuse_unless_fusable
 from esper.tolaria.fused.network import CoalitionNet, Group, Seed, TrainNet, Trunk
-from esper.tolaria.fused.newborns import newborns
 from esper.tolaria.fused.readings import Meter
-from esper.tolaria.fused.rows import AdamW, Arena, Kind, Row
-from esper.tolaria.fused.stacked import aligned, asks_for_mode, examples, objectives
+from esper.tolaria.fused.rows import Arena, Kind, Row, stack
+from esper.tolaria.fused.stacked import aligned, objectives
+
+Active = list[tuple[int, int, Seed]]  # (environment, slot, seed)
 
 
 @dataclass(frozen=True)
@@ -37,9 +38,8 @@ class FusedSnapshot:
     seeds: tuple[Seed | None, ...]
 
     def all_tensors(self) -> list[Tensor]:
-        seeds = [seed for seed in self.seeds if seed is not None]
-        valves = [seed.valve for seed in seeds if seed.valve is not None]
-        return [row.values for row in (self.host, *(seed.row for seed in seeds), *valves)]
+        held = [row for seed in self.seeds if seed is not None for row in seed.rows]
+        return [row.values for row in (self.host, *held)]
 
 
 class FusedPopulation:
@@ -56,21 +56,20 @@ class FusedPopulation:
         refuse_unless_fusable(recipe, self.template)
         assert isinstance(recipe.data, TensorSource)
         self.data = recipe.data
-        self.train_data = tuple(part.to(self.device) for part in self.data.train)
-        self.adam = AdamW.of(recipe.optimizer(self.template.host_parameters()))
+        self.train_data = tuple(values.to(self.device) for values in self.data.train)
+        self.adamw = recipe.optimizer(self.template.host_parameters()).param_groups[0]
         self.losses, self.scores = objectives(recipe.loss), objectives(recipe.score)
         self.host_kind = Kind(self.template.host)
         slot_modules = [site.module for site in self.template.sites]
         self.trunk = Trunk(self.template.host, slot_modules, self.data.example())
-        self.kinds: dict[tuple[int, int], Kind] = {}
-        # Those of modules that the table of stacked forms does not know.
-        self.with_modes: list[Kind] = []
+        self.kinds: dict[tuple[int, int], Kind] = {}  # by slot and blueprint
         self.valve_kinds: dict[tuple[int, bool], Kind] = {}
-        # Rows never change: hosts with one key begin with one row.
-        hosts = newborns(recipe, list(dict.fromkeys(self.keys.tolist())), self.template.host)
-        born = {key: self.host_kind.newborn(host) for key, host in hosts}
-        self.hosts = [born[key] for key in self.keys.tolist()]
-        self.shown: tuple[list[Row | Seed | None], GrownModule] | None = None
+        # Rows never change: hosts with the same key begin with the same row.
+        rows = {
+            key: self.host_kind.new_row(new_host(recipe, key, self.device))
+            for key in dict.fromkeys(self.keys.tolist())
+        }
+        self.hosts = [rows[key] for key in self.keys.tolist()]
         n_slots = len(self.template.sites)
         self.seeds: list[list[Seed | None]] = [[None] * n_slots for _ in self.keys]
 
@@ -83,43 +82,27 @@ class FusedPopulation:
             slot_id = template.sites[slot].slot_id
             raise InvalidStateMachineError(f"slot {slot_id} already holds a seed")
         seed, valve = template.new_seed(slot, blueprint, blend, key)
-        kind, valve_kind = self._kind(slot, blueprint, seed), None
-        role = self._role(blueprint)
+        row, valve_row = self._kind(slot, blueprint, seed).new_row(seed), None
+        role = template.catalogue[blueprint].kind
         if valve is not None:
             valve_kind = self.valve_kinds.setdefault((slot, role == "bypass"), Kind(valve))
-        self.seeds[env][slot] = Seed(
-            kind,
-            valve_kind,
-            role,
-            blueprint,
-            blend,
-            kind.newborn(seed),
-            None if valve is None or valve_kind is None else valve_kind.newborn(valve),
-        )
+            valve_row = valve_kind.new_row(valve)
+        self.seeds[env][slot] = Seed(row, valve_row, role, blueprint, blend)
 
     def _kind(self, slot: int, blueprint: int, seed: nn.Module) -> Kind:
         if (slot, blueprint) not in self.kinds:
             self.template.check_shape(slot, blueprint, seed)
-            self.kinds[slot, blueprint] = kind = Kind(seed)
-            if asks_for_mode(seed):
-                self.with_modes.append(kind)
+            self.kinds[slot, blueprint] = Kind(seed)
         return self.kinds[slot, blueprint]
-
-    def _role(self, blueprint: int) -> str:
-        return self.template.catalogue[blueprint].kind
 
     def remove(self, env: int, slot: int) -> None:
         self.seeds[env][slot] = None
 
     def set_blend(self, env: int, slot: int, stage: SeedStage, alpha: float) -> None:
-        seed = self._seed(env, slot)
-        valve = None if IS_FULL[stage] else seed.valve
-        self.seeds[env][slot] = replace(seed, stage=stage, alpha=alpha, valve=valve)
-
-    def _seed(self, env: int, slot: int) -> Seed:
         seed = self.seeds[env][slot]
         assert seed is not None, f"slot {slot} of environment {env} is empty"
-        return seed
+        valve = None if IS_FULL[stage] else seed.valve
+        self.seeds[env][slot] = replace(seed, stage=stage, alpha=alpha, valve=valve)
 
     # --- training ------------------------------------------------------------------------------
 
@@ -135,23 +118,23 @@ class FusedPopulation:
             (loss[envs], score[envs], rho[envs]), sizes = self._train(envs, step, seeds, rates)
         seeds["healthy"] = np.ones(shape, dtype=bool)
         for env, slot, seed in self._active(range(len(self.keys))):
-            rows = [row for row in (seed.row, seed.valve) if row is not None]
-            seeds["healthy"][env, slot] = all(bool(r.values[0].isfinite().all()) for r in rows)
+            finite = [bool(row.values[0].isfinite().all()) for row in seed.rows]
+            seeds["healthy"][env, slot] = all(finite)
         return TrainReadings(loss, score, np.isfinite(loss), len(sizes), sum(sizes), seeds, rho)
 
     def _switch(self, *, training: bool) -> None:
-        for kind in self.with_modes:
+        for kind in self.kinds.values():
             kind.module.train(training)
 
-    def _active(self, envs: Iterable[int]) -> list[tuple[int, int, Seed]]:
-        """(environment, slot, seed), those of a slot in the order in which its group holds them."""
+    def _active(self, envs: Iterable[int]) -> Active:
+        """Those of a slot have the order of its group."""
         found = [
             (env, slot, seed)
             for env in envs
             for slot, seed in enumerate(self.seeds[env])
             if seed is not None and IS_ACTIVE[seed.stage]
         ]
-        return sorted(found, key=lambda each: (each[1], each[2].place))
+        return sorted(found, key=lambda each: (each[1], each[2].order))
 
     def _train(
         self,
@@ -160,25 +143,28 @@ class FusedPopulation:
         columns: dict[str, np.ndarray],
         rates: np.ndarray | None,
     ) -> tuple[np.ndarray, list[int]]:
-        """Mean loss, score and rho of each host, [3, n], and the sizes of the batches; fills
-        `columns`."""
+        """Mean loss, score and rho of each host, [3, n], and the sizes of the batches; writes the
+        readings of seeds into `columns`."""
         self._switch(training=True)
         active = self._active(envs)
-        arena, net = self._assemble(envs, active)
-        # Of each row of the arena: the rates of its host.
-        row_rates = None if rates is None else rates[self._row_envs(arena, envs, active)]
+        arena, net, row_envs = self._assemble(envs, active)
+        row_rates = None if rates is None else rates[row_envs]
         batches = self.data.size().batches
         meter = Meter(arena, envs, active)
-        orders = [self._order(env, step) for env in envs]
+        keys = [draw_key(int(self.keys[env]), "shuffle", step) for env in envs]
+        orders = [self.data.train_order(torch.Generator().manual_seed(key)) for key in keys]
         inputs, targets = self.train_data
         readings, sizes, rhos = [], list[int](), list[Tensor]()
         chunks = torch.stack(orders).to(self.device).split(self.data.batch, dim=1)
         for rows in chunks[: self.data.max_batches]:
             target, size = targets[rows], rows.shape[1]
-            output = net.forward(examples(inputs, rows[:, aligned(size)]))[:, :size]
+            chosen = rows[:, aligned(size)]
+            # Faster than `inputs[chosen]`.
+            x = inputs.index_select(0, chosen.flatten()).view(*chosen.shape, *inputs.shape[1:])
+            output = net.forward(x)[:, :size]
             losses = self.losses(output, target)
             gradient = arena.gradient(losses.sum())
-            # What the loss asks for is read, not what clipping leaves of it.
+            # Before clipping: readings are of the gradient of the loss.
             meter.observe(gradient)
             if self.recipe.max_grad_norm is not None:
                 gradient = meter.clip(gradient, self.recipe.max_grad_norm)
@@ -186,14 +172,14 @@ class FusedPopulation:
             if row_rates is not None:
                 factors = torch.from_numpy(batch_factors(row_rates, len(sizes), batches))
                 factors = factors.to(self.device)
-            arena.step(gradient, self.adam, factors)
+            arena.step(gradient, self.adamw, factors)
             with torch.no_grad():
                 readings.append(torch.stack([losses.detach(), self.scores(output, target)]))
                 if len(sizes) % STRIDE == 0:
                     rhos.append(self._rho(output.detach(), target))
             sizes.append(size)
         meter.fill(columns)
-        self._hand_out(arena, envs, active)
+        self._store(arena, envs, active)
         values = torch.stack(readings).double().cpu().numpy()
         means = np.average(values, axis=0, weights=sizes)
         rho = torch.stack(rhos).double().mean(dim=0).cpu().numpy()
@@ -206,48 +192,36 @@ class FusedPopulation:
             return output.new_full((len(output),), torch.nan)
         return starvation(output, target)
 
-    def _row_envs(
-        self, arena: Arena, envs: list[int], active: list[tuple[int, int, Seed]]
-    ) -> list[int]:
-        """The environment of every row of the arena."""
-        owners: dict[Kind, list[int]] = {self.host_kind: envs}
-        for env, _, seed in active:
-            owners.setdefault(seed.kind, []).append(env)
-            if seed.gated and seed.valve_kind is not None:
-                owners.setdefault(seed.valve_kind, []).append(env)
-        return [env for kind, _ in arena.banks for env in owners[kind]]
-
-    def _order(self, env: int, step: int) -> Tensor:
-        key = draw_key(int(self.keys[env]), "shuffle", step)
-        return self.data.train_order(torch.Generator().manual_seed(key))
-
-    def _assemble(
-        self, envs: list[int], active: list[tuple[int, int, Seed]]
-    ) -> tuple[Arena, TrainNet]:
-        """Put the rows of hosts, seeds and acting valves into banks, and the network on top."""
-        banks: dict[Kind, list[Row]] = {self.host_kind: [self.hosts[env] for env in envs]}
-        for _, _, seed in active:
-            banks.setdefault(seed.kind, []).append(seed.row)
-            if seed.gated and seed.valve is not None and seed.valve_kind is not None:
-                banks.setdefault(seed.valve_kind, []).append(seed.valve)
-        arena = Arena(list(banks.items()))
+    def _assemble(self, envs: list[int], active: Active) -> tuple[Arena, TrainNet, list[int]]:
+        """The arena of hosts, active seeds and acting valves, the network that runs on it, and the
+        environment of each of its rows."""
+        held = [(env, self.hosts[env]) for env in envs]
+        held += [(env, row) for env, _, seed in active for row in seed.trained_rows]
+        banks: dict[Kind, list[tuple[int, Row]]] = {}
+        for env, row in held:
+            banks.setdefault(row.kind, []).append((env, row))
+        arena = Arena([[row for _, row in bank] for bank in banks.values()])
         leaves = dict(zip(banks, arena.leaves, strict=True))
-        place = {env: i for i, env in enumerate(envs)}
+        index = {env: i for i, env in enumerate(envs)}
         groups: dict[bool, dict[int, Group]] = {True: {}, False: {}}
         for slot, bypass in sorted({(slot, seed.bypass) for _, slot, seed in active}):
-            held = [(place[e], seed) for e, s, seed in active if (s, seed.bypass) == (slot, bypass)]
-            rows, seeds = [row for row, _ in held], [seed for _, seed in held]
-            groups[bypass][slot] = Group(rows, seeds, lambda kind, rows: leaves[kind], self.device)
+            own = [(index[e], seed) for e, s, seed in active if (s, seed.bypass) == (slot, bypass)]
+            rows, seeds = [row for row, _ in own], [seed for _, seed in own]
+            groups[bypass][slot] = Group(rows, seeds, lambda r: leaves[r[0].kind], self.device)
         params = leaves[self.host_kind]
-        return arena, TrainNet(self.trunk, params, groups[False], groups[True], self.device)
+        net = TrainNet(self.trunk, params, groups[False], groups[True], self.device)
+        return arena, net, [env for bank in banks.values() for env, _ in bank]
 
-    def _hand_out(self, arena: Arena, envs: list[int], active: list[tuple[int, int, Seed]]) -> None:
-        new = {kind: iter(rows) for (kind, _), rows in zip(arena.banks, arena.rows(), strict=True)}
+    def _store(self, arena: Arena, envs: list[int], active: Active) -> None:
+        """Replace the rows that were trained."""
+        new = {kind: iter(rows) for kind, rows in arena.rows().items()}
         for env in envs:
             self.hosts[env] = next(new[self.host_kind])
         for env, slot, seed in active:
-            valve = next(new[seed.valve_kind]) if seed.gated and seed.valve_kind else seed.valve
-            self.seeds[env][slot] = replace(seed, row=next(new[seed.kind]), valve=valve)
+            row, valve = next(new[seed.row.kind]), seed.valve
+            if valve is not None and seed.gated:
+                valve = next(new[valve.kind])
+            self.seeds[env][slot] = replace(seed, row=row, valve=valve)
 
     # --- evaluating ----------------------------------------------------------------------------
 
@@ -258,7 +232,7 @@ class FusedPopulation:
         self._switch(training=False)
         chosen, hosts = np.unique(envs, return_inverse=True)
         seeds = [self.seeds[env] for env in chosen.tolist()]
-        params = self.host_kind.stack([self.hosts[env] for env in chosen.tolist()])
+        params = stack([self.hosts[env] for env in chosen.tolist()])
         net = CoalitionNet(self.trunk, params, seeds, hosts, present, self.device)
         totals = torch.zeros(len(envs), 2, dtype=torch.float64, device=self.device)
         opened: dict[tuple[int, bool], Tensor] = {}
@@ -279,16 +253,16 @@ class FusedPopulation:
     def _applied(
         self, net: CoalitionNet, opened: dict[tuple[int, bool], Tensor], samples: int
     ) -> np.ndarray:
-        """[K, S]: the alpha of each seed, of a valve its mean in the complete network."""
+        """[K, S]: the alpha of each seed; with a valve, its mean in the complete network."""
         alpha = np.array(
             [[0.0 if seed is None else seed.alpha for seed in held] for held in net.seeds]
         )
         means = {where: (total / samples).cpu().numpy() for where, total in opened.items()}
-        for (host, slot), (bypass, place) in net.valve_of.items():
-            alpha[host, slot] = means[slot, bypass][place]
+        for (host, slot), (bypass, valve) in net.valve_of.items():
+            alpha[host, slot] = means[slot, bypass][valve]
         return alpha[net.hosts]
 
-    # --- going back, and out -------------------------------------------------------------------
+    # --- snapshots and export ------------------------------------------------------------------
 
     def snapshot(self, envs: np.ndarray) -> list[FusedSnapshot]:
         return [FusedSnapshot(self.hosts[env], tuple(self.seeds[env])) for env in envs.tolist()]
@@ -298,35 +272,25 @@ class FusedPopulation:
             self.hosts[env], self.seeds[env] = snapshot.host, list(snapshot.seeds)
 
     def cool(self, env: int, tau: float) -> str | None:
-        network, self.shown = self.network(env), None
+        network = self.network(env)
         example = on_device(self.recipe.data.example(), self.device)
         reason = scale_output(network, example, tau)
         if reason is None:
-            self.hosts[env] = self.host_kind.newborn(network.host)
+            self.hosts[env] = self.host_kind.new_row(network.host)
             for index, seed in enumerate(self.seeds[env]):
                 slot = network.slot(index)
                 if seed is not None and slot.seed is not None:
-                    valve = seed.valve
-                    if slot.valve is not None and seed.valve_kind is not None:
-                        valve = seed.valve_kind.newborn(slot.valve)
-                    row = seed.kind.newborn(slot.seed)
+                    row, valve = seed.row.kind.new_row(slot.seed), seed.valve
+                    if valve is not None and slot.valve is not None:
+                        valve = valve.kind.new_row(slot.valve)
                     self.seeds[env][index] = replace(seed, row=row, valve=valve)
         return reason
 
     def network(self, env: int) -> GrownModule:
-        """A copy of one host with its seeds as ordinary modules. The last one is kept, for whoever
-        asks again before anything has changed."""
-        state = [self.hosts[env], *self.seeds[env]]
-        if self.shown is None or any(
-            own is not other for own, other in zip(state, self.shown[0], strict=True)
-        ):
-            self.shown = state, self._network(env)
-        return self.shown[1]
-
-    def _network(self, env: int) -> GrownModule:
+        """A copy of one host with its seeds as ordinary modules."""
         host = new_host(self.recipe, int(self.keys[env]), self.device)
         network = self.template.around(host)
-        self.host_kind.load(self.hosts[env], network.host)
+        self.hosts[env].copy_to(network.host)
         for index, seed in enumerate(self.seeds[env]):
             if seed is None:
                 continue
@@ -334,9 +298,9 @@ class FusedPopulation:
             network.set_blend(index, seed.stage, seed.alpha)
             slot = network.slot(index)
             assert slot.seed is not None
-            seed.kind.load(seed.row, slot.seed)
-            if seed.valve is not None and seed.valve_kind is not None and slot.valve is not None:
-                seed.valve_kind.load(seed.valve, slot.valve)
+            seed.row.copy_to(slot.seed)
+            if seed.valve is not None and slot.valve is not None:
+                seed.valve.copy_to(slot.valve)
         return network
 
     def export(self, env: int) -> nn.Module:

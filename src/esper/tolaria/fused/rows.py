@@ -2,23 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 Params = dict[Tensor, Tensor]
-
-
-@dataclass(frozen=True)
-class Row:
-    """`values` [3, P]: parameters, first and second moment; `steps` of the optimiser so far.
-
-    Nobody writes into `values`, so that rows can be shared with snapshots.
-    """
-
-    values: Tensor
-    steps: int = 0
 
 
 class Kind:
@@ -26,75 +15,78 @@ class Kind:
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
-        self.names = [name for name, _ in module.named_parameters()]
         self.params = list(module.parameters())
         self.sizes = [param.numel() for param in self.params]
         self.size = sum(self.sizes)
 
     @torch.no_grad()
-    def newborn(self, module: nn.Module) -> Row:
-        """The row of a module of this kind that has not been trained."""
+    def new_row(self, module: nn.Module) -> "Row":
+        """The row of a module of this kind, with optimiser state as before the first step."""
         flat = torch.cat([param.flatten() for param in module.parameters()])
         values = flat.new_zeros(3, len(flat))
         values[0] = flat
-        return Row(values)
-
-    @torch.no_grad()
-    def load(self, row: Row, module: nn.Module) -> None:
-        for param, values in zip(module.parameters(), row.values[0].split(self.sizes), strict=True):
-            param.copy_(values.view_as(param))
-
-    def stack(self, rows: Sequence[Row]) -> Params:
-        """Parameters [n, *shape] of rows; one row may be asked for several times."""
-        flat = torch.stack([row.values[0] for row in rows])
-        parts = zip(self.params, flat.split(self.sizes, dim=1), strict=True)
-        return {param: part.reshape(-1, *param.shape) for param, part in parts}
+        return Row(self, values)
 
 
 @dataclass(frozen=True)
-class AdamW:
-    """Settings of the optimiser; see Loshchilov and Hutter (2019)."""
+class Row:
+    """`values` [3, P]: parameters, first and second moment; `steps` of the optimiser so far.
 
-    lr: float
-    beta1: float
-    beta2: float
-    eps: float
-    weight_decay: float
+    `values` are never written to, so that snapshots can share rows.
+    """
 
-    @staticmethod
-    def of(optimizer: Optimizer) -> "AdamW":
-        group = optimizer.param_groups[0]
-        beta1, beta2 = group["betas"]
-        return AdamW(group["lr"], beta1, beta2, group["eps"], group["weight_decay"])
+    kind: Kind
+    values: Tensor
+    steps: int = 0
+
+    @torch.no_grad()
+    def copy_to(self, module: nn.Module) -> None:
+        flat = self.values[0].split(self.kind.sizes)
+        for param, values in zip(module.parameters(), flat, strict=True):
+            param.copy_(values.view_as(param))
+
+
+def stack(rows: Sequence[Row]) -> Params:
+    """Parameters [n, *shape] of rows of one kind; a row may occur several times."""
+    kind = rows[0].kind
+    flat = torch.stack([row.values[0] for row in rows]).split(kind.sizes, dim=1)
+    return {p: values.reshape(-1, *p.shape) for p, values in zip(kind.params, flat, strict=True)}
 
 
 class Arena:
     """The banks of one epoch: `leaves[b]` are the parameters of bank b, views of one vector.
 
-    In the vector a bank's parameters follow each other, each as [n, numel]: gradients arrive in
-    that order. A *piece* is one parameter tensor of one row.
+    In the vector the parameters of a bank follow each other, each as [n, numel]: gradients have
+    that order. `tensor` is the number of the parameter tensor of one row that an element belongs
+    to, `row` that of the row; `owner` is the row of each parameter tensor.
     """
 
-    def __init__(self, banks: Sequence[tuple[Kind, Sequence[Row]]]) -> None:
-        self.banks = [(kind, len(rows)) for kind, rows in banks]
-        parts: list[Tensor] = []
+    def __init__(self, banks: Sequence[Sequence[Row]]) -> None:
+        self.banks = [(rows[0].kind, len(rows)) for rows in banks]
+        values: list[Tensor] = []
         lengths: list[int] = []
         owners: list[int] = []
         steps: list[int] = []
-        for kind, rows in banks:
+        for (kind, n), rows in zip(self.banks, banks, strict=True):
             stacked = torch.stack([row.values for row in rows], dim=1)
-            parts += [part.reshape(3, -1) for part in stacked.split(kind.sizes, dim=2)]
+            values += [chunk.reshape(3, -1) for chunk in stacked.split(kind.sizes, dim=2)]
             lengths += [size for size in kind.sizes for _ in rows]
-            owners += [len(steps) + i for _ in kind.sizes for i in range(len(rows))]
+            owners += [len(steps) + i for _ in kind.sizes for i in range(n)]
             steps += [row.steps for row in rows]
-        self.values = torch.cat(parts, dim=1)
+        self.values = torch.cat(values, dim=1)
         device = self.values.device
         self.steps = torch.tensor(steps, dtype=torch.float64, device=device)
         self.owner = torch.tensor(owners, device=device)
-        pieces = torch.arange(len(owners), device=device)
-        self.piece = pieces.repeat_interleave(torch.tensor(lengths, device=device))
-        self.row = self.owner[self.piece]
-        self.leaves = self._leaves()
+        tensors = torch.arange(len(owners), device=device)
+        self.tensor = tensors.repeat_interleave(torch.tensor(lengths, device=device))
+        self.row = self.owner[self.tensor]
+        self.leaves: list[Params] = [
+            {
+                param: chunk.view(n, *param.shape).requires_grad_()
+                for param, chunk in zip(kind.params, chunks, strict=True)
+            }
+            for (kind, n), chunks in zip(self.banks, self._chunks(self.values[0]), strict=True)
+        ]
         self.flat_leaves = [leaf for leaves in self.leaves for leaf in leaves.values()]
 
     def _chunks(self, values: Tensor) -> list[list[Tensor]]:
@@ -103,49 +95,44 @@ class Arena:
         chunks = iter(values.split(sizes, dim=-1))
         return [[next(chunks) for _ in kind.sizes] for kind, _ in self.banks]
 
-    def _leaves(self) -> list[Params]:
-        return [
-            {
-                param: chunk.view(n, *param.shape).requires_grad_()
-                for param, chunk in zip(kind.params, chunks, strict=True)
-            }
-            for (kind, n), chunks in zip(self.banks, self._chunks(self.values[0]), strict=True)
-        ]
-
     def gradient(self, loss: Tensor) -> Tensor:
         """[N]: the gradient of a scalar."""
         found = torch.autograd.grad(loss, self.flat_leaves, materialize_grads=True)
         return torch.cat([grad.reshape(-1) for grad in found])
 
     def norms(self, gradient: Tensor) -> tuple[Tensor, Tensor]:
-        """Norm of the gradient of every piece and of every row, float64."""
+        """Norm of the gradient of every parameter tensor and of every row, float64."""
         squares = gradient.double().square()
-        pieces = squares.new_zeros(len(self.owner)).index_add_(0, self.piece, squares)
-        rows = squares.new_zeros(len(self.steps)).index_add_(0, self.owner, pieces)
-        return pieces.sqrt(), rows.sqrt()
+        tensors = squares.new_zeros(len(self.owner)).index_add_(0, self.tensor, squares)
+        rows = squares.new_zeros(len(self.steps)).index_add_(0, self.owner, tensors)
+        return tensors.sqrt(), rows.sqrt()
 
     @torch.no_grad()
-    def step(self, gradient: Tensor, settings: AdamW, factors: Tensor | None = None) -> None:
-        """`factors` [rows], float64: by what the learning rate of each row is multiplied."""
+    def step(
+        self, gradient: Tensor, settings: dict[str, Any], factors: Tensor | None = None
+    ) -> None:
+        """One step of AdamW with the `settings` of a parameter group of torch's; `factors` [rows],
+        float64, multiply the learning rate of each row."""
         params, mean, square = self.values
+        (beta1, beta2), decay = settings["betas"], settings["weight_decay"]
         self.steps += 1
         # In float64: in float32 `1 - beta2**t` is wrong by 1e-5 in the first steps.
-        lr = settings.lr * (torch.ones_like(self.steps) if factors is None else factors)
-        rate = lr / (1.0 - settings.beta1**self.steps)
-        scale = (1.0 - settings.beta2**self.steps).rsqrt()
-        if settings.weight_decay:
-            kept = 1.0 - lr * settings.weight_decay
+        lr = settings["lr"] * (torch.ones_like(self.steps) if factors is None else factors)
+        rate = lr / (1.0 - beta1**self.steps)
+        scale = (1.0 - beta2**self.steps).rsqrt()
+        if decay:
+            kept = 1.0 - lr * decay
             params.mul_(kept.float().index_select(0, self.row))
-        mean.lerp_(gradient, 1.0 - settings.beta1)
-        square.mul_(settings.beta2).addcmul_(gradient, gradient, value=1.0 - settings.beta2)
-        below = square.sqrt().mul_(scale.float().index_select(0, self.row)).add_(settings.eps)
+        mean.lerp_(gradient, 1.0 - beta1)
+        square.mul_(beta2).addcmul_(gradient, gradient, value=1.0 - beta2)
+        below = square.sqrt().mul_(scale.float().index_select(0, self.row)).add_(settings["eps"])
         params.sub_(rate.float().index_select(0, self.row).mul_(mean).div_(below))
 
-    def rows(self) -> list[list[Row]]:
-        """New rows of every bank, in memory of their own: a snapshot must not hold the arena."""
+    def rows(self) -> dict[Kind, list[Row]]:
+        """New rows of every bank, in memory of their own: a snapshot must not keep the arena."""
         steps = iter(self.steps.long().tolist())
-        banks = []
-        for (_, n), chunks in zip(self.banks, self._chunks(self.values.detach()), strict=True):
+        banks = {}
+        for (kind, n), chunks in zip(self.banks, self._chunks(self.values.detach()), strict=True):
             stacked = torch.cat([chunk.view(3, n, -1) for chunk in chunks], dim=2)
-            banks.append([Row(values.clone(), next(steps)) for values in stacked.unbind(1)])
+            banks[kind] = [Row(kind, values.clone(), next(steps)) for values in stacked.unbind(1)]
         return banks

@@ -1,11 +1,11 @@
 """Modules as functions of stacked parameters: `[n, B, ...]` in, `[n, B, ...]` out, row by row.
 
-A module whose type is in FORMS runs in a few kernels for all rows; any other one, with what is
-inside it, goes through `vmap(functional_call)`. Gradients are autograd's, but for pools: functions
-with their own backward pass were no faster for convolutions and norms.
+A module whose type is in FORMS runs in a few kernels for all rows; any other one goes through
+`vmap(functional_call)`. Only pools have a backward pass of their own: for convolutions and norms
+that was no faster.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any
 
@@ -21,23 +21,18 @@ from esper.tolaria.fused.rows import Params
 
 MAX_PIXELS = 64
 ALIGNED_BATCH = 16
-Form = Callable[[nn.Module, Params, Tensor], Tensor]
-# What a layer gives out, and whether that is in windows, to what it gives out with something added.
+Form = Callable[[Any, Params, Tensor], Tensor]
+# Adds something to the output of a layer; the second argument says whether that is in windows.
 Add = Callable[[Tensor, bool], Tensor]
 
 
 def aligned(size: int) -> Tensor:
-    """Places 0 to size - 1 of a batch, and again from 0 on up to a multiple of ALIGNED_BATCH.
+    """Indices of a batch, repeated from 0 up to a multiple of ALIGNED_BATCH.
 
-    Batches of such sizes let the features of every host begin at the same alignment, on which a
-    BLAS may let its roundings depend: a host has the same bits alone and among others.
+    The features of every host then begin at the same alignment, on which the rounding of a BLAS may
+    depend: a host has the same bits alone and among others.
     """
     return torch.arange(-(-size // ALIGNED_BATCH) * ALIGNED_BATCH) % size
-
-
-def examples(inputs: Tensor, rows: Tensor) -> Tensor:
-    """`inputs[rows]` for places [n, B]; copying whole examples is quicker than indexing."""
-    return inputs.index_select(0, rows.flatten()).view(*rows.shape, *inputs.shape[1:])
 
 
 def run(module: nn.Module, params: Params, x: Tensor) -> Tensor:
@@ -45,11 +40,6 @@ def run(module: nn.Module, params: Params, x: Tensor) -> Tensor:
     if module._forward_pre_hooks or module._forward_hooks:
         return _mapped(module, params, x)
     return FORMS.get(type(module), _mapped)(module, params, x)
-
-
-def asks_for_mode(module: nn.Module) -> bool:
-    """Is there something in it that may differ between training and evaluation?"""
-    return any(type(part) not in FORMS for part in module.modules())
 
 
 def _mapped(module: nn.Module, params: Params, x: Tensor) -> Tensor:
@@ -60,8 +50,8 @@ def _mapped(module: nn.Module, params: Params, x: Tensor) -> Tensor:
 # --- layers ----------------------------------------------------------------------------------
 
 
-def _sequential(module: nn.Module, params: Params, x: Tensor) -> Tensor:
-    for layer in module.children():
+def _run_all(layers: Iterable[nn.Module], params: Params, x: Tensor) -> Tensor:
+    for layer in layers:
         x = run(layer, params, x)
     return x
 
@@ -70,14 +60,7 @@ def _pointwise(module: nn.Module, params: Params, x: Tensor) -> Tensor:
     return module(x)
 
 
-def _flatten(module: nn.Module, params: Params, x: Tensor) -> Tensor:
-    assert isinstance(module, nn.Flatten)
-    plain = (module.start_dim, module.end_dim) == (1, -1)
-    return x.flatten(2) if plain else _mapped(module, params, x)
-
-
-def _linear(module: nn.Module, params: Params, x: Tensor) -> Tensor:
-    assert isinstance(module, nn.Linear)
+def _linear(module: nn.Linear, params: Params, x: Tensor) -> Tensor:
     weight = params[module.weight].transpose(1, 2)
     flat = x.reshape(len(x), -1, x.shape[-1])
     if module.bias is None:
@@ -91,8 +74,7 @@ def _affine(x: Tensor, weight: Tensor, bias: Tensor, shape: tuple[int, ...]) -> 
     return torch.addcmul(bias.view(shape), x, weight.view(shape))
 
 
-def _layer_norm(module: nn.Module, params: Params, x: Tensor) -> Tensor:
-    assert isinstance(module, nn.LayerNorm)
+def _layer_norm(module: nn.LayerNorm, params: Params, x: Tensor) -> Tensor:
     out = F.layer_norm(x, module.normalized_shape, eps=module.eps)
     if not module.elementwise_affine:
         return out
@@ -101,9 +83,8 @@ def _layer_norm(module: nn.Module, params: Params, x: Tensor) -> Tensor:
     return _affine(out, params[module.weight], bias, shape)
 
 
-def group_norm(module: nn.Module, params: Params, x: Tensor) -> Tensor:
-    """Channels are the third dimension; those after it are pixels, in any order."""
-    assert isinstance(module, nn.GroupNorm)
+def group_norm(module: nn.GroupNorm, params: Params, x: Tensor) -> Tensor:
+    """Channels are the third dimension; those behind it are pixels, in any order."""
     groups = x.reshape(len(x), x.shape[1], module.num_groups, -1)
     out = F.layer_norm(groups, groups.shape[-1:], eps=module.eps).view(x.shape)
     if not module.affine:
@@ -117,8 +98,8 @@ def _basis(
     numbers: tuple[int, ...], image: tuple[int, int], windows: bool, device: torch.device
 ) -> tuple[Tensor, tuple[int, int]]:
     """What each tap of a convolution does to an image: 0/1 [taps, pixels * pixels out], and the
-    shape of the image that comes out; with `windows` that is (4, windows of 2x2). `numbers` are
-    kernel, stride, padding and dilation, two each."""
+    shape of the output image; with `windows` that is (4, windows of 2x2). `numbers` are kernel,
+    stride, padding and dilation, two each."""
     kernel, stride, padding, dilation = (numbers[i : i + 2] for i in range(0, 8, 2))
     taps, pixels = kernel[0] * kernel[1], image[0] * image[1]
     out = F.conv2d(
@@ -136,7 +117,7 @@ def _basis(
 
 
 def is_per_pixel(convolution: nn.Module) -> bool:
-    """Does it look at one pixel at a time? Then its images may have any size."""
+    """Is its kernel 1x1? Then its images may have any size."""
     assert isinstance(convolution, nn.Conv2d)
     numbers = (convolution.kernel_size, convolution.stride, convolution.padding)
     return numbers == ((1, 1), (1, 1), (0, 0)) and convolution.groups == 1
@@ -149,13 +130,12 @@ def in_windows(x: Tensor) -> Tensor:
     return x.permute(0, 1, 2, 4, 6, 3, 5).reshape(*lead, 4, -1)
 
 
-def per_pixel(module: nn.Module, params: Params, x: Tensor) -> Tensor:
-    """A convolution that looks at one pixel at a time, as a product of matrices."""
-    assert isinstance(module, nn.Conv2d)
+def per_pixel(module: nn.Conv2d, params: Params, x: Tensor) -> Tensor:
+    """A 1x1 convolution as a product of matrices."""
     n, batch, channels, *shape = x.shape
     weight = params[module.weight].view(n, 1, module.out_channels, channels)
     if batch > 1 and x.stride(0) == 0:
-        # All rows read the same examples: these are not copied for each.
+        # All rows read the same examples: do not copy these for each.
         pixels = x[0].flatten(2).transpose(0, 1).reshape(1, channels, -1)
         y = torch.bmm(weight.squeeze(1), pixels.expand(n, -1, -1))
         y = y.view(n, -1, batch, *shape).transpose(1, 2)
@@ -164,10 +144,8 @@ def per_pixel(module: nn.Module, params: Params, x: Tensor) -> Tensor:
     return y if module.bias is None else y + params[module.bias].view(n, 1, -1, 1, 1)
 
 
-def conv(module: nn.Module, params: Params, x: Tensor, *, windows: bool = False) -> Tensor:
-    """A convolution as a matrix. `windows` puts pixels that a 2x2 pool compares behind each other:
-    [n, B, C, 4, windows]."""
-    assert isinstance(module, nn.Conv2d)
+def conv(module: nn.Conv2d, params: Params, x: Tensor, *, windows: bool = False) -> Tensor:
+    """A convolution as a dense matrix. With `windows` the output is as `in_windows` makes it."""
     n, batch, channels, height, width = x.shape
     pixels = height * width
     if pixels > MAX_PIXELS and is_per_pixel(module):
@@ -179,7 +157,7 @@ def conv(module: nn.Module, params: Params, x: Tensor, *, windows: bool = False)
     basis, shape = _basis(numbers, (height, width), windows, x.device)
     out, pixels_out = module.out_channels, shape[0] * shape[1]
     taps = params[module.weight].reshape(-1, len(basis))
-    # A BLAS rounds the gradient of a single row in another way than that of one among others.
+    # A BLAS may round the gradient of a single row differently.
     rows = taps.expand(2, -1) if len(taps) == 1 else taps
     matrix = (rows @ basis)[: len(taps)].view(n, out, -1, pixels, pixels_out)
     if module.groups > 1:
@@ -205,12 +183,11 @@ def _pooling(size: object, image: tuple[int, int], device: torch.device) -> Tens
 
 
 def _per_example(module: nn.Module, params: Params, x: Tensor) -> Tensor:
-    """A module without parameters that looks at one example at a time."""
+    """A module without parameters that treats examples separately."""
     return module(x.flatten(0, 1)).unflatten(0, x.shape[:2])
 
 
-def _adaptive_pool(module: nn.Module, params: Params, x: Tensor) -> Tensor:
-    assert isinstance(module, nn.AdaptiveAvgPool2d)
+def _adaptive_pool(module: nn.AdaptiveAvgPool2d, params: Params, x: Tensor) -> Tensor:
     size = module.output_size
     height, width = size if isinstance(size, tuple) else (size, size)
     if height is None or width is None:
@@ -222,21 +199,19 @@ def _adaptive_pool(module: nn.Module, params: Params, x: Tensor) -> Tensor:
 # --- seeds and hosts -------------------------------------------------------------------------
 
 
-def _renormalize(module: nn.Module, params: Params, x: Tensor) -> Tensor:
-    assert isinstance(module, Renormalize)
+def _renormalize(module: Renormalize, params: Params, x: Tensor) -> Tensor:
     strength = params[module.strength].tanh().view(-1, *[1] * (x.dim() - 1))
     return strength * (run(module.norm, params, x) - x)
 
 
-def _channel_attention(module: nn.Module, params: Params, x: Tensor) -> Tensor:
-    assert isinstance(module, ChannelAttention)
+def _channel_attention(module: ChannelAttention, params: Params, x: Tensor) -> Tensor:
     z = module.act(run(module.squeeze, params, x.flatten(3).mean(-1)))
     return x * torch.tanh(run(module.excite, params, z) / 2)[..., None, None]
 
 
 class _MaxOfPairs(torch.autograd.Function):
-    """The largest of x's 2x2 values along the dimensions `row` and `column` (`row` < `column`),
-    each of size 2. Of equal ones the first, by row and then by column, gets the gradient."""
+    """The largest of x's 2x2 values along the dimensions `row` < `column`. Of equal ones the first,
+    by row and then by column, gets the gradient, as in torch."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, row: int, column: int) -> Tensor:
@@ -252,10 +227,10 @@ class _MaxOfPairs(torch.autograd.Function):
 
 
 def _to_larger(grad: Tensor, x: Tensor, dim: int) -> Tensor:
-    """`grad` where the larger of the two values of x along `dim` stands, 0 where the other does."""
+    """`grad` at the larger of the two values of x along `dim`, 0 at the other."""
     first, second = x.unbind(dim)
     found = torch.empty_like(x)
-    # This is `grad` where the difference is above 0, in one pass.
+    # `grad` where the difference is above 0, in one pass.
     right = torch.ops.aten.threshold_backward(grad, second - first, 0)
     found.select(dim, 1).copy_(right)
     torch.sub(grad, right, out=found.select(dim, 0))
@@ -272,25 +247,19 @@ def _pool(x: Tensor, image: torch.Size, *, windows: bool) -> Tensor:
     return _MaxOfPairs.apply(pairs, row, column).view(*lead, height, width)
 
 
-def is_large(example: Tensor) -> bool:
-    """Are images [B, C, H, W] larger than those whose convolutions are matrices?"""
-    return example[0, 0].numel() > MAX_PIXELS
-
-
 def cnn_block(
     block: nn.Module, params: Params, x: Tensor, add: Add | None = None, *, large: bool = False
 ) -> Tensor:
-    """A block of CNNHost; `add` changes what its convolution gives out. In a host of `large` images
-    a convolution that looks at single pixels never becomes a matrix over all of them; it goes by
-    the host's images, not by the block's, so that hosts of small ones keep their roundings."""
-    convolution, norm, *pool, relu = block.children()
+    """A block of CNNHost; `add` changes the output of its convolution. In a host of `large` images
+    a 1x1 convolution is never a matrix over all pixels, not even behind a pool."""
+    layers: list[Any] = list(block.children())
+    convolution, norm, *pool, relu = layers
     pixelwise = large and is_per_pixel(convolution)
     image, windows = x.shape[-2:], bool(pool) and not pixelwise
-    x = (
-        per_pixel(convolution, params, x)
-        if pixelwise
-        else conv(convolution, params, x, windows=windows)
-    )
+    if pixelwise:
+        x = per_pixel(convolution, params, x)
+    else:
+        x = conv(convolution, params, x, windows=windows)
     if add is not None:
         x = add(x, windows)
     x = group_norm(norm, params, x)
@@ -298,38 +267,38 @@ def cnn_block(
 
 
 def mlp_block(block: nn.Module, params: Params, x: Tensor, add: Add | None = None) -> Tensor:
-    """A block of MLPHost; `add` changes what its linear layer gives out."""
+    """A block of MLPHost; `add` changes the output of its linear layer."""
     linear, *others = block.children()
     x = run(linear, params, x)
     if add is not None:
         x = add(x, False)
-    for layer in others:
-        x = run(layer, params, x)
-    return x
+    return _run_all(others, params, x)
 
 
 FORMS: dict[type[nn.Module], Form] = {
-    nn.Sequential: _sequential,
+    nn.Sequential: _run_all,
     nn.Linear: _linear,
     nn.Conv2d: conv,
     nn.GroupNorm: group_norm,
     nn.LayerNorm: _layer_norm,
     nn.AdaptiveAvgPool2d: _adaptive_pool,
     nn.MaxPool2d: _per_example,
-    nn.Flatten: _flatten,
+    nn.Flatten: _per_example,
     Mean: _per_example,
-    nn.ReLU: _pointwise,
-    nn.GELU: _pointwise,
-    nn.SiLU: _pointwise,
-    nn.Sigmoid: _pointwise,
-    nn.Tanh: _pointwise,
-    nn.Identity: _pointwise,
     Renormalize: _renormalize,
     ChannelAttention: _channel_attention,
+    **dict.fromkeys((nn.ReLU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.Tanh, nn.Identity), _pointwise),
 }
 
 
 # --- objectives ------------------------------------------------------------------------------
+
+
+def objectives(objective: Objective) -> Objective:
+    """The same objective for every row: [n, B, ...] and targets [n, B, ...] to [n]."""
+    if objective is cross_entropy:
+        return _cross_entropies
+    return _accuracies if objective is accuracy else vmap(objective)
 
 
 def _cross_entropies(output: Tensor, target: Tensor) -> Tensor:
@@ -339,9 +308,3 @@ def _cross_entropies(output: Tensor, target: Tensor) -> Tensor:
 
 def _accuracies(output: Tensor, target: Tensor) -> Tensor:
     return 100.0 * (output.argmax(dim=-1) == target).float().mean(1)
-
-
-def objectives(objective: Objective) -> Objective:
-    """The same objective for every row: [n, B, ...] and targets [n, B, ...] to [n]."""
-    known: dict[Objective, Objective] = {cross_entropy: _cross_entropies, accuracy: _accuracies}
-    return known.get(objective) or vmap(objective)

@@ -1,4 +1,4 @@
-"""What a task is: data, a host with slots, and how to train it."""
+"""The class `Task`: data, a host with slots, and how to train it."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -20,19 +20,18 @@ from esper.tolaria.engine.recipe import HostRecipe, Precision
 
 @dataclass(frozen=True)
 class Task:
-    """To add one, copy the smallest file beside this one and list it in `tasks/__init__`.
+    """See `built_in` for examples.
 
-    data_set name of the data in the catalogue (`esper data list`), or of the task's own
-    load     reads the data set from a folder; raises DataMissingError if it is not there
-    build    makes the host; `slots` are the names of its modules where it can grow
-    steps    epochs of a run unless the user says otherwise; an epoch is a pass over the training
-             data, or `batches_per_epoch` batches of it
-    batch, val_batch  examples per training step, and at a time when a network is evaluated
-    schedule of the learning rate; None for a constant one
-    host_of_width, widths  hosts of the same family, narrower and wider, for an evaluation to find
-             the best static network; optional
-    host_of_widths, shape  hosts of the family by the width of every layer, and the widths of the
-             task's own host; optional
+    data_set  name in the catalogue (`esper data list`), or any other for data of your own
+    load      reads the data from the data folder; raises DataMissingError if it is not there
+    build     makes the host; `slots` are the names of its modules after which it can grow
+    steps     default number of epochs; an epoch is a pass over the training data, or
+              `batches_per_epoch` batches of it
+    batch, val_batch  examples per batch in training and in evaluation
+    schedule  of the learning rate; None for a constant one
+    host_of_width, widths  optional: narrower and wider hosts, among which an evaluation finds the
+              best static network
+    host_of_widths, shape  optional: hosts by the width of every layer, and the widths of `build`
     """
 
     name: str
@@ -59,21 +58,16 @@ class Task:
     shape: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        if (self.host_of_width is None) != (not self.widths):
-            raise ConfigError(
-                f"task {self.name!r} must have both host_of_width and widths, or neither"
-            )
-        if (self.host_of_widths is None) != (not self.shape):
-            raise ConfigError(
-                f"task {self.name!r} must have both host_of_widths and shape, or neither"
-            )
+        for make, sizes in (("host_of_width", "widths"), ("host_of_widths", "shape")):
+            if (getattr(self, make) is None) != (not getattr(self, sizes)):
+                raise ConfigError(f"give task {self.name!r} both {make} and {sizes}, or neither")
 
     def optimizer(self, params: Iterable[nn.Parameter]) -> Optimizer:
-        # One kernel for all parameters: a fifth of a small host's training time less.
+        # One kernel for all parameters: saves a fifth of the training time of a small host.
         return AdamW(params, lr=self.learning_rate, weight_decay=self.weight_decay, fused=True)
 
     def score_on(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> float:
-        """Mean score of a finished network on a part of the data, weighted by examples."""
+        """Mean score of a network over examples."""
         total = 0.0
         with evaluating(model):
             size = self.val_batch
@@ -82,8 +76,8 @@ class Task:
         return total / len(inputs)
 
     def recipe(self, data: DataSplits, catalogue: BlueprintCatalogue | None = None) -> HostRecipe:
-        """How to make and train a host on the training and validation parts of `data`; without a
-        catalogue, with all blueprints that are installed."""
+        """How to make and train a host on the training and validation splits of `data`. The default
+        catalogue has all installed blueprints."""
         return HostRecipe(
             build=self.build,
             slots=self.slots,
@@ -105,5 +99,5 @@ class Task:
 
 
 def block_slots(count: int, stride: int = 1) -> tuple[str, ...]:
-    """Names of the blocks of a host after which it can grow: every `stride`-th."""
+    """Slots after every `stride`-th block of a host."""
     return tuple(f"blocks.{(i + 1) * stride - 1}" for i in range(count))

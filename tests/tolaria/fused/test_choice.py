@@ -1,5 +1,6 @@
-"""Which recipes can be fused, and the reasons for those that cannot."""
+"""Which population trains the hosts of a run, and why some hosts cannot be fused."""
 
+import logging
 from collections.abc import Callable
 
 import pytest
@@ -11,10 +12,11 @@ from torch.optim import SGD, AdamW
 from esper.growth.blueprints.catalogue import default_catalogue
 from esper.growth.grown_module import GrownModule
 from esper.growth.hosts.cnn import CNNHost
+from esper.growth.hosts.mlp import MLPHost
 from esper.leyline import ConfigError
 from esper.tolaria.engine.batches import LoaderSource, TensorSource
 from esper.tolaria.engine.recipe import HostRecipe
-from esper.tolaria.fused.fits import why_not_fused
+from esper.tolaria.fused.choice import choose_population, why_not_fused
 from esper.tolaria.fused.population import FusedPopulation
 from helpers import everywhere
 
@@ -65,12 +67,12 @@ def sequential() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10))
 
 
-def test_the_hosts_of_tasks_fit() -> None:
+def test_built_in_hosts_can_be_fused() -> None:
     assert reason(recipe("cnn")) is None
     assert reason(recipe("mlp")) is None
 
 
-def test_kernels_of_one_pixel_fit_images_of_any_size() -> None:
+def test_images_of_any_size_can_have_1x1_kernels() -> None:
     host = {"num_classes": 10, "n_blocks": 2, "base_channels": 2, "in_channels": 1}
     made = recipe(
         build=lambda: CNNHost(kernel_size=1, **host), data=images(16), slots=("blocks.0",)
@@ -127,7 +129,7 @@ def test_the_reason_is_given(case: str) -> None:
     assert "\n" not in found
 
 
-def test_a_host_of_double_precision_does_not_fit() -> None:
+def test_a_host_of_double_precision_cannot_be_fused() -> None:
     made = recipe("mlp")
     template = GrownModule.wrap(made.build(), made.slots, made.data.example())
     template.host.double()
@@ -137,3 +139,57 @@ def test_a_host_of_double_precision_does_not_fit() -> None:
 def test_the_population_itself_refuses() -> None:
     with pytest.raises(ConfigError, match="cannot be fused: optimiser SGD"):
         FusedPopulation(recipe(optimizer=lambda p: SGD(p, lr=0.1)), [1])
+
+
+# The choice of a run.
+
+
+def wide(width: int) -> HostRecipe:
+    return recipe(build=lambda: CNNHost(10, 3, width, in_channels=1))
+
+
+@pytest.mark.parametrize(
+    ("made", "n_envs", "kind"),
+    [
+        (recipe(), 3, "looped"),
+        (recipe(), 4, "fused"),
+        (wide(16), 64, "fused"),
+        (wide(32), 64, "looped"),
+        (
+            recipe(build=lambda: MLPHost(64, hidden=256), slots=("blocks.0", "blocks.1")),
+            64,
+            "looped",
+        ),
+        (recipe(precision="bf16"), 64, "looped"),
+    ],
+)
+def test_auto_goes_by_shape_and_number_only(
+    made: HostRecipe, n_envs: int, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "esper"):
+        assert choose_population(made, n_envs) == kind
+    (message,) = caplog.messages
+    assert message.startswith(f"hosts are {kind}: ")
+
+
+def test_auto_logs_why_hosts_cannot_be_fused(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    made = recipe(slots=("blocks.0.0",))
+    with caplog.at_level(logging.INFO, "esper"):
+        assert choose_population(made, 64) == "looped"
+    assert caplog.messages == ["hosts are looped: slot blocks.0.0 inside a block"]
+    assert choose_population(made, 64, "looped") == "looped"
+    with pytest.raises(
+        ConfigError, match=r"cannot be fused: slot blocks\.0\.0 inside a block; use"
+    ):
+        choose_population(made, 64, "fused")
+
+
+def test_fused_is_possible_for_a_single_host() -> None:
+    assert choose_population(recipe(), 1, "fused") == "fused"
+
+
+def test_an_unknown_choice_is_refused() -> None:
+    with pytest.raises(ConfigError, match="auto, looped or fused, got 'big'"):
+        choose_population(recipe(), 4, "big")

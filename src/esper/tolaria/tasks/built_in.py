@@ -1,0 +1,187 @@
+"""The built-in tasks. Installed packages can add others by the entry point group `esper.tasks`."""
+
+from dataclasses import replace
+from functools import cache, partial
+from importlib.metadata import entry_points
+from typing import Any
+
+from torch import nn
+
+from esper.growth.hosts.cnn import CNNHost
+from esper.growth.hosts.transformer import TransformerHost
+from esper.leyline import ConfigError
+from esper.leyline.growth_settings import RateSchedule
+from esper.tolaria.data import images, text
+from esper.tolaria.tasks.base import Task, block_slots
+
+ENTRY_POINT_GROUP = "esper.tasks"
+PYDOCS_BLOCK_SIZE = 64
+
+
+def cnn_of_width(width: int, **options: Any) -> nn.Module:
+    """Every block is twice as wide as the one before."""
+    return CNNHost(base_channels=width, **options)
+
+
+def cnn_of_widths(widths: tuple[int, ...], **options: Any) -> nn.Module:
+    return CNNHost(widths=widths, **options)
+
+
+def _cnn_hosts(
+    width: int, widths: tuple[int, ...], blocks: int = 3, **options: Any
+) -> dict[str, Any]:
+    """The fields of a task that describe its hosts; its own has `width` channels at first."""
+    of_width = partial(cnn_of_width, n_blocks=blocks, **options)
+    return {
+        "build": partial(of_width, width),
+        "slots": block_slots(blocks),
+        "host_of_width": of_width,
+        "widths": widths,
+        "host_of_widths": partial(cnn_of_widths, **options),
+        "shape": tuple(width * 2**block for block in range(blocks)),
+    }
+
+
+DIGITS = Task(
+    name="digits",
+    description="8x8 handwritten digits, a convolutional host of 496 parameters",
+    data_set="digits",
+    load=images.load_digits,
+    steps=30,
+    batch=64,
+    learning_rate=1e-2,
+    schedule=RateSchedule(decay=0.25),
+    **_cnn_hosts(2, (1, 2, 3, 4, 5, 6, 7, 8), in_channels=1),
+)
+PYDOCS = Task(
+    name="pydocs",
+    description="next byte of Python's documentation, a small causal transformer",
+    data_set="pydocs",
+    load=partial(text.load_pydocs, block_size=PYDOCS_BLOCK_SIZE),
+    build=partial(
+        TransformerHost,
+        vocab=256,
+        n_embd=16,
+        n_head=4,
+        n_layer=3,
+        block_size=PYDOCS_BLOCK_SIZE,
+        dropout=0.0,
+    ),
+    slots=block_slots(3),
+    steps=30,
+    batch=64,
+    batches_per_epoch=24,
+    learning_rate=1e-2,
+    max_grad_norm=1.0,
+)
+# No policy that comes with Esper was trained on mnist or fashion_mnist: they are for evaluation.
+MNIST = Task(
+    name="mnist",
+    description="28x28 handwritten digits, a convolutional host of 1,702 parameters",
+    data_set="mnist",
+    load=images.load_mnist,
+    steps=12,
+    batch=128,
+    learning_rate=1e-2,
+    **_cnn_hosts(4, (2, 3, 4, 5, 6, 8, 10, 12), in_channels=1),
+)
+FASHION_MNIST = replace(
+    MNIST,
+    name="fashion_mnist",
+    description="28x28 images of clothes, a convolutional host of 1,702 parameters",
+    data_set="fashion_mnist",
+    load=partial(images.load_mnist, name="fashion_mnist"),
+)
+CIFAR10 = Task(
+    name="cifar10",
+    description="32x32 colour images, a weak convolutional host of 6,418 parameters",
+    data_set="cifar10",
+    load=images.load_cifar10,
+    steps=25,
+    batch=128,
+    learning_rate=1e-2,
+    schedule=RateSchedule(decay=0.25),
+    augment=images.augment_cifar10,
+    **_cnn_hosts(8, (4, 6, 8, 10, 12, 16)),
+)
+CIFAR10_DEEP = replace(
+    CIFAR10,
+    name="cifar10_deep",
+    description="the same images, five blocks, 99,922 parameters",
+    **_cnn_hosts(8, CIFAR10.widths, blocks=5),
+)
+CIFAR10_BLIND = replace(
+    CIFAR10,
+    name="cifar10_blind",
+    description="the same images, 1x1 kernels only: the host needs seeds with larger kernels",
+    **_cnn_hosts(32, (16, 24, 32, 40, 48, 64), kernel_size=1),
+)
+# Without augmentation, so that the host memorises its images. On images of this size the usual
+# augmentation costs the host of cifar10_10k three percentage points.
+CIFAR10_2K = replace(
+    CIFAR10,
+    name="cifar10_2k",
+    description="2,000 images of 16x16, the weak host: it memorises them",
+    load=partial(images.load_small_cifar10, train=2_000, val=1_000),
+    steps=70,
+    batch=32,
+    augment=None,
+)
+CIFAR10_2K_WIDE = replace(
+    CIFAR10_2K,
+    name="cifar10_2k_wide",
+    description="the same 2,000 images, a host of 53,794 parameters",
+    steps=30,
+    learning_rate=3e-3,
+    **_cnn_hosts(24, (12, 16, 24, 32)),
+)
+CIFAR10_10K = replace(
+    CIFAR10_2K,
+    name="cifar10_10k",
+    description="10,000 images of 16x16, the weak host: it never memorises them all",
+    load=partial(images.load_small_cifar10, train=10_000, val=2_000),
+    steps=20,
+    batch=64,
+)
+TINYSTORIES = Task(
+    name="tinystories",
+    description="next byte of short stories, a transformer of six layers",
+    data_set="tinystories",
+    load=text.load_tinystories,
+    build=partial(TransformerHost, vocab=256, block_size=text.TINYSTORIES_BLOCK_SIZE),
+    slots=block_slots(3, stride=2),
+    steps=50,
+    batch=32,
+    learning_rate=1e-3,
+    max_grad_norm=1.0,
+)
+BUILT_IN = (
+    DIGITS,
+    PYDOCS,
+    MNIST,
+    FASHION_MNIST,
+    CIFAR10,
+    CIFAR10_DEEP,
+    CIFAR10_BLIND,
+    CIFAR10_2K,
+    CIFAR10_2K_WIDE,
+    CIFAR10_10K,
+    TINYSTORIES,
+)
+
+
+@cache
+def all_tasks() -> dict[str, Task]:
+    """The built-in tasks, then those of installed packages, by name."""
+    tasks = {task.name: task for task in BUILT_IN}
+    for point in sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda point: point.name):
+        tasks[point.name] = point.load()
+    return tasks
+
+
+def find_task(name: str) -> Task:
+    """Raises ConfigError, with the known names, if there is no such task."""
+    tasks = all_tasks()
+    if name not in tasks:
+        raise ConfigError(f"no task {name!r}; there are {', '.join(tasks)}")
+    return tasks[name]
