@@ -26,7 +26,7 @@ from common import (
     print_json,
     print_table,
 )
-from esper.proof import family_trials
+from esper.proof.families import play_family
 from esper.simic.recordings.episodes import Episodes, load_episodes
 from esper.simic.training.policy_controller import LearnedController
 from esper.tolaria.data.catalogue import data_root
@@ -101,7 +101,7 @@ def play(
             controller = LearnedController.load(policy)
             if arm != ALL:
                 controller.observations = Blind(episodes, arm)
-            found = family_trials(member, controller, data, data_root(), keys=own)
+            found = play_family(member, controller, data, data_root(), keys=own)
             rows = [{"arm": arm, "key": e.key, "val": e.val, "first": e.first} for e in found]
             append(path, [{**row, "settings": settings} for row in rows])
         print(member.number, flush=True)

@@ -24,7 +24,7 @@ import torch
 from common import RESULTS, Trials, append, compare, finished, means, print_json, print_table
 from esper.api import export_policy, find_controller
 from esper.api.training import resume_ppo, train_ppo
-from esper.proof import family_trials
+from esper.proof.families import play_family
 from esper.simic.training.checkpoint import is_run
 from esper.simic.training.config import TrainingConfig, load_config
 from esper.tolaria.data.catalogue import data_root
@@ -55,7 +55,7 @@ def play(policy: Path, arm: str, path: Path, family_name: str, hosts: int, keys:
         own = member.keys[:keys]
         if all((arm, key) in done for key in own):
             continue
-        found = family_trials(member, controller, data, data_root(), keys=own)
+        found = play_family(member, controller, data, data_root(), keys=own)
         rows = [{"arm": arm, "key": e.key, "val": e.val, "first": e.first} for e in found]
         append(path, [{**row, "settings": settings} for row in rows])
 

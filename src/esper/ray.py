@@ -14,7 +14,7 @@ import warnings
 from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ import torch
 
 from esper import __version__
 from esper.leyline import ConfigError, EsperError, PackageMissingError
-from esper.proof import Made, Piece, make
+from esper.proof.work import WorkItem, WorkResult, train_item
 from esper.simic.training.env_specs import ShardSpec
 from esper.simic.training.workers import Connect, LostError, Reply, ShardServer
 from esper.tolaria.data.splits import DataSplits
@@ -81,18 +81,15 @@ class Cluster:
         return connect
 
     @property
-    def room(self) -> int:
-        """Pieces of an evaluation under way: as many again wait, so that no CPU does."""
+    def capacity(self) -> int:
+        """Work items of an evaluation at a time: as many again wait, so that no CPU is idle."""
         return 2 * self.cpus
 
-    def begin(self, piece: Piece) -> "Future[Made]":
-        """Have a piece of an evaluation made; if its node is lost, on another one."""
-        plan = piece.plan
-        if plan.weights is not None:
-            plan = replace(plan, weights={key: plan.weights[key] for key in piece.keys})
-        parts = _all_but_data(replace(piece, plan=plan))
-        task = ray.remote(_make).options(num_cpus=1, scheduling_strategy="SPREAD")
-        return _in_our_words(task.remote(VERSIONS, parts, self._reference(piece.data)).future())
+    def submit(self, item: WorkItem) -> "Future[WorkResult]":
+        """Train a work item of an evaluation; if its node is lost, on another one."""
+        parts = _all_but_data(item)
+        task = ray.remote(_train_item).options(num_cpus=1, scheduling_strategy="SPREAD")
+        return _in_our_words(task.remote(VERSIONS, parts, self._reference(item.data)).future())
 
     def _reference(self, data: DataSplits) -> Any:
         """Data goes to the object store once, and from there once to each node that needs it."""
@@ -186,12 +183,12 @@ class _Shard:
         return self.server.answer(name, argument)
 
 
-def _make(versions: Mapping[str, str], piece: dict[str, Any], data: Any) -> Made:
+def _train_item(versions: Mapping[str, str], item: dict[str, Any], data: Any) -> WorkResult:
     problem = _other_than(versions)
     if problem is not None:
         raise EsperError(problem)
     torch.set_num_threads(1)
-    return make(Piece(**piece, data=_splits(data)))
+    return train_item(WorkItem(**item, data=_splits(data)))
 
 
 def _other_than(versions: Mapping[str, str]) -> str | None:
@@ -203,7 +200,7 @@ def _other_than(versions: Mapping[str, str]) -> str | None:
     return None
 
 
-def _all_but_data(thing: ShardSpec | Piece) -> dict[str, Any]:
+def _all_but_data(thing: ShardSpec | WorkItem) -> dict[str, Any]:
     names = (each.name for each in fields(thing) if each.name != "data")
     return {name: getattr(thing, name) for name in names}
 
@@ -215,11 +212,11 @@ def _splits(arrays: Sequence[np.ndarray]) -> DataSplits:
         return DataSplits(*map(torch.from_numpy, arrays))
 
 
-def _in_our_words(future: "Future[Made]") -> "Future[Made]":
+def _in_our_words(future: "Future[WorkResult]") -> "Future[WorkResult]":
     """Errors as they would be here."""
-    told: Future[Made] = Future()
+    told: Future[WorkResult] = Future()
 
-    def pass_on(done: "Future[Made]") -> None:
+    def pass_on(done: "Future[WorkResult]") -> None:
         error = done.exception()
         if error is None:
             told.set_result(done.result())

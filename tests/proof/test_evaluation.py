@@ -11,19 +11,13 @@ import pytest
 import torch
 
 from esper.leyline import ConfigError, EpisodeOutcome
-from esper.proof import Made, Piece, work
+from esper.proof import EvaluationSettings, evaluate, work
 from esper.proof import evaluation as module
-from esper.proof.arms import (
-    Plan,
-    affordable_steps,
-    host_size,
-    of_width,
-    static_plan,
-    train,
-    training_macs,
-)
-from esper.proof.choices import widths_up_to
-from esper.proof.evaluation import EvaluationReport, EvaluationSettings, evaluate
+from esper.proof.arms import Plan, Run, resolve, static_plan, train
+from esper.proof.compute import affordable_steps, host_size, of_width, training_macs
+from esper.proof.report import EvaluationReport
+from esper.proof.scenarios import widths_up_to
+from esper.proof.work import WorkItem, WorkResult
 from esper.tamiyo.controllers import make_controller
 from esper.tamiyo.controllers.scripted import ScriptedController
 from esper.tamiyo.situation import Controller, Situation, wait
@@ -79,6 +73,10 @@ def grown(key: int = 0) -> Trained:
     task, data = narrow_digits()
     (trained,) = train(Plan(task, make_arm("grow"), TrialRules(STEPS)), data, [key])
     return trained
+
+
+def grown_run() -> Run:
+    return Run(grown().outcome, grown().topology, 0.0, None)
 
 
 @cache
@@ -145,7 +143,7 @@ def test_keys_side_by_side_give_the_numbers_of_one_by_one(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(work, "train", noted)
     for side_by_side in (1, 3):
-        monkeypatch.setitem(module.SIDE_BY_SIDE, "looped", side_by_side)
+        monkeypatch.setitem(module.KEYS_AT_A_TIME, "looped", side_by_side)
         report = evaluate(*narrow_digits(), settings, make_arm)
         found.append([replace(trial, cpu_seconds=0.0) for trial in report.trials])
     assert max(trained_together) == 3
@@ -204,7 +202,8 @@ def test_training_compute_in_closed_form_is_what_a_static_run_is_charged(steps: 
     task, data = narrow_digits()
     static = outcome_of(static_plan(task, steps), data)
     assert training_macs(task, data, static.macs, steps) == static.train_macs
-    final = outcome_of(static_plan(task, steps, grown().topology), data)
+    plan = replace(static_plan(task, steps), topology_from="grow")
+    final = outcome_of(resolve(plan, data, {"grow": grown_run()}), data)
     assert training_macs(task, data, final.macs, steps) == final.train_macs
 
 
@@ -295,15 +294,15 @@ def test_controls_are_made_for_the_arm_that_is_asked_for() -> None:
 
 def test_every_arm_tunes_on_the_same_grid_and_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: dict[str, list[tuple[float, int]]] = {}
-    real = work.make
+    real = work.train_item
 
-    def noted(piece: Piece) -> Made:
-        arm = f"{piece.plan.controller.name} {bool(piece.plan.rules.topology)}"
-        rate = piece.plan.task.learning_rate
-        tried.setdefault(arm, []).extend((rate, key) for key in piece.keys)
-        return real(piece)
+    def noted(item: WorkItem) -> WorkResult:
+        arm = f"{item.plan.controller.name} {bool(item.plan.rules.topology)}"
+        rate = item.plan.task.learning_rate
+        tried.setdefault(arm, []).extend((rate, key) for key in item.keys)
+        return real(item)
 
-    monkeypatch.setattr(work, "make", noted)
+    monkeypatch.setattr(work, "train_item", noted)
     settings = EvaluationSettings(("static", "grow"), keys=1, steps=2, tune=True, controls=False)
     found = evaluate(*narrow_digits(), settings, make_arm)
     tried = {arm: [each for each in of if each[1] != 0] for arm, of in tried.items()}
@@ -421,7 +420,7 @@ class Interrupting:
 
 
 def test_ctrl_c_reports_the_keys_that_are_complete(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(module.SIDE_BY_SIDE, "looped", 2)
+    monkeypatch.setitem(module.KEYS_AT_A_TIME, "looped", 2)
     settings = EvaluationSettings(
         ("static", "late"), keys=5, steps=2, controls=False, population="looped"
     )

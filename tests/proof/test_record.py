@@ -9,19 +9,13 @@ import pytest
 import torch
 
 from esper.leyline import ConfigError
-from esper.proof import (
-    Alone,
-    EvaluationReport,
-    EvaluationSettings,
-    Job,
-    Plan,
-    Record,
-    Run,
-    carry_out,
-    evaluate,
-)
+from esper.proof import EvaluationSettings, evaluate
 from esper.proof import evaluation as module
-from esper.proof import record as record_module
+from esper.proof.arms import Plan, Run
+from esper.proof.jobs import Job, run_jobs
+from esper.proof.record import RUNS, Record
+from esper.proof.report import EvaluationReport
+from esper.proof.work import LocalWorker
 from esper.tamiyo.controllers.scripted import ScriptedController
 from esper.tolaria.engine.run import TrialRules
 from esper.tolaria.fused.choice import PopulationKind
@@ -37,21 +31,21 @@ def few_tuning_keys(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(
-    folder: Path | None, tell: Callable[[str, Run], None] = lambda label, run: None
+    folder: Path | None, on_run: Callable[[str, Run], None] = lambda label, run: None
 ) -> EvaluationReport:
-    return evaluate(*narrow_digits(), SETTINGS, make_arm, folder=folder, tell=tell)
+    return evaluate(*narrow_digits(), SETTINGS, make_arm, folder=folder, on_run=on_run)
 
 
 def killed_at(number: int) -> Callable[[str, Run], None]:
     """As if the process had ended when it had just trained its `number`-th network."""
     seen: list[str] = []
 
-    def tell(label: str, run: Run) -> None:
+    def on_run(label: str, run: Run) -> None:
         seen.append(label)
         if len(seen) == number:
             raise Killed
 
-    return tell
+    return on_run
 
 
 def test_killed_again_and_again_it_ends_with_the_same_numbers(tmp_path: Path) -> None:
@@ -80,9 +74,9 @@ def test_a_network_that_was_kept_is_the_same_bit_for_bit(
     script = "1 GERMINATE r0c0 branch gated\n2 GERMINATE r0c1 conv_heavy linear\n"
     # Not the best network, which may have no seeds, but the last.
     rules = TrialRules(8, population=population, keep_best=False)
-    plans = [Plan(task, ScriptedController(script, "grow"), rules)] * 2
-    job = Job("grow", lambda: plans, data, [0, 1], attribute=True, keep=True)
-    runs = [next(carry_out([job], Record(tmp_path, {}), Alone())) for _ in range(2)]
+    plan = Plan(task, ScriptedController(script, "grow"), rules)
+    job = Job("grow", plan, data, [0, 1], [{}, {}], attribute=True, keep=True)
+    runs = [next(run_jobs([job], Record(tmp_path, {}), LocalWorker())) for _ in range(2)]
     assert any(seed.alpha not in (0.0, 1.0) for each in runs[0] for seed in each.outcome.seeds)
     for trained, kept in zip(*runs, strict=True):
         assert trained.model is not None
@@ -116,7 +110,7 @@ def test_other_settings_are_refused(tmp_path: Path) -> None:
     with pytest.raises(Killed):
         run(tmp_path, killed_at(1))
     other = replace(SETTINGS, keys=3)
-    with pytest.raises(ConfigError, match="has keys 2, not 3; go on with the same settings"):
+    with pytest.raises(ConfigError, match="has keys 2, not 3"):
         evaluate(*narrow_digits(), other, make_arm, folder=tmp_path)
 
 
@@ -124,6 +118,6 @@ def test_other_settings_are_refused(tmp_path: Path) -> None:
 def test_a_damaged_record_is_refused(tmp_path: Path, content: bytes) -> None:
     with pytest.raises(Killed):
         run(tmp_path, killed_at(1))
-    (tmp_path / record_module.RUNS).write_bytes(content)
+    (tmp_path / RUNS).write_bytes(content)
     with pytest.raises(ConfigError, match=r"runs\.jsonl is damaged"):
         run(tmp_path)

@@ -7,7 +7,7 @@ from typing import cast
 from esper.leyline import ConfigError
 from esper.leyline.sealed import write_sealed
 from esper.observatory.run_directory import BEST_POLICY
-from esper.proof import unseen_score
+from esper.proof.families import validation_score
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.policy_controller import LearnedController
 from esper.simic.training.policy_folder import FORMAT, card_of, policy_files
@@ -31,7 +31,7 @@ class Unseen:
         """Of the policy by its most probable actions."""
         kind = cast(PopulationKind, self.config.population)
         controller = LearnedController(state)
-        return unseen_score(self.family, controller, self.data, data_root(), population=kind)
+        return validation_score(self.family, controller, self.data, data_root(), population=kind)
 
     def keep(self, state: TrainState) -> None:
         """Its policy is the folder `best` of the run from now on. Raises ConfigError if the disk

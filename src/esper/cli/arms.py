@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from esper.cli.grow_command import GrowSettings
     from esper.leyline import Recorder
     from esper.observatory.run_directory import RunDirectory
-    from esper.proof import Plan
+    from esper.proof.arms import Plan
     from esper.tolaria.data.splits import DataSplits
     from esper.tolaria.engine.environment import GrowthEnv
     from esper.tolaria.engine.run import Trained
@@ -126,7 +126,7 @@ class Arms:
 
     def best_of(self, label: str, plans: "Sequence[Plan]") -> "Plan":
         """The plan that is best on validation."""
-        from esper.proof import train
+        from esper.proof.arms import train
 
         tried: list[Trained] = []
         with self.console.status(f"looking for the {label} of {len(plans)}"):

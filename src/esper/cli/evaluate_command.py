@@ -14,7 +14,8 @@ from esper.leyline.constants import MOST_COUNT, MOST_KEY
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from esper.proof import EvaluationReport, Run
+    from esper.proof.arms import Run
+    from esper.proof.report import EvaluationReport
     from esper.tolaria.engine.recipe import Precision
 
 ARMS, TRAINED_ARMS = "static,random,scripted:early,heuristic", "heuristic"
@@ -117,12 +118,12 @@ def evaluate(settings: EvaluateSettings) -> None:
     out = Path(settings.out or f"runs/evaluate-{settings.task}")
     console, result = consoles(settings.quiet, settings.json)
 
-    def tell(label: str, run: "Run") -> None:
+    def on_run(label: str, run: "Run") -> None:
         if not console.is_terminal:
             say(console, run_line(label, run), whole=True)
 
     with (
-        cluster_at(settings.ray) as crew,
+        cluster_at(settings.ray) as workers,
         evaluation_folder(out, overwrite=settings.overwrite, resume=settings.resume),
     ):
         with one_thread(), PhaseProgress(console) as bar:
@@ -133,8 +134,8 @@ def evaluate(settings: EvaluateSettings) -> None:
                 find_controller,
                 bar.show,
                 folder=out,
-                tell=tell,
-                crew=crew,
+                on_run=on_run,
+                workers=workers,
             )
         show_report(result, report)
         if settings.json:

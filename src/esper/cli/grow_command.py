@@ -130,7 +130,7 @@ def grow(settings: GrowSettings) -> None:
 
 def _grow_fresh(arms: Arms, task: "Task", controller: "Controller", rules: "TrialRules") -> None:
     from esper.api import one_thread
-    from esper.proof import Plan
+    from esper.proof.arms import Plan
     from esper.tamiyo.controllers.static import StaticController
 
     settings = arms.settings

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from esper.cli.arms import Arms
-    from esper.proof import Plan
+    from esper.proof.arms import Plan
     from esper.tamiyo.situation import Controller
     from esper.tolaria.engine.run import Trained, TrialRules
     from esper.tolaria.tasks.base import Task
@@ -17,20 +17,21 @@ def rescue(arms: "Arms", task: "Task", controller: "Controller", rules: "TrialRu
     """Train the host and every way to go on; Ctrl-C ends it with the arms that are finished.
     Of `rules` those that say how seeds grow count: their budget and their incubation."""
     from esper.api import one_thread
-    from esper.proof import Ways, host_plan
+    from esper.proof.arms import host_plan
+    from esper.proof.scenarios import RescuePlans
 
     settings = arms.settings
-    ways = Ways(task, arms.data, arms.steps, settings.extra)
+    rescues = RescuePlans(task, arms.data, arms.steps, settings.extra)
     with one_thread(), arms.open("grown", settings.folder) as record:
         try:
             host = _whole(arms.beside(HOST, host_plan(task, arms.steps)))
-            plan = ways.going_on(host, controller)
+            plan = rescues.continued(host, controller)
             own = replace(plan.rules, budget=rules.budget, incubation=rules.incubation)
             _whole(arms.play("grown", replace(plan, rules=own), record))
             if settings.compare:
-                _whole(arms.beside(CONTINUE, ways.going_on(host, cooling=False)))
-                _whole(arms.beside(COOLED, ways.going_on(host)))
-                plans: list[Plan] = list(ways.from_scratch().values())
+                _whole(arms.beside(CONTINUE, rescues.continued(host, cooling=False)))
+                _whole(arms.beside(COOLED, rescues.continued(host)))
+                plans: list[Plan] = rescues.from_scratch()
                 if plans:
                     _whole(arms.beside(SCRATCH, arms.best_of(SCRATCH, plans)))
         except KeyboardInterrupt:
