@@ -372,7 +372,7 @@ def test_one_key_gives_no_intervals_and_no_nan() -> None:
         ({"arms": ("static", "static")}, "more than once"),
         ({"arms": ("static",), "keys": 0}, "keys must"),
         ({"arms": ("static",), "steps": 0}, "steps must"),
-        ({"arms": ("static",), "control_for": "random"}, "not among the arms"),
+        ({"arms": ("static",), "control_for": "random"}, "control_for must"),
     ],
 )
 def test_bad_settings_are_refused(settings: dict[str, Any], message: str) -> None:

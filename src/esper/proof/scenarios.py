@@ -225,8 +225,8 @@ def _random_shapes(task: Task, found: Sequence[Run], count: int) -> dict[tuple[i
 
 
 class RescuePlans:
-    """Plans for a host of `task` that was trained for `steps`, within the share `extra` of that cost.
-    Raises ConfigError if it does not pay for an epoch."""
+    """Plans for a host that was trained for `steps`, within the share `extra` of what that cost.
+    Raises ConfigError if this does not pay for an epoch."""
 
     def __init__(self, task: Task, data: DataSplits, steps: int, extra: float) -> None:
         self.task, self.data, self.extra = task, data, extra

@@ -1,4 +1,4 @@
-"""Random shapes of a family of hosts: what one gets without knowing where width is needed."""
+"""Random shapes of a family of hosts: a control for knowing where width is needed."""
 
 import math
 from collections.abc import Callable
@@ -11,8 +11,8 @@ from esper.leyline import draw_key
 
 Shape = tuple[int, ...]
 
-SPREAD = math.log(3.0)  # a layer is up to so much (as a ratio) wider or narrower than its share
-CLOSE = 0.1  # a shape may have so many parameters more or less than it should, as a share
+SPREAD = math.log(3.0)  # log of the largest factor by which a layer differs from its share
+TOLERANCE = 0.1  # of the number of parameters, as a share
 MOST_DRAWS = 1000
 
 
@@ -31,7 +31,7 @@ def random_shapes(
         shares = [width * _factor(number, layer) for layer, width in enumerate(shape)]
         drawn = _scaled(host_of_widths, shares, params)
         size = _size(host_of_widths, drawn)
-        if abs(size / params - 1.0) <= CLOSE and drawn not in found and not _even(drawn, shape):
+        if abs(size / params - 1.0) <= TOLERANCE and drawn not in found and not _even(drawn, shape):
             found.append(drawn)
     return found
 
@@ -42,7 +42,7 @@ def _factor(number: int, layer: int) -> float:
 
 
 def _even(drawn: Shape, shape: Shape) -> bool:
-    """Is it the host's own shape, wider or narrower?"""
+    """Is it `shape`, only wider or narrower?"""
     return len({width / own for width, own in zip(drawn, shape, strict=True)}) == 1
 
 
