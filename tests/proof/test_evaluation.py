@@ -1,4 +1,4 @@
-"""Evaluation: paired keys, honest controls, and a test part that nobody sees until the end."""
+"""Evaluation: paired keys, controls, and test data that are read only at the end."""
 
 import json
 from collections.abc import Sequence
@@ -133,7 +133,8 @@ def test_the_same_evaluation_gives_the_same_numbers() -> None:
 
 def test_keys_side_by_side_give_the_numbers_of_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """With keys whose plans differ: their controls have other topologies or other steps."""
-    settings = EvaluationSettings(("static", "heuristic"), keys=3, steps=12)
+    settings = EvaluationSettings(("static", "heuristic"), keys=3, steps=12, tuning_keys=1)
+    task, data = narrow_digits()
     found, trained_together = [], []
     real = work.train
 
@@ -144,7 +145,7 @@ def test_keys_side_by_side_give_the_numbers_of_one_by_one(monkeypatch: pytest.Mo
     monkeypatch.setattr(work, "train", noted)
     for side_by_side in (1, 3):
         monkeypatch.setitem(module.KEYS_AT_A_TIME, "looped", side_by_side)
-        report = evaluate(*narrow_digits(), settings, make_arm)
+        report = evaluate(replace(task, widths=(2,)), data, settings, make_arm)
         found.append([replace(trial, cpu_seconds=0.0) for trial in report.trials])
     assert max(trained_together) == 3
     assert found[0] == found[1]
@@ -154,11 +155,13 @@ def test_keys_side_by_side_give_the_numbers_of_one_by_one(monkeypatch: pytest.Mo
 # --- the test part -------------------------------------------------------------------------------
 
 
-def test_no_choice_depends_on_the_test_part() -> None:
+def test_no_choice_depends_on_the_test_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "RATE_FACTORS", (1.0, 3.0))
+    settings = EvaluationSettings(("static", "grow"), keys=1, steps=3, tune=True, tuning_keys=1)
     task, data = narrow_digits()
     other = replace(data, test_x=torch.zeros_like(data.test_x))
-    blind = evaluate(task, other, SETTINGS, make_arm)
-    for a, b in zip(report().trials, blind.trials, strict=True):
+    seen, blind = (evaluate(task, each, settings, make_arm) for each in (data, other))
+    for a, b in zip(seen.trials, blind.trials, strict=True):
         assert a.test_score != b.test_score
         assert replace(a, test_score=0.0, cpu_seconds=0.0) == replace(
             b, test_score=0.0, cpu_seconds=0.0

@@ -1,6 +1,7 @@
 """An evaluation that is stopped at any moment goes on, and ends with the same numbers."""
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -24,10 +25,14 @@ from evaluation_support import Killed, make_arm, narrow_digits, numbers
 SETTINGS = EvaluationSettings(("static", "grow"), keys=2, steps=4, tune=True)
 
 
-@pytest.fixture(autouse=True)
-def few_tuning_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+def few_choices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "TUNING_KEYS", 2)
     monkeypatch.setattr(module, "RATE_FACTORS", (1.0, 3.0))
+
+
+@pytest.fixture(autouse=True)
+def cheap(monkeypatch: pytest.MonkeyPatch) -> None:
+    few_choices(monkeypatch)
 
 
 def run(
@@ -48,10 +53,26 @@ def killed_at(number: int) -> Callable[[str, Run], None]:
     return on_run
 
 
-def test_killed_again_and_again_it_ends_with_the_same_numbers(tmp_path: Path) -> None:
-    told: list[str] = []
-    whole = run(None, lambda label, run: told.append(f"{label} {run.outcome.key}"))
-    assert len(set(told)) == len(told), "two ways of training have one label"
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, EvaluationReport]:
+    """The folder and the report of an evaluation that nothing interrupted."""
+    folder, labels = tmp_path_factory.mktemp("whole"), list[str]()
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        few_choices(monkeypatch)
+        report = run(folder, lambda label, run: labels.append(f"{label} {run.outcome.key}"))
+    assert len(set(labels)) == len(labels), "two ways of training have one label"
+    return folder, report
+
+
+def copied(finished: tuple[Path, EvaluationReport], folder: Path) -> EvaluationReport:
+    shutil.copytree(finished[0], folder, dirs_exist_ok=True)
+    return finished[1]
+
+
+def test_killed_again_and_again_it_ends_with_the_same_numbers(
+    tmp_path: Path, finished: tuple[Path, EvaluationReport]
+) -> None:
+    _, whole = finished
     deaths = 0
     while True:
         try:
@@ -61,7 +82,7 @@ def test_killed_again_and_again_it_ends_with_the_same_numbers(tmp_path: Path) ->
             deaths += 1
     assert deaths > 3
     assert numbers(found) == numbers(whole)
-    # What is there is read: nothing is trained any more, and the numbers are the same.
+    # All runs are recorded: nothing is trained any more, and the numbers are the same.
     assert numbers(run(tmp_path, killed_at(1))) == numbers(whole)
 
 
@@ -86,8 +107,10 @@ def test_a_network_that_was_kept_is_the_same_bit_for_bit(
         assert torch.equal(trained.model(data.test_x), kept.model(data.test_x))
 
 
-def test_a_line_that_was_cut_off_is_done_again(tmp_path: Path) -> None:
-    whole = run(tmp_path)
+def test_a_line_that_was_cut_off_is_trained_again(
+    tmp_path: Path, finished: tuple[Path, EvaluationReport]
+) -> None:
+    whole = copied(finished, tmp_path)
     lines = tmp_path / "runs.jsonl"
     content = lines.read_bytes()
     lines.write_bytes(content[:-40])
@@ -98,12 +121,12 @@ def test_a_line_that_was_cut_off_is_done_again(tmp_path: Path) -> None:
     assert all(json.loads(line) for line in lines.read_text().splitlines())
 
 
-def test_the_population_is_chosen_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A measurement might come out otherwise the second time."""
-    with pytest.raises(Killed):
-        run(tmp_path, killed_at(1))
+def test_the_population_is_chosen_once(
+    tmp_path: Path, finished: tuple[Path, EvaluationReport], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied(finished, tmp_path)
     monkeypatch.setattr(module, "choose_population", lambda *args: "fused")
-    assert run(tmp_path).population == "looped"
+    assert run(tmp_path, killed_at(1)).population == "looped"
 
 
 def test_other_settings_are_refused(tmp_path: Path) -> None:

@@ -52,15 +52,35 @@ def settings(**what: Any) -> EvaluationSettings:
     )
 
 
+HALF = settings(extra=(0.5,), keys=1, tuning_keys=2)
+
+
 @cache
 def narrow_digits() -> tuple[Any, Any]:
     task, data = small_digits(160, 60)
-    return replace(task, widths=(1, 2, 3), batch=16), data
+    return replace(task, widths=(1, 2), batch=16), data
 
 
 @cache
 def report() -> EvaluationReport:
     return evaluate(*narrow_digits(), settings(), make_arm)
+
+
+@pytest.fixture(scope="module")
+def half() -> tuple[EvaluationReport, dict[str, TrialRules]]:
+    """An evaluation with half the host's training as extra budget, and the rules by label."""
+    rules: dict[str, TrialRules] = {}
+    real = Record.read
+
+    def noted(
+        record: Record, label: str, data: Any, plans: dict[int, Plan]
+    ) -> dict[int, Run] | None:
+        rules[label] = next(iter(plans.values())).rules
+        return real(record, label, data, plans)
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(Record, "read", noted)
+        return evaluate(*narrow_digits(), HALF, make_arm), rules
 
 
 def trials(found: EvaluationReport, label: str) -> list[ArmResult]:
@@ -159,33 +179,25 @@ def test_arms_begin_with_the_host_as_its_training_left_it(monkeypatch: pytest.Mo
         return real(plan, data, keys, *rest, **how)
 
     monkeypatch.setattr(work, "train", noted)
-    found = evaluate(*narrow_digits(), settings(controls=False), make_arm)
+    monkeypatch.setitem(module.KEYS_AT_A_TIME, "looped", 2)
+    found = evaluate(*narrow_digits(), settings(controls=False, extra=(0.4,)), make_arm)
+    assert [keys for _, keys in begun] == [[0, 1]] * 2
     scores = [[t.test_score for t in trials(found, name)] for name in ("host", "continue +0.4")]
     assert scores[0] == scores[1]
     task, data = narrow_digits()
     rules = TrialRules(STEPS, counterfactuals=False, keep_best=False, schedule=task.schedule)
-    for plan, keys in begun:
-        for key in keys:
-            (alone,) = real(Plan(task, DO_NOTHING, rules), data, [key])
+    for key in (0, 1):
+        (alone,) = real(Plan(task, DO_NOTHING, rules), data, [key])
+        for plan, _ in begun:
             assert plan.weights is not None
             for name, tensor in alone.model.state_dict().items():
                 assert torch.equal(tensor, plan.weights[key][name])
 
 
 def test_only_what_is_asked_for_is_cooled_and_all_have_one_schedule(
-    monkeypatch: pytest.MonkeyPatch,
+    half: tuple[EvaluationReport, dict[str, TrialRules]],
 ) -> None:
-    rules: dict[str, TrialRules] = {}
-    real = Record.read
-
-    def noted(
-        record: Record, label: str, data: Any, plans: dict[int, Plan]
-    ) -> dict[int, Run] | None:
-        rules[label] = next(iter(plans.values())).rules
-        return real(record, label, data, plans)
-
-    monkeypatch.setattr(Record, "read", noted)
-    evaluate(*narrow_digits(), settings(extra=(0.5,)), make_arm)
+    _, rules = half
     budgeted = {label: each for label, each in rules.items() if each.max_macs is not None}
     assert {each.schedule for each in budgeted.values()} == {
         each.schedule for each in budgeted.values() if each.schedule is not None
@@ -223,26 +235,30 @@ def test_without_controls_growing_is_compared_with_going_on() -> None:
     assert found.crossover is None
 
 
-def test_a_killed_scenario_goes_on_with_the_same_numbers(tmp_path: Path) -> None:
+def test_a_killed_scenario_goes_on_with_the_same_numbers(
+    tmp_path: Path, half: tuple[EvaluationReport, dict[str, TrialRules]]
+) -> None:
     def killed_at(number: int) -> Callable[[str, Run], None]:
-        told: list[str] = []
+        labels: list[str] = []
 
         def on_run(label: str, run: Run) -> None:
-            told.append(label)
-            if len(told) == number:
-                raise RuntimeError
+            labels.append(label)
+            if len(labels) == number:
+                raise RuntimeError(label)
 
         return on_run
 
-    for death in (3, 9, 20):
-        with pytest.raises(RuntimeError):
-            evaluate(
-                *narrow_digits(), settings(), make_arm, folder=tmp_path, on_run=killed_at(death)
-            )
-    found = evaluate(*narrow_digits(), settings(), make_arm, folder=tmp_path)
-    for one, other in zip(found.trials, report().trials, strict=True):
+    killed = []
+    for death in (3, 9, 3):
+        with pytest.raises(RuntimeError) as error:
+            evaluate(*narrow_digits(), HALF, make_arm, folder=tmp_path, on_run=killed_at(death))
+        killed.append(str(error.value))
+    assert "tuning" in killed[0]
+    assert "tuning" not in killed[-1]
+    found = evaluate(*narrow_digits(), HALF, make_arm, folder=tmp_path)
+    for one, other in zip(found.trials, half[0].trials, strict=True):
         assert replace(one, cpu_seconds=0.0) == replace(other, cpu_seconds=0.0)
-    assert found.crossover == report().crossover
+    assert found.crossover == half[0].crossover
 
 
 # --- shapes --------------------------------------------------------------------------------------
