@@ -59,7 +59,7 @@ def test_a_group_has_one_host_and_rounds_have_others():
 
 def test_a_policy_learns_where_to_plant_on_shapes_that_it_has_not_seen():
     table, unseen = Table.of(recorded()).split()
-    config = replace(remedies.config_of(GIVEN, "both", 0), rounds=60)
+    config = replace(remedies.config_of(GIVEN, "both", 0), rounds=40)
     found = remedies.train(config, SPACE, table, unseen)
     bounds = remedies.without_learning(table, unseen)
     assert bounds["best"] == pytest.approx(bounds["waiting"] + 0.02)
