@@ -3,7 +3,7 @@
     python benchmarks/claims/ablation.py --policy runs/policy-0 --episodes runs/each-0
 
 What is taken away is shown as its mean over the hosts, slots and candidates of recorded episodes,
-so that nothing can be told apart by it. `same` is the share of episodes whose first seed is where
+so that it carries no information. `same` is the share of episodes whose first seed is where
 it is if all is seen.
 """
 
