@@ -91,15 +91,21 @@ def train(
 
     Ctrl-C raises KeyboardInterrupt: half an episode is no result.
     """
-    trained = train_networks(
-        replace(plan.task.recipe(data), weights=plan.weights),
-        keys,
-        plan.rules,
-        plan.controller,
-        task=plan.task.name,
-        recorder=recorder,
-        attribute=attribute,
+    return complete(
+        train_networks(
+            replace(plan.task.recipe(data), weights=plan.weights),
+            keys,
+            plan.rules,
+            plan.controller,
+            task=plan.task.name,
+            recorder=recorder,
+            attribute=attribute,
+        )
     )
+
+
+def complete(trained: list[Trained]) -> list[Trained]:
+    """The same networks; raises KeyboardInterrupt if Ctrl-C ended one before its time."""
     if any(each.outcome.ended == "interrupted" for each in trained):
         raise KeyboardInterrupt
     return trained

@@ -9,6 +9,7 @@ import torch
 
 from esper.leyline import EsperError, History, NullRecorder, Recorder
 from esper.leyline.events import SeedGerminated
+from esper.proof.arms import complete
 from esper.tamiyo.controllers.static import StaticController
 from esper.tamiyo.situation import Controller
 from esper.tolaria.data.splits import DataSplits
@@ -115,9 +116,7 @@ def _play(
     rules = member.rules(data, hosts.cost, population)
     if isinstance(controller, StaticController):
         rules = replace(rules, counterfactuals=False)
-    trained = train(
-        recipe, keys, rules, controller, task=member.task.name, recorder=recorder, attribute=False
+    name = member.task.name
+    return recipe, complete(
+        train(recipe, keys, rules, controller, task=name, recorder=recorder, attribute=False)
     )
-    if any(each.outcome.ended == "interrupted" for each in trained):
-        raise KeyboardInterrupt
-    return recipe, trained
