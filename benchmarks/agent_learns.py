@@ -34,8 +34,8 @@ GOAL = 0.95
 
 
 @dataclass(frozen=True)
-class Lesson:
-    """A problem, the settings it is learnt with, and when to look."""
+class Problem:
+    """A problem, and the settings with which it is learnt and tested."""
 
     env: Callable[[int, int], VectorEnv]
     sizes: tuple[int, int, int]
@@ -47,7 +47,7 @@ class Lesson:
     config: PPOConfig
 
 
-CUE = Lesson(
+CUE = Problem(
     env=CueMemory,
     sizes=(CueMemory.observation_dim, 1, 1),
     steps=10,
@@ -57,7 +57,7 @@ CUE = Lesson(
     width=32,
     config=PPOConfig(learning_rate=3e-3, gamma=0.99, gae_lambda=0.95, entropy_coef=0.05),
 )
-GROWTH = Lesson(
+GROWTH = Problem(
     env=analytic.AnalyticGrowth,
     sizes=(analytic.OBSERVATION_DIM, analytic.NUM_SLOTS, analytic.NUM_BLUEPRINTS),
     steps=analytic.HORIZON,
@@ -75,7 +75,7 @@ GROWTH = Lesson(
     ),
 )
 BATCH, MINIBATCHES, EPOCHS, RATE = 512, 4, 4, 1e-3
-BANDIT = Lesson(
+BANDIT = Problem(
     env=ConditionalBandit,
     sizes=(3, ConditionalBandit.num_slots, ConditionalBandit.num_blueprints),
     steps=1,
@@ -94,27 +94,27 @@ class Learnt:
     cpu_seconds: float
 
 
-def new_agent(lesson: Lesson, key: int) -> PPOAgent:
-    config = NetworkConfig(*lesson.sizes, feature_dim=lesson.width, lstm_hidden_dim=lesson.width)
+def new_agent(problem: Problem, key: int) -> PPOAgent:
+    config = NetworkConfig(*problem.sizes, feature_dim=problem.width, lstm_hidden_dim=problem.width)
     network = FactoredRecurrentActorCritic(config, draw_key(key, "weights"))
-    return PPOAgent(network, lesson.config)
+    return PPOAgent(network, problem.config)
 
 
-def learn(lesson: Lesson, key: int, goal: float) -> Learnt:
+def learn(problem: Problem, key: int, goal: float) -> Learnt:
     """Train until the mean return of greedy episodes reaches `goal` (sampled ones for T = 1)."""
-    agent = new_agent(lesson, key)
-    env, test_env = lesson.env(lesson.num_envs, key), lesson.env(512, draw_key(key, "test"))
-    buffer = agent.new_buffer(lesson.num_envs, lesson.steps)
-    test_buffer = agent.new_buffer(512, lesson.steps)
+    agent = new_agent(problem, key)
+    env, test_env = problem.env(problem.num_envs, key), problem.env(512, draw_key(key, "test"))
+    buffer = agent.new_buffer(problem.num_envs, problem.steps)
+    test_buffer = agent.new_buffer(512, problem.steps)
     start, score, round_ = time.process_time(), float("-inf"), 0
-    while round_ < lesson.rounds and score < goal:
-        draws = action_draws(key, round_, lesson.num_envs, lesson.steps)
+    while round_ < problem.rounds and score < goal:
+        draws = action_draws(key, round_, problem.num_envs, problem.steps)
         returns = play_round(agent, env, buffer, round_, draws)
-        if lesson.steps == 1:
+        if problem.steps == 1:
             score = float(returns.mean())
         agent.update(buffer, torch.Generator().manual_seed(draw_key(key, "shuffle", round_)))
         round_ += 1
-        if lesson.steps > 1 and round_ % lesson.test_every == 0:
+        if problem.steps > 1 and round_ % problem.test_every == 0:
             score = float(play_round(agent, test_env, test_buffer, round_, None).mean())
     return Learnt(score, round_, time.process_time() - start)
 

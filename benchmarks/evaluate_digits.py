@@ -15,7 +15,7 @@ import torch
 from rich.console import Console
 
 from esper.observatory.evaluation import arms_table, comparisons_table
-from esper.proof.evaluation import EvaluationSettings, evaluate
+from esper.proof import EvaluationSettings, evaluate
 from esper.tamiyo.controllers import make_controller
 from esper.tolaria.data.catalogue import data_root
 from esper.tolaria.tasks import find_task

@@ -1,7 +1,7 @@
 """Do runs of every kind still write what they wrote before?
 
     python benchmarks/golden.py              compare with benchmarks/results/golden.json
-    python benchmarks/golden.py --record     record it anew
+    python benchmarks/golden.py --record     record new values
 
 Plays one short run of each kind with fixed keys and hashes what it writes: rows of metrics, events,
 outcomes and summaries, scripts of actions, weights of grown networks and policies. Times and

@@ -4,19 +4,19 @@
     python benchmarks/lora.py --show benchmarks/results/lora.jsonl
 
 A GPT-2 of three layers learns to continue Python's manual, letter by letter. It is then frozen and
-adapted to source code of Python's standard library, which it has never seen. Ways:
+adapted to source code of Python's standard library, which it has never seen. Methods:
 
 as it is    nothing is trained
 head        the output layer alone: 8,192 parameters
-norm        the last norm alone: 128 parameters, which all ways below train as well
+norm        the last norm alone: 128 parameters, which all methods below train as well
 LoRA        of PEFT, rank 4 in the attention of every layer: 3,072 parameters
 script      Esper: a `lora` seed in every layer, one after another: 3,072 parameters
 heuristic   Esper: what the heuristic grows with at most 3,072 parameters
 
 A key says which passages of the training files are seen, in which order, and how adapters begin.
-All ways have the same passages, steps, evaluations, optimiser and rates to choose from: on
+All methods have the same passages, steps, evaluations, optimiser and rates to choose from: on
 validation, with a key that is not counted. Each keeps its best evaluation. Scores are bits per
-letter, on test files that nobody has seen; rows are written as they come. About 10 CPU minutes.
+letter, on held-out test files; rows are written as they come. About 10 CPU minutes.
 """
 
 import argparse
@@ -54,7 +54,7 @@ SLOTS = [f"transformer.h.{layer}" for layer in range(LAYERS)]
 SCRIPT = "\n".join(
     [f"{i + 1} GERMINATE {slot} lora linear" for i, slot in enumerate(SLOTS)] + ["auto FOSSILIZE"]
 )
-WAYS = ("as it is", "head", "norm", "LoRA", "script", "heuristic")
+METHODS = ("as it is", "head", "norm", "LoRA", "script", "heuristic")
 
 
 @dataclass(frozen=True)
@@ -169,14 +169,14 @@ def growth(model: Any, controller: str | Controller, key: int) -> GrowCallback:
     )
 
 
-def prepare(way: str, model: Any, key: int) -> tuple[nn.Module, TrainerCallback]:
+def prepare(method: str, model: Any, key: int) -> tuple[nn.Module, TrainerCallback]:
     """The frozen model with what is to be trained in it."""
     model.requires_grad_(False)
-    if way == "head":
+    if method == "head":
         model.lm_head.requires_grad_(True)
         return model, KeepBest()
     model.transformer.ln_f.requires_grad_(True)
-    if way == "LoRA":
+    if method == "LoRA":
         lora = LoraConfig(
             r=RANK, lora_alpha=2 * RANK, target_modules=["c_attn"], fan_in_fan_out=True
         )
@@ -184,9 +184,9 @@ def prepare(way: str, model: Any, key: int) -> tuple[nn.Module, TrainerCallback]
             adapted = get_peft_model(model, lora)
         model.transformer.ln_f.requires_grad_(True)  # PEFT freezes whatever is not its own
         return adapted, KeepBest()
-    if way == "script":
+    if method == "script":
         return model, growth(model, ScriptedController(SCRIPT, "lora"), key)
-    if way == "heuristic":
+    if method == "heuristic":
         return model, growth(model, "heuristic", key)
     return model, KeepBest()
 
@@ -196,12 +196,12 @@ def rows_of(passages: Tensor) -> list[dict[str, Tensor]]:
 
 
 def run(
-    way: str, texts: Texts, backbone: dict[str, Tensor], key: int, rate: float, sizes: Sizes
+    method: str, texts: Texts, backbone: dict[str, Tensor], key: int, rate: float, sizes: Sizes
 ) -> tuple[dict[str, Any], Callable[[], float]]:
     """A row, and what reads the test part."""
     model = new_model()
     model.load_state_dict(backbone)
-    model, callback = prepare(way, model, key)
+    model, callback = prepare(method, model, key)
     seen = np.random.default_rng(key).permutation(len(texts.train))[: sizes.steps * BATCH]
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(
@@ -227,8 +227,8 @@ def run(
             eval_dataset=rows_of(texts.val),
             callbacks=[callback],
         )
-        trainer.log = lambda *told: None  # type: ignore[method-assign]
-        if way != "as it is":
+        trainer.log = lambda *args: None  # type: ignore[method-assign]
+        if method != "as it is":
             trainer.train()
     if isinstance(callback, GrowCallback):
         assert callback.body is not None
@@ -238,42 +238,44 @@ def run(
     else:
         trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     row = {
-        "way": way,
+        "way": method,
         "key": key,
         "rate": rate,
-        "trained": 0 if way == "as it is" else trained,
+        "trained": 0 if method == "as it is" else trained,
         "val": _bits(trainer.evaluate()["eval_loss"]),
     }
     return row, lambda: _bits(trainer.evaluate(rows_of(texts.test))["eval_loss"])
 
 
 def compare(
-    ways: Sequence[str], keys: Sequence[int], tuning_key: int, sizes: Sizes
+    methods: Sequence[str], keys: Sequence[int], tuning_key: int, sizes: Sizes
 ) -> Iterator[dict[str, Any]]:
-    """A row for each key and way, once every way has its rate; the test part is read last."""
+    """A row for each key and method, once every method has its rate; the test part is read last."""
     texts = load_texts(sizes)
     backbone = pretrain(texts.manual, sizes.pretraining_steps)
     rates: dict[str, float] = {}
-    for way in ways:
-        grid = RATES if way != "as it is" else RATES[:1]
-        tried = {r: run(way, texts, backbone, tuning_key, r, sizes)[0]["val"] for r in grid}
-        rates[way] = min(tried, key=tried.__getitem__)
-        print(f"{way}: validation by rate {tried}", flush=True)
+    for method in methods:
+        grid = RATES if method != "as it is" else RATES[:1]
+        tried = {r: run(method, texts, backbone, tuning_key, r, sizes)[0]["val"] for r in grid}
+        rates[method] = min(tried, key=tried.__getitem__)
+        print(f"{method}: validation by rate {tried}", flush=True)
     for key in keys:
-        for way in ways:
-            row, test = run(way, texts, backbone, key, rates[way], sizes)
+        for method in methods:
+            row, test = run(method, texts, backbone, key, rates[method], sizes)
             yield {**row, "test": test()}
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Means over keys, and differences to LoRA pair by pair with 95 % intervals."""
     found: dict[str, Any] = {}
-    for way in dict.fromkeys(row["way"] for row in rows):
-        own = [row for row in rows if row["way"] == way]
+    for method in dict.fromkeys(row["way"] for row in rows):
+        own = [row for row in rows if row["way"] == method]
         test = [row["test"] for row in own]
         lora = [row["test"] for row in rows if row["way"] == "LoRA"]
-        pair = paired_difference(test, lora) if way != "LoRA" and len(lora) == len(test) else None
-        found[way] = {
+        pair = (
+            paired_difference(test, lora) if method != "LoRA" and len(lora) == len(test) else None
+        )
+        found[method] = {
             "keys": len(own),
             "trained": statistics.mean(row["trained"] for row in own),
             "rate": own[0]["rate"],
@@ -287,17 +289,17 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def table(found: dict[str, Any]) -> str:
     lines = [
-        "| way | trained parameters | rate | validation | test | test, minus LoRA |",
+        "| method | trained parameters | rate | validation | test | test, minus LoRA |",
         "|---|---|---|---|---|---|",
     ]
-    for way, of in found.items():
+    for method, of in found.items():
         minus = "-"
         if of["minus_lora"] is not None:
             mean, low, high = of["minus_lora"]
             interval = "" if low is None else f" ({low:+.3f} to {high:+.3f})"
             minus = f"{mean:+.3f}{interval}"
         lines.append(
-            f"| {way} | {of['trained']:,.0f} | {of['rate']:g} | {of['val']:.3f} | "
+            f"| {method} | {of['trained']:,.0f} | {of['rate']:g} | {of['val']:.3f} | "
             f"{of['test']:.3f} | {minus} |"
         )
     return "\n".join(lines)
@@ -307,7 +309,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--keys", type=int, default=5)
     parser.add_argument("--first-key", type=int, default=0)
-    parser.add_argument("--ways", default=",".join(WAYS), help="with commas")
+    parser.add_argument("--methods", default=",".join(METHODS), help="with commas")
     parser.add_argument("--steps", type=int, default=Sizes.steps)
     parser.add_argument("--pretraining-steps", type=int, default=Sizes.pretraining_steps)
     parser.add_argument("--rows", type=Path, help="write them here, as they come")
@@ -321,7 +323,7 @@ def main() -> None:
     else:
         sizes = Sizes(given.pretraining_steps, given.steps)
         keys = range(given.first_key, given.first_key + given.keys)
-        for row in compare(given.ways.split(","), keys, TUNING_KEY + given.first_key, sizes):
+        for row in compare(given.methods.split(","), keys, TUNING_KEY + given.first_key, sizes):
             rows.append(row)
             print(json.dumps(row), flush=True)
             if given.rows is not None:

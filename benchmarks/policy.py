@@ -4,7 +4,7 @@ network, updates against sb3-contrib's RecurrentPPO, in the same run.
     python benchmarks/policy.py [--repeats 7]
 
 Decisions are for 64 environments with three slots and all blueprints, both networks with the sizes
-that training gives them; what it takes to make their observations is told beside it. Updates see 16
+that training gives them; making their observations is measured separately. Updates see 16
 episodes of 150 steps, with the same number of epochs and minibatches; RecurrentPPO has an LSTM as
 wide as ours, once for actor and critic each and once for both, and observations of 80 numbers where
 ours have a thousand. Measurements alternate; the last line is one JSON object with ratios of

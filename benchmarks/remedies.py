@@ -54,31 +54,31 @@ def objective(state: TrainState, table: Table) -> float:
     return float(table.returns(state.agent.act(seen, hidden, table.masks, None).actions).mean())
 
 
-def train(config: TrainingConfig, space: Space, table: Table, unseen: Table) -> dict[str, float]:
+def train(config: TrainingConfig, space: Space, table: Table, held_out: Table) -> dict[str, float]:
     rows: list[dict[str, Any]] = []
     hooks = Hooks(on_round=lambda number, row, timing: rows.append(row))
     env = Replayed(table, config.envs, config.group, config.key)
     state = run_training(config, new_state(config, space), env, 1, RoundLog(), hooks=hooks)
     scale = f"reward_std.{config.reward_mode}"
     return {
-        "objective": objective(state, unseen),
+        "objective": objective(state, held_out),
         "last_quarter": float(np.mean([row["return"] for row in rows[-max(1, len(rows) // 4) :]])),
         "advantage_std": float(np.mean([row["advantage_std"] * row[scale] for row in rows])),
         "explained_variance": float(np.mean([row["explained_variance"] for row in rows])),
     }
 
 
-def without_learning(table: Table, unseen: Table) -> dict[str, float]:
-    """What the same hosts give to who does not look at them, and to who knows all."""
+def without_learning(table: Table, held_out: Table) -> dict[str, float]:
+    """Bounds on the same hosts: fixed rules, and the best candidate of each."""
     blueprints = table.planted.shape[2]
     mean = np.nanmean(table.planted.reshape(len(table), -1), axis=0)
     slot, blueprint = divmod(int(np.nanargmax(mean)), blueprints)
-    every = unseen.planted.reshape(len(unseen), -1)
+    every = held_out.planted.reshape(len(held_out), -1)
     return {
-        "waiting": float(unseen.waited.mean()),
+        "waiting": float(held_out.waited.mean()),
         "random": float(np.nanmean(every)),
-        "fixed": float(np.nanmean(unseen.planted[:, slot, blueprint])),
-        "best": float(np.fmax(np.nanmax(every, axis=1), unseen.waited).mean()),
+        "fixed": float(np.nanmean(held_out.planted[:, slot, blueprint])),
+        "best": float(np.fmax(np.nanmax(every, axis=1), held_out.waited).mean()),
     }
 
 
@@ -104,15 +104,15 @@ def main() -> None:
     given = arguments()
     torch.set_num_threads(1)
     episodes = join([load_episodes(run) for run in given.episodes])
-    table, unseen = Table.of(episodes).split()
+    table, held_out = Table.of(episodes).split()
     settings = {name: getattr(given, name) for name in ("family", "rounds", "envs", "group")}
-    settings |= {"hosts": len(table), "unseen": len(unseen)}
+    settings |= {"hosts": len(table), "unseen": len(held_out)}
     trials = run_missing(
         Path(given.out) / "remedies.jsonl",
         settings,
         given.arms,
         range(given.keys),
-        lambda arm, key: train(config_of(given, arm, key), episodes.space, table, unseen),
+        lambda arm, key: train(config_of(given, arm, key), episodes.space, table, held_out),
     )
     found = means(trials, given.arms, COLUMNS)
     print_table({"arm": arm, **row} for arm, row in found.items())
@@ -120,7 +120,7 @@ def main() -> None:
     compared = compare(trials, [(arm, "plain") for arm in others], "objective")
     print()
     print_table(compared)
-    bounds = without_learning(table, unseen)
+    bounds = without_learning(table, held_out)
     print_json({**settings, **bounds, "keys": given.keys, "arms": found, "compared": compared})
 
 

@@ -4,7 +4,7 @@
                                     [--out FILE.jsonl]
 
 Every agent plays whole episodes of all copies, learns from them, and plays on, for the same number
-of environment steps; then its most probable actions are played on keys that nobody has trained on.
+of environment steps; then its most probable actions are played on held-out keys.
 A round, learning rate, epochs, minibatches and network widths are alike; our agent has the settings
 that it has elsewhere on these problems, the others were not tuned. What stands in FILE is not run
 again. The last line is one JSON object: mean return of every agent, and its 95 % interval over
@@ -53,7 +53,7 @@ Policy = Callable[[np.ndarray, ActionMasks, np.ndarray, bool], np.ndarray]
 
 @dataclass(frozen=True)
 class Arena:
-    """A problem, how much of it is played, and what is common to all who learn it."""
+    """A problem, how much of it is played, and the settings of all learners."""
 
     env_id: str
     settings: dict[str, Any]
@@ -283,7 +283,7 @@ def cleanrl(arena: Arena, key: int) -> Policy:
     return act
 
 
-# --- nobody learns -----------------------------------------------------------------------------
+# --- without learning ---------------------------------------------------------------------------
 
 
 def static(arena: Arena, key: int) -> Policy:

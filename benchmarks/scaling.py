@@ -132,7 +132,7 @@ def cluster_costs(messages: list[tuple[Any, Any]], actors: int, calls: int) -> d
     import ray
     from ray import cloudpickle
 
-    from esper.ray import Cluster  # first: it tells Ray to be quiet
+    from esper.ray import Cluster  # first: it makes Ray quiet
 
     class Echo:
         def __init__(self, reply: Any) -> None:
@@ -148,11 +148,11 @@ def cluster_costs(messages: list[tuple[Any, Any]], actors: int, calls: int) -> d
         cluster._reference(data)
         put = time.process_time() - began
         echo = ray.remote(Echo).options(num_cpus=0)
-        crew = [echo.remote(later[1]) for _ in range(actors)]
-        ray.get([actor.answer.remote(*later[0]) for actor in crew])
+        echoes = [echo.remote(later[1]) for _ in range(actors)]
+        ray.get([actor.answer.remote(*later[0]) for actor in echoes])
         began = time.process_time()
         for _ in range(calls):
-            due = [actor.answer.remote(*later[0]) for actor in crew]
+            due = [actor.answer.remote(*later[0]) for actor in echoes]
             for reference in due:
                 ray.get(reference)
         message = (time.process_time() - began) / (actors * calls)

@@ -4,11 +4,11 @@
 
 Writes a training run with that many rows, serves it with `esper serve`, and measures the time to
 the page and to its data (by request, and in Chromium if there is one), and the server's memory.
-Then a process writes a run beside, a row after some 50 ms of arithmetic, alone and watched by so
-many clients, who each ask for the run whenever it changes; turn by turn. The last line is one JSON
-object. What being watched costs the writer is told twice, as the median of the repeats: `cost` is
-its CPU time against that alone, which also holds the noise of a busy machine; `cost_of_rows` is
-what the writing of rows itself took more, as a share of all its CPU time.
+Then a process writes another run, a row after some 50 ms of arithmetic, in turns alone and watched
+by so many clients, each of which requests the run whenever it changes. The last line is one JSON
+object. It has two costs for the writer, as medians of the repeats: `cost` is its CPU time relative
+to that alone, which also holds the noise of a busy machine; `cost_of_rows` is the additional CPU
+time of writing rows, as a share of all its CPU time.
 """
 
 import argparse
@@ -38,16 +38,16 @@ ESPER = [sys.executable, "-c", "from esper.cli import main; main()"]
 
 def row(round_: int, env: int, step: int) -> dict[str, Any]:
     """A row of metrics with the columns that a run on digits has."""
-    told: dict[str, Any] = {"round": round_, "kind": "step", "env": env, "step": step}
-    told |= {"op": "WAIT", "slot": None, "blueprint": None, "blend": None, "train_loss": 0.2338428}
-    told |= {"train_score": 93.41666, "val_loss": 0.3436757, "val_score": 60.0 + step}
-    told |= {"plateau_epochs": 1, "host_stabilized": False, "rolled_back": False, "params": 986}
-    told |= {"macs": 6160, "train_macs": 25055712}
+    row: dict[str, Any] = {"round": round_, "kind": "step", "env": env, "step": step}
+    row |= {"op": "WAIT", "slot": None, "blueprint": None, "blend": None, "train_loss": 0.2338428}
+    row |= {"train_score": 93.41666, "val_loss": 0.3436757, "val_score": 60.0 + step}
+    row |= {"plateau_epochs": 1, "host_stabilized": False, "rolled_back": False, "params": 986}
+    row |= {"macs": 6160, "train_macs": 25055712}
     for module in MODULES:
-        told |= {f"{module}.stage": "BLENDING", f"{module}.blueprint": "conv_light"}
-        told |= {f"{module}.alpha": 0.4, f"{module}.contribution": 1.01010101}
-        told |= {f"{module}.gradient_ratio": 0.0146986}
-    return told
+        row |= {f"{module}.stage": "BLENDING", f"{module}.blueprint": "conv_light"}
+        row |= {f"{module}.alpha": 0.4, f"{module}.contribution": 1.01010101}
+        row |= {f"{module}.gradient_ratio": 0.0146986}
+    return row
 
 
 def write_long_run(run: Path, rows: int) -> int:
@@ -57,7 +57,7 @@ def write_long_run(run: Path, rows: int) -> int:
     # One round's text with a mark for its number: a million dictionaries would take minutes.
     steps = [row(-7, env, step) for step in range(STEPS + 1) for env in range(ENVS)]
     mean = {"round": -7, "kind": "round", "return": 0.5, "val_score": 90.0, "params": 900.0}
-    text = "".join(json.dumps(told) + "\n" for told in [*steps, mean]).encode()
+    text = "".join(json.dumps(row) + "\n" for row in [*steps, mean]).encode()
     with RunDirectory.create(run, config), (run / "metrics.jsonl").open("wb") as file:
         for number in range(rounds):
             file.write(text.replace(b'"round": -7', f'"round": {number}'.encode()))

@@ -19,8 +19,9 @@ import scaling
 from command_support import esper_here
 from esper.api.training import Places, resume_ppo
 from esper.leyline import ConfigError, EsperError
-from esper.proof import EvaluationReport, EvaluationSettings, evaluate
+from esper.proof import EvaluationSettings, evaluate
 from esper.proof import evaluation as module
+from esper.proof.report import EvaluationReport
 from esper.ray import ActorConnection, Cluster
 from esper.simic.training.loop import Hooks
 from esper.tamiyo.controllers import make_controller
@@ -166,17 +167,17 @@ def test_an_evaluation_is_the_same_on_a_cluster(
     told: list[list[str]] = [[], []]
 
     def run(folder: Path, number: int, most: int | None = None, **how: Any) -> EvaluationReport:
-        def tell(label: str, run: Any) -> None:
+        def on_run(label: str, run: Any) -> None:
             told[number].append(f"{label} {run.outcome.key}")
             if len(told[number]) == most:
                 raise Killed
 
-        return evaluate(*narrow_digits(), settings, make_arm, folder=folder, tell=tell, **how)
+        return evaluate(*narrow_digits(), settings, make_arm, folder=folder, on_run=on_run, **how)
 
     alone = run(here, 0)
     with pytest.raises(Killed):
-        run(there, 1, len(told[0]) // 2, crew=connected)
-    together = run(there, 1, crew=connected)
+        run(there, 1, len(told[0]) // 2, workers=connected)
+    together = run(there, 1, workers=connected)
     assert told[0] == told[1]
     assert numbers(alone) == numbers(together)
     assert kept(here) == kept(there)
@@ -198,7 +199,7 @@ def test_a_network_that_cannot_be_trained_says_why_in_one_sentence(connected: An
 
     settings = EvaluationSettings(("refuses",), keys=1, steps=2, controls=False)
     with pytest.raises(EsperError, match=r"^not on a Tuesday$"):
-        evaluate(*narrow_digits(), settings, lambda name: Refuses(), crew=connected)
+        evaluate(*narrow_digits(), settings, lambda name: Refuses(), workers=connected)
 
 
 # --- the command ---------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
     python benchmarks/claims/ablation.py --policy runs/policy-0 --episodes runs/each-0
 
 What is taken away is shown as its mean over the hosts, slots and candidates of recorded episodes,
-so that nothing can be told apart by it. `same` is the share of episodes whose first seed is where
+so that it carries no information. `same` is the share of episodes whose first seed is where
 it is if all is seen.
 """
 
@@ -26,7 +26,7 @@ from common import (
     print_json,
     print_table,
 )
-from esper.proof import family_trials
+from esper.proof.families import play_family
 from esper.simic.recordings.episodes import Episodes, load_episodes
 from esper.simic.training.policy_controller import LearnedController
 from esper.tolaria.data.catalogue import data_root
@@ -101,7 +101,7 @@ def play(
             controller = LearnedController.load(policy)
             if arm != ALL:
                 controller.observations = Blind(episodes, arm)
-            found = family_trials(member, controller, data, data_root(), keys=own)
+            found = play_family(member, controller, data, data_root(), keys=own)
             rows = [{"arm": arm, "key": e.key, "val": e.val, "first": e.first} for e in found]
             append(path, [{**row, "settings": settings} for row in rows])
         print(member.number, flush=True)

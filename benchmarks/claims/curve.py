@@ -1,4 +1,4 @@
-"""What PPO learns on a family, episode by episode: its policy along the way, on unseen hosts.
+"""What PPO learns on a family: scores of its policy on validation hosts, by episodes.
 
     python benchmarks/claims/curve.py --config benchmarks/claims/ppo.toml --out runs/ppo-scratch
     python benchmarks/claims/curve.py --draw runs/ppo-scratch --picture curve.png
@@ -6,7 +6,7 @@
 A run is trained `--every` rounds further at a time; the policy of that moment is kept in the folder
 `policies` of the run, and plays the validation hosts of the family with its most probable actions.
 Rows are on disk as soon as a host is played; asked for the same again it goes on. `--draw` shows
-runs that are there beside the arms of claim E on the same hosts and keys. Validation scores: what
+existing runs and the arms of claim E on the same hosts and keys. Validation scores: what
 was kept was chosen by them in every arm alike, and the test part stays unread.
 """
 
@@ -24,7 +24,7 @@ import torch
 from common import RESULTS, Trials, append, compare, finished, means, print_json, print_table
 from esper.api import export_policy, find_controller
 from esper.api.training import resume_ppo, train_ppo
-from esper.proof import family_trials
+from esper.proof.families import play_family
 from esper.simic.training.checkpoint import is_run
 from esper.simic.training.config import TrainingConfig, load_config
 from esper.tolaria.data.catalogue import data_root
@@ -55,12 +55,12 @@ def play(policy: Path, arm: str, path: Path, family_name: str, hosts: int, keys:
         own = member.keys[:keys]
         if all((arm, key) in done for key in own):
             continue
-        found = family_trials(member, controller, data, data_root(), keys=own)
+        found = play_family(member, controller, data, data_root(), keys=own)
         rows = [{"arm": arm, "key": e.key, "val": e.val, "first": e.first} for e in found]
         append(path, [{**row, "settings": settings} for row in rows])
 
 
-def beside(family_name: str, keys: set[int], folder: Path = RESULTS) -> Trials:
+def reference_arms(family_name: str, keys: set[int], folder: Path = RESULTS) -> Trials:
     """The arms of claim E on the same hosts: rules, and of the single candidates the one that is
     best on all of them and the best of each."""
     kinds = list(find_family(family_name).blueprints or ())
@@ -89,11 +89,13 @@ def paint(trials: Trials, runs: Sequence[str], others: Trials, path: Path) -> No
         found = means(trials, [arm for _, arm in points], ["val"])
         values = [found[arm]["val"] for _, arm in points]
         axis.plot([n for n, _ in points], values, marker="o", markersize=3, label=run)
-    beside = axis.get_yaxis_transform()
+    right_of_axis = axis.get_yaxis_transform()
     for arm, row in means(others, [*RULES, FIXED, BEST], ["val"]).items():
         axis.axhline(row["val"], color="0.7", linewidth=0.8, zorder=0)
-        axis.text(1.01, row["val"], arm, transform=beside, va="center", fontsize=8, color="0.4")
-    axis.set(xlabel="episodes", ylabel="validation score of unseen hosts, %")
+        axis.text(
+            1.01, row["val"], arm, transform=right_of_axis, va="center", fontsize=8, color="0.4"
+        )
+    axis.set(xlabel="episodes", ylabel="score on validation hosts, %")
     axis.spines[["top", "right"]].set_visible(False)
     axis.legend(frameon=False, loc="lower right", bbox_to_anchor=(1.0, 0.06))
     figure.tight_layout()
@@ -102,7 +104,7 @@ def paint(trials: Trials, runs: Sequence[str], others: Trials, path: Path) -> No
 
 def report(trials: Trials, runs: Sequence[str], family_name: str, picture: Path | None) -> None:
     keys = {key for _, key in trials}
-    others = beside(family_name, keys)
+    others = reference_arms(family_name, keys)
     rows: list[dict[str, Any]] = []
     for run in runs:
         found = means(trials, [arm for _, arm in along(trials, run)], ["val"])
@@ -117,7 +119,7 @@ def report(trials: Trials, runs: Sequence[str], family_name: str, picture: Path 
     print_table(compared)
     if picture is not None:
         paint(trials, runs, others, picture)
-    print_json({"n": len(keys), "curve": rows, "beside": levels, "differences": compared})
+    print_json({"n": len(keys), "curve": rows, "references": levels, "differences": compared})
 
 
 def main() -> None:

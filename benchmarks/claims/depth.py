@@ -7,7 +7,7 @@
 The protocol is in docs/claims.md. Finished trials are in the file of results; the script goes on
 where it was stopped. The last line is one JSON object. `--second` asks whether another rate of the
 static networks would change the answer, with trials in the same file. `--pilot` runs the arms at
-every rate on keys that the final run does not use, and looks at validation only.
+every rate on keys that the final run does not use, on validation only.
 """
 
 import argparse

@@ -35,7 +35,7 @@ from common import (
 )
 from esper.api import find_controller
 from esper.leyline import BLUEPRINT, OP, SLOT, LifecycleOp
-from esper.proof import FamilyTrial, family_trials
+from esper.proof.families import FamilyResult, play_family
 from esper.tamiyo.situation import Controller, Situation, wait
 from esper.tolaria.data.catalogue import data_root
 from esper.tolaria.data.splits import DataSplits
@@ -82,12 +82,12 @@ def planted(
         np.repeat([slot for slot, _ in pairs], len(keys)),
         np.repeat([names.index(kind) for _, kind in pairs], len(keys)),
     )
-    found = family_trials(member, plant, data, data_root(), keys=[*keys] * len(pairs))
+    found = play_family(member, plant, data, data_root(), keys=[*keys] * len(pairs))
     arms = [f"{kind}@{slot}" for slot, kind in pairs for _ in keys]
     return [_row(arm, each, member) for arm, each in zip(arms, found, strict=True)]
 
 
-def _row(arm: str, trial: FamilyTrial, member: Member) -> Row:
+def _row(arm: str, trial: FamilyResult, member: Member) -> Row:
     row: Row = {"arm": arm, **asdict(trial), "member": member.number, "widths": str(member.widths)}
     if member.bottleneck is not None:
         row["right"] = trial.first == member.task.slots[member.bottleneck]
@@ -115,7 +115,7 @@ def run(
             keep(path, settings, planted(member, kinds, data, own))
         for arm, controller in arms.items():
             if lacks(arm):
-                found = family_trials(member, controller, data, data_root(), keys=own)
+                found = play_family(member, controller, data, data_root(), keys=own)
                 keep(path, settings, [_row(arm, each, member) for each in found])
         print(member.number, member.widths, flush=True)
     return finished(path, settings)

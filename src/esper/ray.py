@@ -13,7 +13,7 @@ import warnings
 from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ import torch
 
 from esper import __version__
 from esper.leyline import ConfigError, EsperError, PackageMissingError
-from esper.proof import Made, Piece, make
+from esper.proof.work import WorkItem, WorkResult, train_item
 from esper.simic.training.env_specs import ShardSpec
 from esper.simic.training.workers import Connect, Reply, ShardServer, WorkerLostError
 from esper.tolaria.data.splits import DataSplits
@@ -80,18 +80,15 @@ class Cluster:
         return connect
 
     @property
-    def room(self) -> int:
-        """Pieces of an evaluation under way: twice as many as CPUs, so that none is idle."""
+    def capacity(self) -> int:
+        """Work items of an evaluation at a time: as many again wait, so that no CPU is idle."""
         return 2 * self.cpus
 
-    def begin(self, piece: Piece) -> "Future[Made]":
-        """Start a piece of an evaluation; if its node is lost, Ray starts it on another one."""
-        plan = piece.plan
-        if plan.weights is not None:
-            plan = replace(plan, weights={key: plan.weights[key] for key in piece.keys})
-        parts = _all_but_data(replace(piece, plan=plan))
-        task = ray.remote(_make).options(num_cpus=1, scheduling_strategy="SPREAD")
-        return _with_own_errors(task.remote(VERSIONS, parts, self._reference(piece.data)).future())
+    def submit(self, item: WorkItem) -> "Future[WorkResult]":
+        """Train a work item of an evaluation; if its node is lost, on another one."""
+        parts = _all_but_data(item)
+        task = ray.remote(_train_item).options(num_cpus=1, scheduling_strategy="SPREAD")
+        return _with_own_errors(task.remote(VERSIONS, parts, self._reference(item.data)).future())
 
     def _reference(self, data: DataSplits) -> Any:
         """Data is stored once, and copied from there once to each node that needs it."""
@@ -185,12 +182,12 @@ class _ShardActor:
         return self.server.answer(name, argument)
 
 
-def _make(versions: Mapping[str, str], piece: dict[str, Any], data: Any) -> Made:
+def _train_item(versions: Mapping[str, str], item: dict[str, Any], data: Any) -> WorkResult:
     problem = _version_problem(versions)
     if problem is not None:
         raise EsperError(problem)
     torch.set_num_threads(1)
-    return make(Piece(**piece, data=_splits(data)))
+    return train_item(WorkItem(**item, data=_splits(data)))
 
 
 def _version_problem(versions: Mapping[str, str]) -> str | None:
@@ -202,7 +199,7 @@ def _version_problem(versions: Mapping[str, str]) -> str | None:
     return None
 
 
-def _all_but_data(thing: ShardSpec | Piece) -> dict[str, Any]:
+def _all_but_data(thing: ShardSpec | WorkItem) -> dict[str, Any]:
     names = (each.name for each in fields(thing) if each.name != "data")
     return {name: getattr(thing, name) for name in names}
 
@@ -214,11 +211,11 @@ def _splits(arrays: Sequence[np.ndarray]) -> DataSplits:
         return DataSplits(*map(torch.from_numpy, arrays))
 
 
-def _with_own_errors(future: "Future[Made]") -> "Future[Made]":
+def _with_own_errors(future: "Future[WorkResult]") -> "Future[WorkResult]":
     """The future with the errors that would be raised on this machine."""
-    own: Future[Made] = Future()
+    own: Future[WorkResult] = Future()
 
-    def pass_on(done: "Future[Made]") -> None:
+    def pass_on(done: "Future[WorkResult]") -> None:
         error = done.exception()
         if error is None:
             own.set_result(done.result())

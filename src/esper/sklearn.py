@@ -1,7 +1,7 @@
-"""Growth for people with a table: estimators of scikit-learn.
+"""Estimators of scikit-learn for tabular data.
 
-`GrowingClassifier` and `GrowingRegressor` are small networks that are trained and grow as
-`esper.grow` does it. They keep a share of the data apart, by which growth is decided.
+`GrowingClassifier` and `GrowingRegressor` are small networks that `esper.grow` trains and grows.
+They hold out a share of the data for validation, which decides about growth.
 """
 
 from collections.abc import Sequence
@@ -32,8 +32,8 @@ MOST_KEY = 2**31 - 1
 
 
 def host(inputs: int, hidden: Sequence[int], outputs: int) -> nn.Sequential:
-    """The network before it grows: a module for each hidden layer, which is a slot, and a last
-    linear one. Its weights are drawn from torch's own generator."""
+    """The network before it grows: a module for each hidden layer, which is a slot, and a linear
+    output layer. Weights are drawn from torch's global generator."""
     layers: list[nn.Module] = []
     for width in hidden:
         layers.append(nn.Sequential(nn.Linear(inputs, width), nn.ReLU()))
@@ -42,16 +42,14 @@ def host(inputs: int, hidden: Sequence[int], outputs: int) -> nn.Sequential:
 
 
 class _Growing(BaseEstimator):
-    """What both have in common.
+    """Parameters: hidden, widths of the hidden layers; steps, epochs; learning_rate, of AdamW;
+    batch_size; validation_fraction, share of the rows that decides about growth and chooses the
+    best network; controller, which decides about growth ("static" never grows); max_params, most
+    parameters of the grown network, as a multiple of the initial size or, above 100, a number;
+    patience, epochs without a better score after which training ends; random_state.
 
-    Parameters: hidden, widths of the hidden layers; steps, epochs; learning_rate, of AdamW;
-    batch_size; validation_fraction, the share of the rows by which growth is decided and the best
-    network is chosen; controller, who decides ("static" never grows); max_params, most parameters
-    of the grown network, as a multiple of its size before or, above 100, a number; patience, epochs
-    without a better score after which it ends; random_state.
-
-    After fit: module_, the grown network as a plain nn.Module; outcome_, what was tried, kept and
-    spent; history_, a row for each epoch; n_features_in_.
+    After fit: module_, the grown network as a plain nn.Module; outcome_, seeds that were tried and
+    kept, and the cost; history_, a row for each epoch; n_features_in_.
     """
 
     def __init__(
@@ -78,7 +76,7 @@ class _Growing(BaseEstimator):
         self.random_state = random_state
 
     def _grow(self, rows: np.ndarray, y: np.ndarray, outputs: int, loss: str, score: str) -> None:
-        """`y` are targets as the loss wants them: whole numbers are classes."""
+        """`y` are targets for the loss: class indices or numbers."""
         self._check_params()
         key = int(check_random_state(self.random_state).randint(MOST_KEY))
         parts = train_test_split(
@@ -89,7 +87,7 @@ class _Growing(BaseEstimator):
         )
         x, targets = torch.as_tensor(rows, dtype=torch.float32), torch.as_tensor(y)
         train, val = (TensorDataset(x[part], targets[part]) for part in parts)
-        # What others draw is theirs: torch's generator is as it was when all is done.
+        # torch's global generator is left as it was.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(key)
             grown = grow(
@@ -116,7 +114,7 @@ class _Growing(BaseEstimator):
         for name, values in (("hidden", widths), ("batch_size", [self.batch_size])):
             for value in values:
                 if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
-                    raise ConfigError(f"{name} must be whole numbers from 1 on, got {value!r}")
+                    raise ConfigError(f"{name} must be whole numbers above 0, got {value!r}")
         share, rate = self.validation_fraction, self.learning_rate
         if not isinstance(share, Real) or not 0 < share < 1:
             raise ConfigError(f"validation_fraction must be between 0 and 1, got {share!r}")
@@ -124,7 +122,7 @@ class _Growing(BaseEstimator):
             raise ConfigError(f"learning_rate must be a number above 0, got {rate!r}")
 
     def _strata(self, y: np.ndarray) -> np.ndarray | None:
-        """Every class has its share of both parts, where each has the rows for it."""
+        """Stratify by class, if both parts have rows for every class."""
         if not np.issubdtype(y.dtype, np.integer):
             return None
         counts, share = np.bincount(y), self.validation_fraction
@@ -132,7 +130,7 @@ class _Growing(BaseEstimator):
         return y if counts.min() >= 2 and parts.min() >= len(counts) else None
 
     def _output(self, X: Any) -> Tensor:
-        """[n, outputs], in double precision: what a row gets does not depend on its neighbours."""
+        """[n, outputs], in double precision: a row's output does not depend on the other rows."""
         check_is_fitted(self)
         x = validate_data(self, X, reset=False)
         with torch.inference_mode():
@@ -140,15 +138,15 @@ class _Growing(BaseEstimator):
 
 
 class GrowingClassifier(ClassifierMixin, _Growing):
-    __doc__ = f"A network that grows while it learns classes.\n\n{_Growing.__doc__}"
+    __doc__ = f"A classifier that grows while it trains.\n\n{_Growing.__doc__}"
 
     def fit(self, X: Any, y: Any) -> Self:
-        """Raises ConfigError for parameters that cannot work, and for a y of a single class."""
+        """Raises ConfigError for invalid parameters, and if y has a single class."""
         x, y = validate_data(self, X, y, ensure_min_samples=FEWEST_ROWS)
         check_classification_targets(y)
         self.classes_, codes = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
-            raise ConfigError(f"y has one class only, {self.classes_[0]!r}; there must be two")
+            raise ConfigError(f"y needs at least two classes, got only {self.classes_[0]!r}")
         self._grow(x, codes, len(self.classes_), "cross_entropy", "accuracy")
         return self
 
@@ -162,12 +160,12 @@ class GrowingClassifier(ClassifierMixin, _Growing):
 
 
 class GrowingRegressor(RegressorMixin, _Growing):
-    __doc__ = f"A network that grows while it learns a number.\n\n{_Growing.__doc__}"
+    __doc__ = f"A regressor that grows while it trains.\n\n{_Growing.__doc__}"
 
     def fit(self, X: Any, y: Any) -> Self:
-        """Raises ConfigError for parameters that cannot work."""
+        """Raises ConfigError for invalid parameters."""
         x, y = validate_data(self, X, y, ensure_min_samples=FEWEST_ROWS, y_numeric=True)
-        # The network learns targets of mean 0 and deviation 1, whatever their unit.
+        # The network learns targets of mean 0 and deviation 1.
         self.target_mean_, self.target_scale_ = float(y.mean()), float(y.std()) or 1.0
         targets = ((y - self.target_mean_) / self.target_scale_).astype(np.float32)[:, None]
         self._grow(x, targets, 1, "mse", "negative_mse")

@@ -10,7 +10,7 @@ import torch
 
 from esper.api.training import resume_ppo, train_ppo
 from esper.leyline import ConfigError
-from esper.proof import unseen_score
+from esper.proof.families import validation_score
 from esper.simic import analytic
 from esper.simic.training.checkpoint import load_state
 from esper.simic.training.loop import run_training
@@ -90,7 +90,7 @@ def test_the_folder_has_the_policy_of_that_round(tmp_path, whole):
         assert torch.equal(kept, now), name
     family = tiny_family()
     data = family.task.load(Path())
-    again = unseen_score(family, LearnedController.load(best), data, data_root())
+    again = validation_score(family, LearnedController.load(best), data, data_root())
     assert again == found.score
 
 
@@ -116,7 +116,9 @@ def test_test_data_are_not_looked_at():
     family = tiny_family()
     data = family.task.load(Path())
     blind = replace(data, test_x=torch.full_like(data.test_x, torch.nan))
-    scores = [unseen_score(family, StaticController(), each, data_root()) for each in (data, blind)]
+    scores = [
+        validation_score(family, StaticController(), each, data_root()) for each in (data, blind)
+    ]
     assert scores[0] == scores[1] > 0
 
 

@@ -1,4 +1,4 @@
-"""benchmarks/claims/ablation.py: what is taken away cannot be told apart, all else stays."""
+"""benchmarks/claims/ablation.py: an ablated entry is constant, all others stay."""
 
 import numpy as np
 import torch

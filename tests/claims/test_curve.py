@@ -1,5 +1,5 @@
-"""benchmarks/claims/curve.py: a run's points in order, the arms beside it on the same hosts, and a
-run that is trained further only as far as asked."""
+"""benchmarks/claims/curve.py: points of a run in order, reference arms on the same hosts, and
+training that goes on only as far as needed."""
 
 import json
 from pathlib import Path
@@ -22,14 +22,14 @@ def test_points_of_a_run_are_in_the_order_of_its_episodes():
     assert curve.along(trials, "a") == [(256, "a@256"), (1024, "a@1024"), (2048, "a@2048")]
 
 
-def test_beside_it_are_the_same_hosts_only(tmp_path: Path):
+def test_reference_arms_have_the_same_hosts_only(tmp_path: Path):
     rows = [row(rule, key, 90.0) for rule in curve.RULES for key in (1, 2)]
     # Key 3 was not played by the policies: with it the second candidate would be the best for all.
     rows += [row("branch@0", key, val) for key, val in ((1, 92.0), (2, 94.0), (3, 0.0))]
     rows += [row("branch@1", key, val) for key, val in ((1, 95.0), (2, 90.0), (3, 99.0))]
     name = "policy-digits-trained-validation.jsonl"
     (tmp_path / name).write_text("".join(json.dumps(each) + "\n" for each in rows))
-    found = curve.beside("digits:trained", {1, 2}, tmp_path)
+    found = curve.reference_arms("digits:trained", {1, 2}, tmp_path)
     assert {key for _, key in found} == {1, 2}
     assert [found[curve.FIXED, key]["val"] for key in (1, 2)] == [92.0, 94.0]
     assert [found[curve.BEST, key]["val"] for key in (1, 2)] == [95.0, 94.0]

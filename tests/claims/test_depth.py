@@ -6,7 +6,7 @@ import depth
 from esper.growth.blueprints.catalogue import count_params
 from esper.tolaria.data.splits import DataSplits
 
-BUDGET = 4 * 10**9
+BUDGET = 2 * 10**9
 
 
 @pytest.fixture(scope="module")

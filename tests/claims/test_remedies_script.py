@@ -40,10 +40,10 @@ def test_what_is_replayed_pays_what_it_paid_then():
 
 
 def test_shapes_that_are_learnt_from_are_not_measured_on():
-    table, unseen = Table.of(recorded()).split()
-    assert len(table) + len(unseen) == HOSTS
-    assert len(unseen) > 3
-    assert not set(table.shapes) & set(unseen.shapes)
+    table, held_out = Table.of(recorded()).split()
+    assert len(table) + len(held_out) == HOSTS
+    assert len(held_out) > 3
+    assert not set(table.shapes) & set(held_out.shapes)
 
 
 def test_a_group_has_one_host_and_rounds_have_others():
@@ -58,10 +58,10 @@ def test_a_group_has_one_host_and_rounds_have_others():
 
 
 def test_a_policy_learns_where_to_plant_on_shapes_that_it_has_not_seen():
-    table, unseen = Table.of(recorded()).split()
-    config = replace(remedies.config_of(GIVEN, "both", 0), rounds=60)
-    found = remedies.train(config, SPACE, table, unseen)
-    bounds = remedies.without_learning(table, unseen)
+    table, held_out = Table.of(recorded()).split()
+    config = replace(remedies.config_of(GIVEN, "both", 0), rounds=40)
+    found = remedies.train(config, SPACE, table, held_out)
+    bounds = remedies.without_learning(table, held_out)
     assert bounds["best"] == pytest.approx(bounds["waiting"] + 0.02)
     assert found["objective"] > max(bounds["fixed"], bounds["random"], bounds["waiting"]) + 0.005
 

@@ -55,7 +55,7 @@ def test_writes_json_csv_and_a_picture(
         (["--control-for", "oracle"], "not among the arms"),
         (["--task", "cifar10", "--arms", "static"], "cifar10"),
         (["--scenario", "dreams"], "scenario must be scratch or trained, got 'dreams'"),
-        (["--extra", "0.3"], "extra budgets are for hosts that were trained before"),
+        (["--extra", "0.3"], "extra budgets are for trained hosts"),
         (["--scenario", "trained", "--extra", "0.1,much"], "must be numbers with commas"),
         (["--scenario", "trained", "--extra", ""], "must be numbers with commas"),
         (["--scenario", "trained", "--extra", "0"], "above 0, such as 0.1 or 0.3; got 0.0"),

@@ -8,7 +8,7 @@ import pytest
 from command_support import esper_here
 from esper.leyline import ConfigError
 from esper.observatory.run_directory import read_rows
-from esper.proof import Ways
+from esper.proof.scenarios import RescuePlans
 from esper.tolaria.data.catalogue import data_root
 from esper.tolaria.tasks import find_task
 
@@ -72,6 +72,6 @@ def test_the_least_budget_that_is_named_is_enough() -> None:
     task = find_task("digits")
     data = task.load(data_root())
     with pytest.raises(ConfigError, match="does not pay for one epoch") as refused:
-        Ways(task, data, 30, 0.001)
+        RescuePlans(task, data, 30, 0.001)
     least = float(str(refused.value).split(";")[1].split()[0])
-    assert Ways(task, data, 30, least + 0.001).budget > 0
+    assert RescuePlans(task, data, 30, least + 0.001).budget > 0

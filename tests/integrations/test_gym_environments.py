@@ -1,4 +1,4 @@
-"""The environments as Gymnasium wants them, and as the rest of the house knows them."""
+"""The environments keep the contracts of Gymnasium, and train hosts like `esper grow`."""
 
 import random
 import subprocess
@@ -17,14 +17,13 @@ from stable_baselines3.common.env_checker import check_env as check_env_of_sb3
 
 import esper.gym
 from esper.gym.analytic import solution
-from esper.gym.rendering import CELL, CURVE
+from esper.gym.problem import CELL, CURVE, STAGE_NAMES
 from esper.leyline import ConfigError, LifecycleOp, PackageMissingError
-from esper.leyline.growth_settings import GrowthSettings
 from esper.observatory.looks import STAGE_COLOURS
 from esper.simic import analytic
 from esper.tamiyo.controllers.static import StaticController
 from esper.tolaria.data.catalogue import data_root
-from esper.tolaria.engine.run import train
+from esper.tolaria.engine.run import GrowthSettings, train
 from esper.tolaria.tasks import find_task
 
 QUICK = replace(find_task("digits"), batches_per_epoch=2)
@@ -53,12 +52,12 @@ def legal_action(env: gymnasium.Env) -> Any:
 
 def play(env: gymnasium.Env, **reset: Any) -> list[Any]:
     """One episode of legal actions: all that the environment said."""
-    told: list[Any] = [env.reset(**reset)]
+    said: list[Any] = [env.reset(**reset)]
     over = False
     while not over:
-        told.append(env.step(legal_action(env)))
-        over = told[-1][2]
-    return told
+        said.append(env.step(legal_action(env)))
+        over = said[-1][2]
+    return said
 
 
 def equal(ours: Any, theirs: Any) -> bool:
@@ -99,46 +98,46 @@ def test_a_copy_is_the_environment_that_has_its_seed(name: str) -> None:
     more = {"population": "looped"} if name == esper.gym.GROWTH else {}
     many = make_vec(name, 3, **more)
     alone = [make(name, **more) for _ in range(3)]
-    observations, facts = many.reset(seed=11)
+    observations, info = many.reset(seed=11)
     for i, env in enumerate(alone):
         observation, own = env.reset(seed=11 + i)
         np.testing.assert_array_equal(observations[i], observation)
-        assert facts["key"][i] == own["key"]
-        np.testing.assert_array_equal(facts["action_mask"][i], own["action_mask"])
+        assert info["key"][i] == own["key"]
+        np.testing.assert_array_equal(info["action_mask"][i], own["action_mask"])
     for actions in ([WAIT, GERMINATE, WAIT], [GERMINATE, WAIT, WAIT]):
-        observations, rewards, _, _, facts = many.step(np.array(actions))
+        observations, rewards, _, _, info = many.step(np.array(actions))
         for i, env in enumerate(alone):
             observation, reward, *_, own = env.step(np.array(actions[i]))
             np.testing.assert_array_equal(observations[i], observation)
-            assert (rewards[i], facts["illegal"][i]) == (reward, own["illegal"])
+            assert (rewards[i], info["illegal"][i]) == (reward, own["illegal"])
 
 
 def test_the_return_is_what_the_score_gained() -> None:
     """Without growth nothing costs anything, and the host is that of `esper grow` with the key."""
     env = make(esper.gym.GROWTH)
-    _, facts = env.reset(options={"key": 3})
-    first = facts["val_score"]
+    _, info = env.reset(options={"key": 3})
+    first = info["val_score"]
     rewards = []
     for _ in range(4):
-        _, reward, over, truncated, facts = env.step(WAIT)
+        _, reward, over, truncated, info = env.step(WAIT)
         rewards.append(reward)
     assert over
     assert not truncated
-    assert sum(rewards) == pytest.approx((facts["val_score"] - first) / 100, abs=1e-9)
+    assert sum(rewards) == pytest.approx((info["val_score"] - first) / 100, abs=1e-9)
     rules = GrowthSettings(4, keep_best=False, schedule=QUICK.schedule)
     recipe = QUICK.recipe(QUICK.load(data_root()))
     trained = train(recipe, [3], rules, StaticController(), task="digits")
-    assert trained[0].outcome.val_score == facts["val_score"]
+    assert trained[0].outcome.val_score == info["val_score"]
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_hosts_learn_while_the_agent_does_not(mode: Any) -> None:
-    told = []
+    said = []
     for context in (nullcontext, mode):
         env = make(esper.gym.GROWTH)
         with context():
-            told.append([env.reset(seed=0), env.step(GERMINATE), env.step(WAIT)])
-    assert equal(*told)
+            said.append([env.reset(seed=0), env.step(GERMINATE), env.step(WAIT)])
+    assert equal(*said)
 
 
 @BOTH
@@ -147,25 +146,25 @@ def test_an_illegal_decision_is_wait_and_is_marked(name: str) -> None:
     one.reset(seed=2)
     two.reset(seed=2)
     cull = [0, 0, 0, int(LifecycleOp.CULL)]  # there is nothing to cull
-    *illegal, facts = one.step(cull)
+    *illegal, info = one.step(cull)
     *waited, others = two.step(WAIT)
     assert equal(illegal, waited)
-    assert facts.pop("illegal")
+    assert info.pop("illegal")
     assert not others.pop("illegal")
-    assert equal(facts, others)
+    assert equal(info, others)
 
 
 def test_the_best_policy_gets_the_optimum() -> None:
     keys = list(range(1000))
     envs = make_vec(esper.gym.ANALYTIC, len(keys))
-    _, facts = envs.reset(options={"keys": keys})
+    _, info = envs.reset(options={"keys": keys})
     optimum = solution().optimum
-    np.testing.assert_allclose(facts["optimal_value"], optimum)
+    np.testing.assert_allclose(info["optimal_value"], optimum)
     copies, returns, over = envs.unwrapped._copies, np.zeros(len(keys)), False
     for time in range(analytic.HORIZON):
         rows = solution().act(time, copies.problem.env.states)
-        _, rewards, ended, _, facts = envs.step(rows)
-        assert not facts["illegal"].any()
+        _, rewards, ended, _, info = envs.step(rows)
+        assert not info["illegal"].any()
         returns, over = returns + rewards, ended.all()
     assert over
     assert abs(returns.mean() - optimum) < 3 * returns.std() / np.sqrt(len(keys))
@@ -198,9 +197,9 @@ def test_many_small_hosts_are_fused() -> None:
 
 @BOTH
 def test_it_can_be_seen(name: str) -> None:
-    told, drawn = make(name, render_mode="ansi"), make(name, render_mode="rgb_array")
+    text, drawn = make(name, render_mode="ansi"), make(name, render_mode="rgb_array")
     shapes = set()
-    for env in (told, drawn):
+    for env in (text, drawn):
         env.reset(seed=0)
         if env is drawn:
             shapes.add(env.render().shape)
@@ -208,10 +207,10 @@ def test_it_can_be_seen(name: str) -> None:
     picture = drawn.render()
     shapes.add(picture.shape)
     assert len(shapes) == 1
-    line = told.render().splitlines()
+    line = text.render().splitlines()
     slot = 1 + GERMINATE[0]
     assert "GERMINATE" in line[0]
-    stage = next(word for word in line[slot].split() if word in STAGE_COLOURS)
+    stage = next(each.name for each, name in STAGE_NAMES.items() if f": {name}" in line[slot])
     lane = picture[CURVE:].reshape(len(line) - 1, -1, *picture.shape[1:])[GERMINATE[0]]
     assert lane[0, CELL].tolist() == list(bytes.fromhex(STAGE_COLOURS[stage][1:]))
     assert len(make_vec(name, 2, render_mode="ansi").unwrapped.metadata["render_modes"]) == 2
@@ -228,12 +227,12 @@ def test_a_vector_is_seen_copy_by_copy() -> None:
     ("settings", "said"),
     [
         ({"task": "digit"}, "no task 'digit'; there are digits"),
-        ({"actions": "both"}, "actions are factored or flat, got 'both'"),
+        ({"actions": "both"}, "actions must be factored or flat, got 'both'"),
         ({"reward": {"param_price": 1.0}}, "no setting reward.param_price; did you mean"),
         ({"incubation": "slow"}, "incubation"),
-        ({"steps": 0}, "at least 1 step, got 0"),
+        ({"steps": 0}, "steps must be at least 1, got 0"),
         ({"population": "threads"}, "population must be"),
-        ({"render_mode": "human"}, "render_mode is ansi or rgb_array, got 'human'"),
+        ({"render_mode": "human"}, "render_mode must be ansi or rgb_array, got 'human'"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*render:UserWarning")
@@ -250,7 +249,7 @@ def test_bad_calls_are_one_sentence() -> None:
         make_vec(esper.gym.ANALYTIC, 0)
     with pytest.raises(ConfigError, match="call reset before"):
         env.step(WAIT)
-    with pytest.raises(ConfigError, match="no option 'keys' of reset; there is 'key'"):
+    with pytest.raises(ConfigError, match="no option 'keys'; use 'key'"):
         env.reset(options={"keys": 3})
     env.reset(seed=0)
     for action in ([9, 0, 0, 0], [-1, 0, 0, 0], [0, 0, 0], 3, [0.5, 0, 0, 0]):

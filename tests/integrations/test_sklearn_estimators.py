@@ -135,8 +135,8 @@ def test_a_regressor_does_not_mind_units() -> None:
     [
         ({"hidden": ()}, "hidden must list the widths of hidden layers, got ()"),
         ({"hidden": 32}, "hidden must list the widths of hidden layers, got 32"),
-        ({"hidden": (8, 0)}, "hidden must be whole numbers from 1 on, got 0"),
-        ({"batch_size": 1.5}, "batch_size must be whole numbers from 1 on, got 1.5"),
+        ({"hidden": (8, 0)}, "hidden must be whole numbers above 0, got 0"),
+        ({"batch_size": 1.5}, "batch_size must be whole numbers above 0, got 1.5"),
         ({"validation_fraction": 1.0}, "validation_fraction must be between 0 and 1, got 1.0"),
         ({"learning_rate": -1}, "learning_rate must be a number above 0, got -1"),
         ({"steps": 0}, "steps must be a whole number"),
@@ -153,7 +153,7 @@ def test_bad_settings_are_one_sentence(settings: dict[str, Any], said: str) -> N
 
 
 def test_one_class_is_no_choice() -> None:
-    with pytest.raises(ConfigError, match="one class only"):
+    with pytest.raises(ConfigError, match="two classes"):
         GrowingClassifier().fit(np.ones((9, 2)), np.ones(9))
 
 

@@ -1,4 +1,4 @@
-"""Evaluation: paired keys, honest controls, and a test part that nobody sees until the end."""
+"""Evaluation: paired keys, controls, and test data that are read only at the end."""
 
 import json
 from collections.abc import Sequence
@@ -11,28 +11,21 @@ import pytest
 import torch
 
 from esper.leyline import ConfigError, EpisodeOutcome
-from esper.leyline.growth_settings import GrowthSettings
-from esper.proof import Made, Piece, work
+from esper.proof import EvaluationSettings, evaluate, work
 from esper.proof import evaluation as module
-from esper.proof.arms import (
-    Plan,
-    affordable_steps,
-    host_size,
-    of_width,
-    static_plan,
-    train,
-    training_macs,
-)
-from esper.proof.choices import widths_up_to
-from esper.proof.evaluation import EvaluationReport, EvaluationSettings, evaluate
+from esper.proof.arms import Plan, Run, resolve, static_plan, train
+from esper.proof.compute import affordable_steps, host_size, of_width, training_macs
+from esper.proof.report import EvaluationReport
+from esper.proof.scenarios import widths_up_to
+from esper.proof.work import WorkItem, WorkResult
 from esper.tamiyo.controllers import make_controller
 from esper.tamiyo.controllers.scripted import ScriptedController
 from esper.tamiyo.situation import Controller, Situation, wait
-from esper.tolaria.engine.run import Trained
+from esper.tolaria.engine.run import GrowthSettings, Trained
 from esper.tolaria.tasks.base import Task
 from helpers import small_digits
 
-STEPS = 16
+STEPS = 12
 
 
 @pytest.fixture(autouse=True)
@@ -48,13 +41,13 @@ def make_arm(name: str) -> Controller:
     return ScriptedController(SCRIPT, "grow") if name == "grow" else make_controller(name)
 
 
-SETTINGS = EvaluationSettings(("static", "random", "grow"), keys=2, steps=STEPS)
+SETTINGS = EvaluationSettings(("static", "random", "grow"), keys=2, steps=STEPS, tuning_keys=1)
 
 
 def narrow_digits() -> tuple[Any, Any]:
     """Little data, and only two widths to choose from."""
     task, data = small_digits(128)
-    return replace(task, widths=(2, 3)), data
+    return replace(task, widths=(2, 3), batch=64), data
 
 
 class Rows:
@@ -80,6 +73,10 @@ def grown(key: int = 0) -> Trained:
     task, data = narrow_digits()
     (trained,) = train(Plan(task, make_arm("grow"), GrowthSettings(STEPS)), data, [key])
     return trained
+
+
+def grown_run() -> Run:
+    return Run(grown().outcome, grown().topology, 0.0, None)
 
 
 @cache
@@ -134,9 +131,13 @@ def test_the_same_evaluation_gives_the_same_numbers() -> None:
         assert replace(a, cpu_seconds=0.0) == replace(b, cpu_seconds=0.0)
 
 
-def test_keys_side_by_side_give_the_numbers_of_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_trained_together_give_the_numbers_of_one_by_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """With keys whose plans differ: their controls have other topologies or other steps."""
-    settings = EvaluationSettings(("static", "heuristic"), keys=3, steps=12)
+    settings = EvaluationSettings(("static", "heuristic"), keys=2, steps=12, tuning_keys=1)
+    task, data = narrow_digits()
+    task = replace(task, host_of_width=None, widths=())
     found, trained_together = [], []
     real = work.train
 
@@ -145,11 +146,11 @@ def test_keys_side_by_side_give_the_numbers_of_one_by_one(monkeypatch: pytest.Mo
         return real(plan, data, keys, *rest, **how)
 
     monkeypatch.setattr(work, "train", noted)
-    for side_by_side in (1, 3):
-        monkeypatch.setitem(module.SIDE_BY_SIDE, "looped", side_by_side)
-        report = evaluate(*narrow_digits(), settings, make_arm)
+    for side_by_side in (1, 2):
+        monkeypatch.setitem(module.KEYS_AT_A_TIME, "looped", side_by_side)
+        report = evaluate(task, data, settings, make_arm)
         found.append([replace(trial, cpu_seconds=0.0) for trial in report.trials])
-    assert max(trained_together) == 3
+    assert max(trained_together) == 2
     assert found[0] == found[1]
     assert len({(trial.kept, trial.steps) for trial in found[0] if "static-final" in trial.arm}) > 1
 
@@ -157,11 +158,13 @@ def test_keys_side_by_side_give_the_numbers_of_one_by_one(monkeypatch: pytest.Mo
 # --- the test part -------------------------------------------------------------------------------
 
 
-def test_no_choice_depends_on_the_test_part() -> None:
+def test_no_choice_depends_on_the_test_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "RATE_FACTORS", (1.0, 3.0))
+    settings = EvaluationSettings(("static", "grow"), keys=1, steps=3, tune=True, tuning_keys=1)
     task, data = narrow_digits()
     other = replace(data, test_x=torch.zeros_like(data.test_x))
-    blind = evaluate(task, other, SETTINGS, make_arm)
-    for a, b in zip(report().trials, blind.trials, strict=True):
+    seen, blind = (evaluate(task, each, settings, make_arm) for each in (data, other))
+    for a, b in zip(seen.trials, blind.trials, strict=True):
         assert a.test_score != b.test_score
         assert replace(a, test_score=0.0, cpu_seconds=0.0) == replace(
             b, test_score=0.0, cpu_seconds=0.0
@@ -205,7 +208,8 @@ def test_training_compute_in_closed_form_is_what_a_static_run_is_charged(steps: 
     task, data = narrow_digits()
     static = outcome_of(static_plan(task, steps), data)
     assert training_macs(task, data, static.macs, steps) == static.train_macs
-    final = outcome_of(static_plan(task, steps, grown().topology), data)
+    plan = replace(static_plan(task, steps), topology_from="grow")
+    final = outcome_of(resolve(plan, data, {"grow": grown_run()}), data)
     assert training_macs(task, data, final.macs, steps) == final.train_macs
 
 
@@ -296,15 +300,15 @@ def test_controls_are_made_for_the_arm_that_is_asked_for() -> None:
 
 def test_every_arm_tunes_on_the_same_grid_and_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: dict[str, list[tuple[float, int]]] = {}
-    real = work.make
+    real = work.train_item
 
-    def noted(piece: Piece) -> Made:
-        arm = f"{piece.plan.controller.name} {bool(piece.plan.rules.topology)}"
-        rate = piece.plan.task.learning_rate
-        tried.setdefault(arm, []).extend((rate, key) for key in piece.keys)
-        return real(piece)
+    def noted(item: WorkItem) -> WorkResult:
+        arm = f"{item.plan.controller.name} {bool(item.plan.rules.topology)}"
+        rate = item.plan.task.learning_rate
+        tried.setdefault(arm, []).extend((rate, key) for key in item.keys)
+        return real(item)
 
-    monkeypatch.setattr(work, "make", noted)
+    monkeypatch.setattr(work, "train_item", noted)
     settings = EvaluationSettings(("static", "grow"), keys=1, steps=2, tune=True, controls=False)
     found = evaluate(*narrow_digits(), settings, make_arm)
     tried = {arm: [each for each in of if each[1] != 0] for arm, of in tried.items()}
@@ -374,7 +378,7 @@ def test_one_key_gives_no_intervals_and_no_nan() -> None:
         ({"arms": ("static", "static")}, "more than once"),
         ({"arms": ("static",), "keys": 0}, "keys must"),
         ({"arms": ("static",), "steps": 0}, "steps must"),
-        ({"arms": ("static",), "control_for": "random"}, "not among the arms"),
+        ({"arms": ("static",), "control_for": "random"}, "control_for must"),
     ],
 )
 def test_bad_settings_are_refused(settings: dict[str, Any], message: str) -> None:
@@ -422,9 +426,9 @@ class Interrupting:
 
 
 def test_ctrl_c_reports_the_keys_that_are_complete(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(module.SIDE_BY_SIDE, "looped", 2)
+    monkeypatch.setitem(module.KEYS_AT_A_TIME, "looped", 2)
     settings = EvaluationSettings(
-        ("static", "late"), keys=5, steps=2, controls=False, population="looped"
+        ("static", "late"), keys=5, steps=2, controls=False, growth=GrowthSettings()
     )
     controller = Interrupting(at=1 + 2 + 1)  # the rehearsal, two keys of two steps, then
     found = evaluate(

@@ -16,25 +16,17 @@ from torch import nn
 from esper.growth.blueprints.catalogue import count_params
 from esper.growth.hosts.cnn import CNNHost
 from esper.leyline import ConfigError
-from esper.leyline.growth_settings import GrowthSettings
-from esper.proof import (
-    EvaluationReport,
-    EvaluationSettings,
-    Job,
-    Record,
-    Run,
-    Trial,
-    evaluate,
-    work,
-)
+from esper.proof import EvaluationSettings, evaluate, work
 from esper.proof import evaluation as module
-from esper.proof.arms import DO_NOTHING, Plan, first_epoch_macs, host_size, paced, training_macs
-from esper.proof.crossover import ahead, crossover
+from esper.proof.arms import DO_NOTHING, Plan, Run
+from esper.proof.compute import first_epoch_macs, host_size, paced, training_macs
+from esper.proof.record import Record
+from esper.proof.report import ArmResult, EvaluationReport, ahead, crossover
 from esper.proof.shapes import random_shapes
 from esper.tamiyo.controllers import make_controller
 from esper.tamiyo.controllers.scripted import ScriptedController
 from esper.tamiyo.situation import Controller
-from esper.tolaria.engine.run import Trained
+from esper.tolaria.engine.run import GrowthSettings, Trained
 from esper.tolaria.tasks import find_task
 from helpers import small_digits
 
@@ -60,10 +52,13 @@ def settings(**what: Any) -> EvaluationSettings:
     )
 
 
+HALF = settings(extra=(0.5,), keys=1, tuning_keys=2)
+
+
 @cache
 def narrow_digits() -> tuple[Any, Any]:
     task, data = small_digits(160, 60)
-    return replace(task, widths=(1, 2, 3), batch=16), data
+    return replace(task, widths=(1, 2), batch=16), data
 
 
 @cache
@@ -71,7 +66,24 @@ def report() -> EvaluationReport:
     return evaluate(*narrow_digits(), settings(), make_arm)
 
 
-def trials(found: EvaluationReport, label: str) -> list[Trial]:
+@pytest.fixture(scope="module")
+def half() -> tuple[EvaluationReport, dict[str, GrowthSettings]]:
+    """An evaluation with half the host's training as extra budget, and the rules by label."""
+    rules: dict[str, GrowthSettings] = {}
+    real = Record.read
+
+    def noted(
+        record: Record, label: str, data: Any, plans: dict[int, Plan]
+    ) -> dict[int, Run] | None:
+        rules[label] = next(iter(plans.values())).rules
+        return real(record, label, data, plans)
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(Record, "read", noted)
+        return evaluate(*narrow_digits(), HALF, make_arm), rules
+
+
+def trials(found: EvaluationReport, label: str) -> list[ArmResult]:
     return [trial for trial in found.trials if trial.arm == label]
 
 
@@ -148,7 +160,7 @@ def test_a_budget_that_pays_for_no_epoch_is_refused_with_the_least_that_does(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(work, "train", lambda *args, **how: pytest.fail("something was trained"))
-    with pytest.raises(ConfigError, match=r"0\.05 does not pay for one epoch; 0\.1\d* of the host"):
+    with pytest.raises(ConfigError, match=r"0\.05 does not pay .*; 0\.1\d*"):
         evaluate(*narrow_digits(), settings(extra=(0.05, 1.0)), make_arm)
 
 
@@ -167,37 +179,31 @@ def test_arms_begin_with_the_host_as_its_training_left_it(monkeypatch: pytest.Mo
         return real(plan, data, keys, *rest, **how)
 
     monkeypatch.setattr(work, "train", noted)
-    found = evaluate(*narrow_digits(), settings(controls=False), make_arm)
+    monkeypatch.setitem(module.KEYS_AT_A_TIME, "looped", 2)
+    found = evaluate(*narrow_digits(), settings(controls=False, extra=(0.4,)), make_arm)
+    assert [keys for _, keys in begun] == [[0, 1]] * 2
     scores = [[t.test_score for t in trials(found, name)] for name in ("host", "continue +0.4")]
     assert scores[0] == scores[1]
     task, data = narrow_digits()
     rules = GrowthSettings(STEPS, counterfactuals=False, keep_best=False, schedule=task.schedule)
-    for plan, keys in begun:
-        for key in keys:
-            (alone,) = real(Plan(task, DO_NOTHING, rules), data, [key])
+    for key in (0, 1):
+        (alone,) = real(Plan(task, DO_NOTHING, rules), data, [key])
+        for plan, _ in begun:
             assert plan.weights is not None
             for name, tensor in alone.model.state_dict().items():
                 assert torch.equal(tensor, plan.weights[key][name])
 
 
 def test_only_what_is_asked_for_is_cooled_and_all_have_one_schedule(
-    monkeypatch: pytest.MonkeyPatch,
+    half: tuple[EvaluationReport, dict[str, GrowthSettings]],
 ) -> None:
-    rules: dict[str, GrowthSettings] = {}
-    real = module.Record.read
-
-    def noted(record: Record, job: Job, plans: Any) -> list[Run] | None:
-        rules[job.label] = plans[0].rules
-        return real(record, job, plans)
-
-    monkeypatch.setattr(module.Record, "read", noted)
-    evaluate(*narrow_digits(), settings(extra=(0.5,)), make_arm)
-    budgeted = {label: each for label, each in rules.items() if each.max_macs is not None}
-    assert {each.schedule for each in budgeted.values()} == {
-        each.schedule for each in budgeted.values() if each.schedule is not None
+    _, rules = half
+    budgeted = {label: each for label, each in rules.items() if each.max_train_macs is not None}
+    assert {each.rates for each in budgeted.values()} == {
+        each.rates for each in budgeted.values() if each.rates is not None
     }
-    assert len({each.schedule for each in budgeted.values()}) == 1
-    cooled = {label for label, each in budgeted.items() if each.cooling}
+    assert len({each.rates for each in budgeted.values()}) == 1
+    cooled = {label for label, each in budgeted.items() if each.cools}
     assert cooled == {label for label in budgeted if "continue-cooled" in label or "grow" in label}
     assert {label for label, each in budgeted.items() if each.start == "trained"} == {
         label for label in budgeted if "continue" in label or "grow" in label
@@ -229,24 +235,30 @@ def test_without_controls_growing_is_compared_with_going_on() -> None:
     assert found.crossover is None
 
 
-def test_a_killed_scenario_goes_on_with_the_same_numbers(tmp_path: Path) -> None:
+def test_a_killed_scenario_goes_on_with_the_same_numbers(
+    tmp_path: Path, half: tuple[EvaluationReport, dict[str, GrowthSettings]]
+) -> None:
     def killed_at(number: int) -> Callable[[str, Run], None]:
-        told: list[str] = []
+        labels: list[str] = []
 
-        def tell(label: str, run: Run) -> None:
-            told.append(label)
-            if len(told) == number:
-                raise RuntimeError
+        def on_run(label: str, run: Run) -> None:
+            labels.append(label)
+            if len(labels) == number:
+                raise RuntimeError(label)
 
-        return tell
+        return on_run
 
-    for death in (3, 9, 20):
-        with pytest.raises(RuntimeError):
-            evaluate(*narrow_digits(), settings(), make_arm, folder=tmp_path, tell=killed_at(death))
-    found = evaluate(*narrow_digits(), settings(), make_arm, folder=tmp_path)
-    for one, other in zip(found.trials, report().trials, strict=True):
+    killed = []
+    for death in (3, 9, 3):
+        with pytest.raises(RuntimeError) as error:
+            evaluate(*narrow_digits(), HALF, make_arm, folder=tmp_path, on_run=killed_at(death))
+        killed.append(str(error.value))
+    assert "tuning" in killed[0]
+    assert "tuning" not in killed[-1]
+    found = evaluate(*narrow_digits(), HALF, make_arm, folder=tmp_path)
+    for one, other in zip(found.trials, half[0].trials, strict=True):
         assert replace(one, cpu_seconds=0.0) == replace(other, cpu_seconds=0.0)
-    assert found.crossover == report().crossover
+    assert found.crossover == half[0].crossover
 
 
 # --- shapes --------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from esper.leyline import ConfigError
 from esper.leyline.policy_card import PolicyCard, check_policy_name
 from esper.leyline.sealed import write_sealed
 from esper.observatory.run_directory import BEST_POLICY, CONFIG
-from esper.proof import unseen_score
+from esper.proof.families import validation_score
 from esper.simic.training.checkpoint import load_state
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.policy_controller import LearnedController
@@ -48,7 +48,7 @@ def _episodes(run: Path, state: TrainState) -> int | None:
 
 
 @dataclass(frozen=True)
-class Unseen:
+class ValidationHosts:
     """The validation hosts of a family, for the training run in the folder `run`."""
 
     config: TrainingConfig
@@ -60,7 +60,7 @@ class Unseen:
         """Of the policy by its most probable actions."""
         kind = cast(PopulationKind, self.config.population)
         controller = LearnedController(state)
-        return unseen_score(self.family, controller, self.data, data_root(), population=kind)
+        return validation_score(self.family, controller, self.data, data_root(), population=kind)
 
     def keep(self, state: TrainState) -> None:
         """Its policy is the folder `best` of the run from now on. Raises ConfigError if the disk

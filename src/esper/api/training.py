@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 
 from esper.api.checks import TASK, checked
-from esper.api.policies import Unseen
+from esper.api.policies import ValidationHosts
 from esper.leyline import ConfigError
 from esper.observatory.run_directory import CONFIG, PROFILE, RunDirectory
 from esper.simic.agent.rollout import VectorEnv
@@ -268,7 +268,9 @@ def _run(
             most_steps(config, task, data, family),
             log,
             save=save,
-            validation=None if family is None else Unseen(config, family, data, record.path),
+            validation=None
+            if family is None
+            else ValidationHosts(config, family, data, record.path),
             traced=profiler.traced,
             hooks=replace(hooks, on_step=on_step),
         )

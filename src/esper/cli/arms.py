@@ -162,20 +162,20 @@ HOST, CONTINUE, COOLED, SCRATCH = "trained host", "continue", "cooled", "best sc
 def rescue(arms: "Arms", task: "Task", controller: "Controller") -> None:
     """Train the host and every arm; Ctrl-C ends it with the arms that are finished."""
     from esper.proof.arms import host_plan
-    from esper.proof.rescue import Ways
+    from esper.proof.scenarios import RescuePlans
 
     steps = arms.growth.steps or task.steps
-    ways = Ways(task, arms.data, steps, arms.settings.extra)
+    plans = RescuePlans(task, arms.data, steps, arms.settings.extra)
     try:
         host = _whole(arms.play(HOST, host_plan(task, steps)))
-        plan = ways.going_on(host, controller)
+        plan = plans.continued(host, controller)
         _whole(arms.play(GROWN, replace(plan, rules=_as_asked(arms, plan))))
         if arms.settings.compare:
-            _whole(arms.play(CONTINUE, ways.going_on(host, cooling=False)))
-            _whole(arms.play(COOLED, ways.going_on(host)))
-            plans: list[Plan] = list(ways.from_scratch().values())
-            if plans:
-                _whole(arms.play(SCRATCH, arms.best_of(SCRATCH, plans)))
+            _whole(arms.play(CONTINUE, plans.continued(host, cooling=False)))
+            _whole(arms.play(COOLED, plans.continued(host)))
+            scratch = plans.from_scratch()
+            if scratch:
+                _whole(arms.play(SCRATCH, arms.best_of(SCRATCH, scratch)))
     except KeyboardInterrupt:
         arms.forget_unfinished()
         if GROWN not in arms.trained:

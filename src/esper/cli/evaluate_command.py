@@ -1,23 +1,32 @@
 """`esper evaluate`: compare controllers on paired keys."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any
 
-from esper.cli.options import RAY, cluster_at, option
+from esper.cli.options import RAY, cluster_at, growth_options, option
 from esper.cli.printing import AS_JSON, QUIET, consoles, print_json
 from esper.cli.tracking import TRACK, check_track, open_tracker
 from esper.leyline import ConfigError
 from esper.leyline.constants import MOST_COUNT, MOST_KEY
+from esper.leyline.growth_settings import GrowthSettings
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from esper.proof import EvaluationReport, Run
-    from esper.tolaria.engine.recipe import Precision
+    from esper.proof.arms import Run
+    from esper.proof.report import EvaluationReport
 
 ARMS, TRAINED_ARMS = "static,random,scripted:early,heuristic", "heuristic"
 EXTRA = (0.1, 0.3, 1.0)
+
+
+# Settings that an evaluation has of its own, or that are for runs with one network.
+NOT_FOR_EVALUATIONS = (
+    *("steps", "start", "schedule.warmup", "schedule.decay", "cooling", "insured"),
+    *("batches_per_epoch", "patience", "max_time", "progress"),
+)
 
 
 @dataclass(frozen=True)
@@ -58,12 +67,11 @@ class EvaluateSettings:
     control_for: str | None = option(
         None, "The arm that the controls are made for. Default: the last that grows."
     )
-    population: str = option("auto", "How hosts are trained: looped, fused or auto.")
-    precision: str = option("fp32", "In what hosts compute while they train: fp32 or bf16.")
     ray: str | None = option(None, RAY, bare="local", metavar="[ADDRESS]")
     track: str | None = option(None, TRACK)
     quiet: bool = option(False, QUIET)
     json: bool = option(False, AS_JSON)
+    growth: Mapping[str, Any] = growth_options(without=NOT_FOR_EVALUATIONS)
 
 
 def evaluate(settings: EvaluateSettings) -> None:
@@ -103,8 +111,7 @@ def evaluate(settings: EvaluateSettings) -> None:
         tune=settings.tune,
         controls=settings.controls,
         control_for=settings.control_for,
-        population=settings.population,
-        precision=cast("Precision", settings.precision),
+        growth=GrowthSettings(population="auto").updated(settings.growth),
         scenario=settings.scenario,
         extra=_extra(settings),
     )
@@ -116,12 +123,12 @@ def evaluate(settings: EvaluateSettings) -> None:
     out = Path(settings.out or f"runs/evaluate-{settings.task}")
     console, result = consoles(settings.quiet, settings.json)
 
-    def tell(label: str, run: "Run") -> None:
+    def on_run(label: str, run: "Run") -> None:
         if not console.is_terminal:
             say(console, run_line(label, run), whole=True)
 
     with (
-        cluster_at(settings.ray) as crew,
+        cluster_at(settings.ray) as workers,
         evaluation_folder(out, overwrite=settings.overwrite, resume=settings.resume),
     ):
         with one_thread(), PhaseProgress(console) as bar:
@@ -132,8 +139,8 @@ def evaluate(settings: EvaluateSettings) -> None:
                 find_controller,
                 bar.show,
                 folder=out,
-                tell=tell,
-                crew=crew,
+                on_run=on_run,
+                workers=workers,
             )
         show_report(result, report)
         if settings.json:

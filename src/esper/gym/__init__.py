@@ -1,6 +1,6 @@
-"""Growth as Gymnasium environments, for other people's agents.
+"""Growth as Gymnasium environments, for agents of other libraries.
 
-Importing this module makes two environments known to `gymnasium.make` and `make_vec`:
+Importing this module registers two environments for `gymnasium.make` and `make_vec`:
 
 esper/Growth-v0          a host trains for an epoch between two decisions (task="digits", ...)
 esper/AnalyticGrowth-v0  a small growth problem without networks, whose optimum is known
@@ -17,12 +17,13 @@ except ModuleNotFoundError:
 
 GROWTH, ANALYTIC = "esper/Growth-v0", "esper/AnalyticGrowth-v0"
 
-# By name: an environment loads torch when it is made, not when it becomes known.
-for _id, _maker in ((GROWTH, "growth"), (ANALYTIC, "analytic")):
+for _id, _problem in ((GROWTH, "growth"), (ANALYTIC, "analytic")):
+    # By name: an environment loads torch when it is made, not when it is registered.
     gymnasium.register(
         _id,
-        entry_point=f"esper.gym.environments:{_maker}",
-        vector_entry_point=f"esper.gym.environments:{_maker}_vector",
+        entry_point="esper.gym.environments:environment",
+        vector_entry_point="esper.gym.environments:vector_environment",
+        kwargs={"problem": _problem},
     )
 
 __all__ = ["ANALYTIC", "GROWTH"]

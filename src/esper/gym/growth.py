@@ -2,19 +2,17 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
 from gymnasium import spaces
 
 from esper.growth.blueprints.catalogue import default_catalogue
-from esper.gym.choices import in_words
-from esper.gym.problem import Seen
-from esper.gym.rendering import Look
-from esper.leyline import BLEND_NAMES, NUM_OPS, SeedStage
-from esper.leyline.growth_settings import Budget, GrowthSettings, Incubation
+from esper.gym.problem import Observed, Problem
+from esper.leyline.growth_settings import GrowthSettings
 from esper.simic.rewards.modes import compute_reward
 from esper.simic.training.config import make_reward
 from esper.tamiyo.policy.features import (
@@ -36,27 +34,23 @@ REWARD = "objective"
 
 @lru_cache(maxsize=1)
 def _data(task: Task) -> DataSplits:
-    """Read once for all environments of a task: agents like to make many of them."""
+    """Read once for all environments of a task."""
     return task.load(data_root())
 
 
 @contextmanager
-def _learning() -> Iterator[None]:
-    """Agents act without gradients, and call us while they do; hosts cannot learn without."""
+def _gradients() -> Iterator[None]:
+    """Agents often call `step` with gradients disabled, but hosts need them to train."""
     with torch.inference_mode(False), torch.enable_grad():
         yield
 
 
-class GrowthProblem:
+class GrowthProblem(Problem):
     """E hosts, each trained for an epoch between two decisions.
 
     task         by name (`esper tasks`), or a `Task` of your own
-    steps        decisions in an episode; None: as many as the task says
-    incubation   'isolated': a seed learns without acting before it is blended in; 'joint': it acts
-                 from birth
-    max_params, max_macs   caps on the grown network, as multiples of the host or, above 100, as
-                 numbers; `max_seeds` caps its seeds at a time; None: no cap
-    population   how several hosts are trained: 'looped', 'fused' or 'auto', by a rule
+    settings     how hosts are trained and grow; `changes` are settings by name, such as steps=20
+                 or budget={"params": 1.5}. Default: those of the task
     reward       settings of the objective: score_weight, param_cost, compute_cost, rollback_penalty
 
     Raises ConfigError for settings that cannot work, DataMissingError without the data set.
@@ -67,73 +61,58 @@ class GrowthProblem:
         n_envs: int,
         *,
         task: str | Task = "digits",
-        steps: int | None = None,
-        incubation: str = "isolated",
-        max_params: float | None = None,
-        max_macs: float | None = None,
-        max_seeds: int | None = None,
-        population: str = "auto",
+        settings: GrowthSettings | None = None,
         reward: Mapping[str, Any] | None = None,
+        **changes: Any,
     ) -> None:
-        self.n_envs = n_envs
         self.task = find_task(task) if isinstance(task, str) else task
         self.reward = make_reward(REWARD, reward or {}, (REWARD,))
         self.recipe = self.task.recipe(_data(self.task))
-        self.rules = GrowthSettings(
-            self.task.steps if steps is None else steps,
-            incubation=cast(Incubation, incubation),
-            budget=Budget(params=max_params, macs=max_macs),
-            max_seeds=max_seeds,
-            # As in `esper grow`; and copies whose episodes are equally long can step together.
-            on_panic="continue",
+        usual = GrowthSettings(schedule=self.task.schedule, population="auto")
+        own = (settings or usual).updated(changes)
+        self.length = own.steps or self.task.steps
+        self.rules = replace(
+            own,
+            steps=self.length,
             keep_best=False,
-            schedule=self.task.schedule,
-            population=choose_population(self.recipe, n_envs, population),
+            population=choose_population(self.recipe, n_envs, own.population),
         )
-        self.blueprints = tuple(default_catalogue().names)
-        slots = len(self.task.slots)
-        self.sizes: tuple[int, ...] = (slots, len(self.blueprints), len(BLEND_NAMES), NUM_OPS)
-        width = feature_size(slots, len(self.blueprints))
-        self.observation_space: spaces.Space[Any] = spaces.Box(-LIMIT, LIMIT, (width,), np.float32)
+        slots, blueprints = self.task.slots, tuple(default_catalogue().names)
+        width = feature_size(len(slots), len(blueprints))
+        super().__init__(n_envs, slots, blueprints, spaces.Box(-LIMIT, LIMIT, (width,), np.float32))
 
-    def reset(self, keys: Sequence[int]) -> Seen:
-        self.rows, self.past = wait(self.n_envs), list[tuple[np.ndarray, np.ndarray]]()
-        with _learning():
+    def reset(self, keys: Sequence[int]) -> Observed:
+        self.actions, self.history = wait(self.n_envs), []
+        with _gradients():
             self.env = make_env(self.recipe, keys, self.rules)
-            return self._see(self.env.reset())
+            return self._observe(self.env.reset())
 
-    def step(self, rows: np.ndarray) -> tuple[Seen, np.ndarray, bool]:
-        with _learning():
-            transition = self.env.step(rows)
-        self.rows = rows
+    def step(self, actions: np.ndarray) -> tuple[Observed, np.ndarray, bool]:
+        with _gradients():
+            transition = self.env.step(actions)
+        self.actions = actions
         rewards = compute_reward(transition, self.reward, gamma=1.0).total
-        return self._see(transition.after), rewards, not self.env.running.any()
+        return self._observe(transition.after), rewards, not self.env.running.any()
 
-    def _see(self, situation: Situation) -> Seen:
-        signals = situation.signals
-        self.past.append((signals.val_score, situation.table.stage))
-        return Seen(
+    def _observe(self, situation: Situation) -> Observed:
+        self.situation, score = situation, situation.signals.val_score
+        self.history.append((np.nan_to_num(score / 100.0), situation.table.stage))
+        return Observed(
             signals_to_features(FeatureExtractionContext(situation)),
             situation.masks,
-            {"val_score": signals.val_score.copy(), "params": situation.total_params.copy()},
+            {"val_score": score.copy(), "params": situation.total_params.copy()},
         )
 
-    def look(self, env: int) -> Look:
-        s = self.env.situation
-        assert s is not None
-        table, names = s.table, self.task.slots
-        headline = (
-            f"{self.task.name}: step {s.step} of {s.max_steps}, "
-            f"{in_words(self.rows[env], names, self.blueprints)}, "
+    def headline(self, env: int, action: str) -> str:
+        s = self.situation
+        return (
+            f"{self.task.name}: step {s.step} of {s.max_steps}, {action}, "
             f"validation score {s.signals.val_score[env]:.2f}, {s.total_params[env]:,} parameters"
         )
-        lines = []
-        for slot, name in enumerate(names):
-            line = f"{name}: {SeedStage(table.stage[env, slot]).name}"
-            if table.holds_seed[env, slot]:
-                blueprint = self.blueprints[table.blueprint[env, slot]]
-                line += f" {blueprint}, alpha {table.alpha[env, slot]:.2f}"
-            lines.append(line)
-        heights = np.array([score[env] / 100.0 for score, _ in self.past])
-        stages = np.array([stage[env] for _, stage in self.past])
-        return Look(headline, tuple(lines), np.nan_to_num(heights), stages, s.max_steps + 1)
+
+    def describe_seed(self, env: int, slot: int) -> str:
+        table = self.situation.table
+        if not table.holds_seed[env, slot]:
+            return ""
+        blueprint = self.blueprints[table.blueprint[env, slot]]
+        return f"{blueprint}, alpha {table.alpha[env, slot]:.2f}"

@@ -1,21 +1,17 @@
-"""One arm: train networks under a controller and keep what they reached and cost."""
+"""Plans: how the networks of an arm are trained."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from esper.growth.blueprints.catalogue import count_params
-from esper.leyline import ConfigError, Recorder
-from esper.leyline.growth_settings import GrowthSettings, Topology
+from esper.leyline import EpisodeOutcome, Recorder
+from esper.leyline.growth_settings import TRAINED_SCHEDULE
+from esper.proof.compute import affordable_steps, fit_to_budget, host_size
 from esper.tamiyo.controllers.static import StaticController
-from esper.tamiyo.situation import Controller, Situation
+from esper.tamiyo.situation import Controller
 from esper.tolaria.data.splits import DataSplits
-from esper.tolaria.engine.garden import TRAINING_COST
-from esper.tolaria.engine.population import LoopedPopulation
-from esper.tolaria.engine.run import SETTLING_EVALUATIONS, Trained, host_settings, make_env
+from esper.tolaria.engine.run import GrowthSettings, Topology, Trained, host_settings
 from esper.tolaria.engine.run import train as train_networks
 from esper.tolaria.fused.choice import PopulationKind
 from esper.tolaria.tasks.base import Task
@@ -24,15 +20,64 @@ DO_NOTHING = StaticController()
 
 
 @dataclass(frozen=True)
+class Run:
+    """A trained network and its outcome. `model` is None if it is not going to be tested."""
+
+    outcome: EpisodeOutcome
+    topology: Topology
+    cpu_seconds: float
+    model: nn.Module | None
+
+
+@dataclass(frozen=True)
 class Plan:
-    """How a network is trained. `task` holds the host and the learning rate that are used. Plans
-    are equal if their networks can be trained side by side. `weights` are those of hosts that
-    arrive trained, by key, one mapping for all plans that differ in nothing else."""
+    """How networks are trained. `task` holds the host and the learning rate. Networks of equal
+    plans can be trained together.
+
+    weights        of hosts that arrive trained, by key
+    weights_from   label of the run of the same key whose weights the host starts with
+    topology_from  label of the run of the same key whose topology the network has from the start
+    compute_from   label of the run of the same key whose training cost decides the steps
+    """
 
     task: Task
     controller: Controller
     rules: GrowthSettings
     weights: Mapping[int, Mapping[str, Tensor]] | None = field(default=None, compare=False)
+    weights_from: str | None = None
+    topology_from: str | None = None
+    compute_from: str | None = None
+
+    @property
+    def sources(self) -> set[str]:
+        """Labels of the runs that must be there before this plan can be followed."""
+        return {self.weights_from, self.topology_from, self.compute_from} - {None}  # type: ignore[return-value]
+
+    def with_rate(self, rate: float) -> "Plan":
+        return replace(self, task=replace(self.task, learning_rate=rate))
+
+
+def resolve(plan: Plan, data: DataSplits, runs: Mapping[str, Run]) -> Plan:
+    """The plan for one key, with what it takes from `runs`, the runs of that key by label, and with
+    the steps that its compute budget pays for."""
+    task, rules, weights = plan.task, plan.rules, plan.weights
+    if plan.weights_from is not None:
+        host = runs[plan.weights_from]
+        assert host.model is not None, "networks of hosts are kept"
+        weights = {host.outcome.key: host.model.state_dict()}
+    if plan.topology_from is not None:
+        rules = replace(rules, topology=runs[plan.topology_from].topology)
+    if plan.compute_from is not None or rules.max_train_macs is not None:
+        if plan.topology_from is None:
+            _, macs = host_size(task, data)
+        else:
+            macs = runs[plan.topology_from].outcome.macs
+        if plan.compute_from is not None:
+            spent = runs[plan.compute_from].outcome.train_macs
+            rules = replace(rules, steps=affordable_steps(task, data, macs, spent))
+        else:
+            task, rules = fit_to_budget(task, rules, data, macs)
+    return replace(plan, task=task, rules=rules, weights=weights)
 
 
 def train(
@@ -43,140 +88,78 @@ def train(
     *,
     attribute: bool = False,
 ) -> list[Trained]:
-    """Follow the plan on the training and validation parts of `data`, for all keys side by side.
+    """Train one network for each key, all together, on the training and validation parts of `data`.
 
     Ctrl-C raises KeyboardInterrupt: half an episode is no result.
     """
-    trained = train_networks(
-        replace(plan.task.recipe(data), weights=plan.weights),
-        keys,
-        plan.rules,
-        plan.controller,
-        task=plan.task.name,
-        recorder=recorder,
-        attribute=attribute,
+    return complete(
+        train_networks(
+            replace(plan.task.recipe(data), weights=plan.weights),
+            keys,
+            plan.rules,
+            plan.controller,
+            task=plan.task.name,
+            recorder=recorder,
+            attribute=attribute,
+        )
     )
+
+
+def complete(trained: list[Trained]) -> list[Trained]:
+    """The same networks; raises KeyboardInterrupt if Ctrl-C ended one before its time."""
     if any(each.outcome.ended == "interrupted" for each in trained):
         raise KeyboardInterrupt
     return trained
 
 
-def first_situation(task: Task, data: DataSplits) -> Situation:
-    """What every controller of an evaluation gets to see first, for some key."""
-    return make_env(
-        task.recipe(data), [0], GrowthSettings(task.steps, schedule=task.schedule)
-    ).reset()
+# --- plans of networks that do not grow, and of hosts that arrive trained ------------------------
 
 
-# --- networks that do not grow -------------------------------------------------------------------
-
-
-def of_width(task: Task, width: int) -> Task:
-    """The task with a host of another width."""
-    assert task.host_of_width is not None, f"task {task.name!r} has no family of hosts"
-    return replace(task, build=partial(task.host_of_width, width))
-
-
-def static_plan(
-    task: Task, steps: int, topology: Topology = (), population: PopulationKind = "looped"
-) -> Plan:
-    """A fixed network pays for no counterfactuals: nobody has to decide anything about it."""
+def static_plan(task: Task, steps: int, population: PopulationKind = "looped") -> Plan:
+    """A fixed network, which needs no counterfactuals."""
     rules = GrowthSettings(
-        steps,
-        topology=topology,
-        counterfactuals=False,
-        population=population,
-        schedule=task.schedule,
+        steps, counterfactuals=False, population=population, schedule=task.schedule
     )
     return Plan(task, DO_NOTHING, rules)
 
 
 def host_plan(task: Task, steps: int, population: PopulationKind = "looped") -> Plan:
-    """A host trained to its end: what there is to rescue."""
+    """A host that is trained to its end, to be grown after that."""
     return Plan(task, DO_NOTHING, host_settings(steps, task.schedule, population))
 
 
-def host_size(task: Task, data: DataSplits) -> tuple[int, int]:
-    """(parameters, multiply-adds per example) of the task's host."""
-    template = LoopedPopulation(task.recipe(data), [0]).template
-    return count_params(template.host), template.host_macs
-
-
-def _pass_cost(task: Task, data: DataSplits) -> tuple[int, int]:
-    """Forward passes that an epoch of training, and an evaluation, are worth."""
-    samples = len(data.train_x)
-    if task.batches_per_epoch is not None:
-        samples = min(samples, task.batches_per_epoch * task.batch)
-    return TRAINING_COST * samples, len(data.val_x)
-
-
-def training_macs(task: Task, data: DataSplits, macs: int, steps: int) -> int:
-    """Multiply-adds of the whole training of a fixed network of `macs` per example."""
-    training, evaluation = _pass_cost(task, data)
-    epochs = steps + 1  # the warm-up epoch comes before the first step
-    return macs * (epochs * (training + evaluation) + SETTLING_EVALUATIONS * evaluation)
-
-
-def affordable_steps(task: Task, data: DataSplits, macs: int, budget: int) -> int:
-    """Most steps whose `training_macs` stay within `budget`; 1 if it is too small for any."""
-    training, evaluation = _pass_cost(task, data)
-    epochs = (budget // macs - SETTLING_EVALUATIONS * evaluation) // (training + evaluation)
-    return max(1, epochs - 1)
-
-
-def first_epoch_macs(task: Task, data: DataSplits, macs: int, *, trained: bool = False) -> int:
-    """Least budget with which a network of `macs` per example is trained at all: an epoch and all
-    that is evaluated."""
-    training, evaluation = _pass_cost(task, data)
-    return macs * (training + evaluation + _beside_epochs(evaluation, trained))
-
-
-def extra_budget(task: Task, data: DataSplits, macs: int, cost: int, extra: float) -> int:
-    """What may be spent on a trained host of `macs` per example whose training cost `cost`; raises
-    ConfigError if that does not pay for an epoch."""
-    needed = first_epoch_macs(task, data, macs, trained=True)
-    if extra * cost < needed:
-        least = math.ceil(1000 * needed / cost) / 1000
-        raise ConfigError(
-            f"an extra budget of {extra:g} does not pay for one epoch; {least:g} of the host's "
-            "training does"
-        )
-    return int(extra * cost)
-
-
-def _beside_epochs(evaluation: int, trained: bool) -> int:
-    """Forward passes that a budget must pay for beside epochs: those of settling, and one that is
-    kept back for a rollback. A network that arrives `trained` is evaluated before its first."""
-    return (1 + SETTLING_EVALUATIONS + trained) * evaluation
-
-
-def paced(
+def continued_plan(
     task: Task,
-    data: DataSplits,
-    macs: int,
+    controller: Controller,
     budget: int,
+    extra: float,
     *,
-    trained: bool,
-    least: int = 1,
-    beside: int = 0,
-) -> tuple[Task, int]:
-    """The task, and how many epochs of it a network of `macs` per example gets for `budget`.
+    cooling: bool = True,
+    population: PopulationKind = "looped",
+    growth: GrowthSettings | None = None,
+) -> Plan:
+    """A trained host that trains on, and grows if its controller decides so, within `budget`, the
+    share `extra` of what its training cost."""
+    rules = replace(
+        growth or GrowthSettings(),
+        steps=1,
+        start="trained",
+        cooling=cooling,
+        counterfactuals=controller is not DO_NOTHING,
+        max_train_macs=budget,
+        extra=extra,
+        population=population,
+    )
+    return Plan(task, controller, rules)
 
-    If a last epoch could not be paid for, all are a few batches shorter than they would be: an arm
-    that left a part of its budget would be compared with less than it may have. They are also
-    shorter if that is needed to have `least` of them, or as many as that leaves a batch each.
-    `beside` are forward passes that the budget pays for too.
-    """
-    training, evaluation = _pass_cost(task, data)
-    passes = budget // macs - _beside_epochs(evaluation, trained) - beside
-    whole = max(1, passes // (training + evaluation))
 
-    def batches(epochs: int) -> int:
-        return (passes // epochs - evaluation) // (TRAINING_COST * task.batch)
-
-    for epochs in range(least, whole, -1):
-        if batches(epochs) >= 1:
-            return replace(task, batches_per_epoch=batches(epochs)), epochs
-    if (whole + 1) * batches(whole + 1) * TRAINING_COST * task.batch <= whole * training:
-        return task, whole
-    return replace(task, batches_per_epoch=batches(whole + 1)), whole + 1
+def scratch_plan(task: Task, budget: int, population: PopulationKind = "looped") -> Plan:
+    """A fixed network from scratch within `budget`, with the schedule of trained hosts."""
+    rules = GrowthSettings(
+        1,
+        counterfactuals=False,
+        schedule=TRAINED_SCHEDULE,
+        max_train_macs=budget,
+        population=population,
+    )
+    return Plan(task, DO_NOTHING, rules)

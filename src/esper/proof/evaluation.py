@@ -1,25 +1,26 @@
-"""Evaluation: all arms on paired keys, with controls that make the comparison fair.
+"""Evaluation: all arms on paired keys, with control arms.
 
-What an arm may choose (its learning rate, the width of the best static network) it chooses on
-validation data of tuning keys. Then every arm is trained on every evaluation key. Only then is
-the test part read, once for each network.
+What an arm may choose (its learning rate, its width), it chooses on validation data of tuning keys.
+Then every arm is trained on every evaluation key. Test data are read only after that, once for each
+network.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from esper.proof.arms import first_situation
-from esper.proof.choices import Arm, Bench, choose_arms
-from esper.proof.crossover import crossover
-from esper.proof.record import Record, Tell
-from esper.proof.report import EvaluationReport, compare, summary, trial_of
-from esper.proof.scenarios import choose_scenario
+from esper.proof.arms import Run
+from esper.proof.bench import Arm, Bench
+from esper.proof.jobs import Job, run_jobs
+from esper.proof.record import OnRun, Record
+from esper.proof.report import EvaluationReport, compare, crossover, result_of, summary
+from esper.proof.scenarios import scratch_arms, trained_arms
 from esper.proof.settings import FIRST_TUNING_KEY, EvaluationSettings
 from esper.proof.statistics import require_scipy
-from esper.proof.work import Alone, Crew, Job, Run, carry_out
+from esper.proof.work import LocalWorker, WorkerPool
 from esper.tamiyo.situation import Controller
 from esper.tolaria.data.splits import DataSplits
+from esper.tolaria.engine.run import GrowthSettings, make_env
 from esper.tolaria.fused.choice import PopulationKind, choose_population
 from esper.tolaria.tasks.base import Task
 
@@ -27,10 +28,8 @@ from esper.tolaria.tasks.base import Task
 # with 5 and with 8 they do not, on validation alone.
 TUNING_KEYS = 8
 RATE_FACTORS = (1.0, 1 / 3, 3.0)
-# Keys of an arm at a time; Ctrl-C loses those that are under way.
-SIDE_BY_SIDE: dict[PopulationKind, int] = {"looped": 1, "fused": 32}
-
-Progress = Callable[[str, int, int], None]
+# Keys of an arm that are trained together; Ctrl-C loses those in training.
+KEYS_AT_A_TIME: dict[PopulationKind, int] = {"looped": 1, "fused": 32}
 
 
 def evaluate(
@@ -38,121 +37,106 @@ def evaluate(
     data: DataSplits,
     settings: EvaluationSettings,
     make_arm: Callable[[str], Controller],
-    progress: Progress = lambda phase, done, total: None,
+    progress: Callable[[str, int, int], None] = lambda phase, done, total: None,
     *,
     folder: Path | None = None,
-    tell: Tell = lambda label, run: None,
-    crew: Crew | None = None,
+    on_run: OnRun = lambda label, run: None,
+    workers: WorkerPool | None = None,
 ) -> EvaluationReport:
-    """Run the arms and compare them. `make_arm` turns the name of an arm into its controller.
+    """Train the arms and compare them. `make_arm` turns the name of an arm into its controller.
 
     Bad input raises EsperError before anything is trained beyond one epoch. After Ctrl-C the keys
     that are complete are reported; KeyboardInterrupt is raised if there is none.
 
-    Whatever was trained is kept in `folder` at once. If one was begun there, with the same
-    settings, it goes on and ends with the numbers that it would have had. `tell` is told of every
-    network that is trained, by what it was trained for. A `crew` (`esper.ray.Cluster`) trains them
-    elsewhere, with the same numbers.
+    Every trained network is written to `folder` at once. An evaluation of the same settings that is
+    already there is continued, and gives the same numbers as without the interruption. `on_run` is
+    called with the label and the run of every network. `workers` (`esper.ray.Cluster`) train the
+    networks on other machines, with the same numbers.
     """
     require_scipy()
     controllers = {name: make_arm(name) for name in settings.arms}
-    task = replace(task, precision=settings.precision)
-    _rehearse(task, data, controllers)
-    record = Record(folder, {"task": task.name, **asdict(settings)}, tell)
-    population = record.once(
+    growth = settings.growth
+    precision = growth.precision or "fp32"
+    task = replace(task, precision=precision)
+    _check_controllers(task, data, controllers)
+    record = Record(folder, {"task": task.name, **asdict(settings)}, on_run)
+    population = record.choose_once(
         "population",
-        lambda: choose_population(task.recipe(data), settings.keys, settings.population),
+        lambda: choose_population(task.recipe(data), settings.keys, growth.population),
     )
-    steps = settings.steps or task.steps
     bench = Bench(
         task,
         data,
-        steps,
+        settings.steps or task.steps,
         population,
+        growth,
         tuning_keys=tuple(FIRST_TUNING_KEY + i for i in range(settings.tuning_keys or TUNING_KEYS)),
         rates=tuple(f * task.learning_rate for f in RATE_FACTORS[: None if settings.tune else 1]),
         record=record,
-        crew=crew or Alone(),
+        workers=workers or LocalWorker(),
         progress=progress,
     )
     if settings.scenario == "scratch":
-        arms = choose_arms(bench, controllers, settings.reference)
+        arms = scratch_arms(bench, controllers, settings.reference)
     else:
-        arms = choose_scenario(bench, controllers, settings.reference, settings.extra)
-    trained = _train_all(bench, arms, settings.evaluation_keys)
-    trials = [trial_of(task, data, arm, run) for runs in trained for arm, run in runs.items()]
-    summaries = [summary(arm, trials) for arm in arms]
+        arms = trained_arms(bench, controllers, settings.reference, settings.extra)
+    trained = _train_arms(bench, arms, settings.evaluation_keys)
+    results = [result_of(task, data, arm, run) for runs in trained for arm, run in runs.items()]
+    summaries = [summary(arm, results) for arm in arms]
     return EvaluationReport(
         task=task.name,
         score=task.score.__name__,
         scenario=settings.scenario,
         extra=settings.extra,
         arms_wanted=settings.arms,
-        steps=steps,
+        steps=bench.steps,
         keys=tuple(settings.evaluation_keys[: len(trained)]),
         keys_wanted=settings.keys,
-        tuning_keys=bench.tuning_keys if bench.tuned_anything else (),
+        tuning_keys=bench.tuning_keys if any(bench.runs) else (),
         learning_rates=bench.rates,
         reference=settings.reference,
         population=population,
-        precision=settings.precision,
+        precision=precision,
         arms=tuple(summaries),
-        comparisons=compare(arms, trials, settings),
-        trials=tuple(trials),
+        comparisons=compare(arms, results, settings),
+        trials=tuple(results),
         crossover=crossover(summaries, settings.reference, settings.extra),
     )
 
 
-def _rehearse(task: Task, data: DataSplits, controllers: dict[str, Controller]) -> None:
-    """Let every controller decide once, so that one that does not fit the task is found now."""
-    situation = first_situation(task, data)
+def _check_controllers(task: Task, data: DataSplits, controllers: dict[str, Controller]) -> None:
+    """Let every controller decide once: one that does not fit the task raises its error now."""
+    rules = GrowthSettings(task.steps, schedule=task.schedule)
+    situation = make_env(task.recipe(data), [0], rules).reset()
     for controller in controllers.values():
         controller.reset(situation.n_envs)
         controller.act(situation)
 
 
-def _train_all(bench: Bench, arms: Sequence[Arm], keys: range) -> list[dict[str, Run]]:
-    """For each key its trained arms; blocks of keys are the outer loop, so that every result is a
-    pair, also after Ctrl-C."""
-    at_a_time, done = SIDE_BY_SIDE[bench.population], 0
-    blocks = [keys[first : first + at_a_time] for first in range(0, len(keys), at_a_time)]
-    known: list[list[dict[str, Run]]] = [[{} for _ in block] for block in blocks]
+def _train_arms(bench: Bench, arms: Sequence[Arm], keys: range) -> list[dict[str, Run]]:
+    """The runs of each complete key, by label. Blocks of keys are the outer loop, so that all
+    results are paired, also after Ctrl-C."""
+    size = KEYS_AT_A_TIME[bench.population]
+    blocks = [keys[first : first + size] for first in range(0, len(keys), size)]
+    runs: list[list[dict[str, Run]]] = [[{} for _ in block] for block in blocks]
     jobs = [
-        _job(bench, arm, block, runs)
-        for block, runs in zip(blocks, known, strict=True)
+        Job(arm.label, arm.plan, bench.data, block, known, attribute=True, keep=True)
+        for block, known in zip(blocks, runs, strict=True)
         for arm in arms
     ]
-    total, finished = len(keys) * len(arms), 0
+    total, networks, done = len(keys) * len(arms), 0, 0
 
-    def begun(job: Job) -> None:
-        bench.progress(job.label, finished, total)
+    def on_start(job: Job) -> None:
+        bench.progress(job.label, networks, total)
 
     try:
-        for runs in carry_out(jobs, bench.record, bench.crew, begun):
-            finished += len(runs)
+        for found in run_jobs(jobs, bench.record, bench.workers, on_start):
+            networks += len(found)
             done += 1
         bench.progress("done", total, total)
     except KeyboardInterrupt:
         if done < len(arms):
             raise
-    complete = known[: done // len(arms)]
-    # In the order of the arms, whichever was first.
-    return [{arm.label: runs[arm.label] for arm in arms} for block in complete for runs in block]
-
-
-def _job(bench: Bench, arm: Arm, block: Sequence[int], known: Sequence[dict[str, Run]]) -> Job:
-    """An arm on some keys; `known` are the runs of each key so far."""
-
-    def tell(trained: Sequence[Run]) -> None:
-        for of_key, run in zip(known, trained, strict=True):
-            of_key[arm.label] = run
-
-    return Job(
-        arm.label,
-        lambda: [arm.plan(before) for before in known],
-        bench.data,
-        block,
-        attribute=True,
-        keep=True,
-        tell=tell,
-    )
+    complete = [of_key for block in runs[: done // len(arms)] for of_key in block]
+    # In the order of the arms, whichever was trained first.
+    return [{arm.label: of_key[arm.label] for arm in arms} for of_key in complete]

@@ -1,4 +1,4 @@
-"""Episodes on members of a family: what a controller makes of hosts that it has never seen."""
+"""Episodes of a controller on the hosts of a family."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -9,6 +9,7 @@ import torch
 
 from esper.leyline import EsperError, History, NullRecorder, Recorder
 from esper.leyline.events import SeedGerminated
+from esper.proof.arms import complete
 from esper.tamiyo.controllers.static import StaticController
 from esper.tamiyo.situation import Controller
 from esper.tolaria.data.splits import DataSplits
@@ -20,15 +21,15 @@ from esper.tolaria.fused.choice import PopulationKind
 
 
 @dataclass(frozen=True)
-class FamilyTrial:
+class FamilyResult:
     """One episode.
 
-    key          of its host
-    host         test score of the host as it came, None if it came untrained
-    test, val, params   of what was kept: test and validation score, and size
-    macs         all that was spent, trials and evaluations included
-    seeds        kept ones, as blueprint@module
-    first        module in which the first seed was planted, None if none was
+    key     of its host
+    host    test score of the host before the episode, None if it was untrained
+    test, val, params   of the final network: test and validation score, and size
+    macs    the whole cost, seeds on trial and evaluations included
+    seeds   that were kept, as blueprint@module
+    first   module in which the first seed was planted, None if none was
     """
 
     key: int
@@ -41,7 +42,7 @@ class FamilyTrial:
     first: str | None
 
 
-def family_trials(
+def play_family(
     member: Member,
     controller: Controller,
     data: DataSplits,
@@ -49,27 +50,27 @@ def family_trials(
     *,
     keys: Sequence[int] | None = None,
     population: PopulationKind = "fused",
-) -> list[FamilyTrial]:
-    """Play a member's hosts, all of them or those of `keys`, which may repeat. Test data are looked
-    at when all is over. `root` is the folder of the data, in which trained hosts are kept.
+) -> list[FamilyResult]:
+    """Play episodes on all hosts of a member, or those of `keys`, which may repeat. Test data are
+    read after all episodes. `root` is the data folder, in which trained hosts are stored.
 
     Ctrl-C raises KeyboardInterrupt: half an episode is no result.
     """
     keys = member.keys if keys is None else keys
-    task, told = member.task, History()
-    recipe, found = _play(member, controller, data, root, keys, population, told)
+    task, history = member.task, History()
+    recipe, trained = _play(member, controller, data, root, keys, population, history)
     first: dict[int, str] = {}
-    for event in told.events:
+    for event in history.events:
         if isinstance(event, SeedGerminated):
             first.setdefault(event.env, event.module)
-    came: dict[int, float] = {}
+    host_scores: dict[int, float] = {}
     for key in set(keys) if recipe.weights is not None else ():
         host = new_network(recipe, key, torch.device("cpu")).host
-        came[key] = task.score_on(host, data.test_x, data.test_y)
+        host_scores[key] = task.score_on(host, data.test_x, data.test_y)
     return [
-        FamilyTrial(
+        FamilyResult(
             key=each.outcome.key,
-            host=came.get(each.outcome.key),
+            host=host_scores.get(each.outcome.key),
             test=task.score_on(each.model, data.test_x, data.test_y),
             val=each.outcome.val_score,
             params=each.outcome.params,
@@ -77,11 +78,11 @@ def family_trials(
             seeds=tuple(f"{seed.blueprint}@{seed.module}" for seed in each.outcome.seeds),
             first=first.get(env),
         )
-        for env, each in enumerate(found)
+        for env, each in enumerate(trained)
     ]
 
 
-def unseen_score(
+def validation_score(
     family: Family,
     controller: Controller,
     data: DataSplits,
@@ -89,13 +90,12 @@ def unseen_score(
     *,
     population: PopulationKind = "fused",
 ) -> float:
-    """Mean validation score of what a controller makes of all validation hosts of a family; test
-    data are not looked at. A host that was never measured does not count."""
+    """Mean validation score of a controller on all validation hosts of a family. Hosts that were
+    never measured do not count. Test data are not read."""
     scores: list[float] = []
     for member in family.members("validation"):
-        told = NullRecorder()
-        _, found = _play(member, controller, data, root, member.keys, population, told)
-        known = (each.outcome.val_score for each in found)
+        _, trained = _play(member, controller, data, root, member.keys, population, NullRecorder())
+        known = (each.outcome.val_score for each in trained)
         scores += [score for score in known if score is not None]
     if not scores:
         raise EsperError(f"no validation host of {family.name} could be trained")
@@ -109,7 +109,7 @@ def _play(
     root: Path,
     keys: Sequence[int],
     population: PopulationKind,
-    told: Recorder,
+    recorder: Recorder,
 ) -> tuple[HostRecipe, list[Trained]]:
     hosts = hosts_of(member, data, root)
     recipe = replace(member.recipe(data), weights=hosts.weights)
@@ -117,7 +117,6 @@ def _play(
     if isinstance(controller, StaticController):
         rules = replace(rules, counterfactuals=False)
     name = member.task.name
-    found = train(recipe, keys, rules, controller, task=name, recorder=told, attribute=False)
-    if any(each.outcome.ended == "interrupted" for each in found):
-        raise KeyboardInterrupt
-    return recipe, found
+    return recipe, complete(
+        train(recipe, keys, rules, controller, task=name, recorder=recorder, attribute=False)
+    )

@@ -1,26 +1,31 @@
-"""What an evaluation found: trials, means of arms, and comparisons."""
+"""The report of an evaluation: results, means of arms, comparisons, and the crossover."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Any
 
-from esper.proof.choices import Arm
+from esper.proof.arms import Run
+from esper.proof.bench import Arm, labelled
+from esper.proof.scenarios import BEST_SCRATCH, CONTINUE_COOLED
 from esper.proof.settings import STATIC, EvaluationSettings
 from esper.proof.statistics import holm, mean_interval, paired_difference
-from esper.proof.work import Run
 from esper.tolaria.data.splits import DataSplits
 from esper.tolaria.engine.recipe import Precision
 from esper.tolaria.fused.choice import PopulationKind
 from esper.tolaria.tasks.base import Task
 
+# Arms that the reference is compared with for the crossover.
+RIVALS = (CONTINUE_COOLED, BEST_SCRATCH)
+
 
 @dataclass(frozen=True)
-class Trial:
-    """One arm on one key. Scores in the task's unit; costs are multiply-adds.
+class ArmResult:
+    """One arm on one key. Scores are in the task's unit, costs in multiply-adds.
 
-    `train_macs` is the whole training: rejected seeds, validation and counterfactuals included.
-    `kept` names the seeds of the network that was tested, `seeds` says what each is worth (in the
-    unit of the validation score), `attribution_macs` what it cost to find that out.
+    `train_macs` is the whole training, with removed seeds, validation and counterfactuals. `kept`
+    names the seeds of the tested network; `seeds` says what each is worth, in the unit of the
+    validation score; `attribution_macs` is the cost of measuring that.
     """
 
     arm: str
@@ -57,10 +62,10 @@ class Comparison:
 
 @dataclass(frozen=True)
 class EvaluationReport:
-    """Everything that an evaluation found and how it was done; `as_dict` is ready for JSON.
+    """Results of an evaluation, and its settings; `as_dict` is ready for JSON.
 
-    `arms_wanted` are those that were asked for; `crossover` says in a sentence up to which extra
-    budget the arm `reference` is ahead.
+    `arms_wanted` are the arms that were asked for, without controls. `crossover` says in a sentence
+    up to which extra budget the arm `reference` is ahead.
     """
 
     task: str
@@ -78,34 +83,11 @@ class EvaluationReport:
     precision: Precision
     arms: tuple[dict[str, Any], ...]
     comparisons: tuple[Comparison, ...]
-    trials: tuple[Trial, ...]
+    trials: tuple[ArmResult, ...]
     crossover: str | None
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
-
-
-def trial_of(task: Task, data: DataSplits, arm: str, run: Run) -> Trial:
-    outcome = run.outcome
-    assert run.model is not None, "networks of evaluation keys are kept"
-    return Trial(
-        arm=arm,
-        key=outcome.key,
-        test_score=task.score_on(run.model, data.test_x, data.test_y),
-        val_score=outcome.val_score,
-        params=outcome.params,
-        macs=outcome.macs,
-        train_macs=outcome.train_macs,
-        cpu_seconds=run.cpu_seconds,
-        steps=outcome.steps,
-        germinated=outcome.germinated,
-        fossilized=outcome.fossilized,
-        culled=outcome.culled,
-        rollbacks=outcome.rollbacks,
-        attribution_macs=outcome.attribution_macs,
-        kept=" ".join(f"{seed.blueprint}@{seed.module}" for seed in outcome.seeds),
-        seeds=tuple(seed.worth() for seed in outcome.seeds),
-    )
 
 
 AVERAGED = (
@@ -114,14 +96,28 @@ AVERAGED = (
 )  # fmt: skip
 
 
-def summary(arm: Arm, trials: Sequence[Trial]) -> dict[str, Any]:
+def result_of(task: Task, data: DataSplits, arm: str, run: Run) -> ArmResult:
+    assert run.model is not None, "networks of evaluation keys are kept"
+    own = {"test_score", "cpu_seconds"}
+    return ArmResult(
+        arm=arm,
+        key=run.outcome.key,
+        test_score=task.score_on(run.model, data.test_x, data.test_y),
+        cpu_seconds=run.cpu_seconds,
+        kept=" ".join(f"{seed.blueprint}@{seed.module}" for seed in run.outcome.seeds),
+        seeds=tuple(seed.worth() for seed in run.outcome.seeds),
+        **{name: getattr(run.outcome, name) for name in AVERAGED if name not in own},
+    )
+
+
+def summary(arm: Arm, results: Sequence[ArmResult]) -> dict[str, Any]:
     """Means over keys, the interval of the test score, and what the arm chose."""
-    own = [trial for trial in trials if trial.arm == arm.label]
+    own = [result for result in results if result.arm == arm.label]
     means = {}
     for name in AVERAGED:
-        values = [getattr(t, name) for t in own if getattr(t, name) is not None]
+        values = [getattr(each, name) for each in own if getattr(each, name) is not None]
         means[name] = sum(values) / len(values) if values else None
-    low, high = mean_interval([trial.test_score for trial in own])
+    low, high = mean_interval([result.test_score for result in own])
     return {
         "arm": arm.label,
         "name": arm.name,
@@ -137,11 +133,11 @@ def summary(arm: Arm, trials: Sequence[Trial]) -> dict[str, Any]:
 
 
 def compare(
-    arms: Sequence[Arm], trials: Sequence[Trial], settings: EvaluationSettings
+    arms: Sequence[Arm], results: Sequence[ArmResult], settings: EvaluationSettings
 ) -> tuple[Comparison, ...]:
-    """Each arm against the one that does not grow (or the first), and the reference against its
+    """Each arm with the one that does not grow (or the first), and the reference with its
     controls."""
-    scores = {arm.label: [t.test_score for t in trials if t.arm == arm.label] for arm in arms}
+    scores = {arm.label: [r.test_score for r in results if r.arm == arm.label] for arm in arms}
     if settings.scenario == "scratch":
         baseline = STATIC if STATIC in settings.arms else settings.arms[0]
         pairs = [(name, baseline) for name in settings.arms if name != baseline]
@@ -154,3 +150,61 @@ def compare(
         Comparison(one, other, d.n, d.mean, d.low, d.high, d.p, p_holm)
         for (one, other), d, p_holm in zip(pairs, found, adjusted, strict=True)
     )
+
+
+# --- up to which extra budget is the reference ahead? --------------------------------------------
+
+
+def crossover(
+    arms: Sequence[Mapping[str, Any]], reference: str | None, extras: Sequence[float]
+) -> str | None:
+    """The answer in a sentence, from the means of the arms; None without a reference or rivals.
+
+    At each extra budget the reference is compared with the better of its rivals; in between, the
+    mean difference is interpolated linearly.
+    """
+    scores = {arm["arm"]: arm["test_score"] for arm in arms}
+    differences = []
+    for extra in extras:
+        rivals = [scores.get(labelled(name, extra)) for name in RIVALS]
+        known = [score for score in rivals if score is not None]
+        if reference is None or not known:
+            return None
+        differences.append(scores[labelled(reference, extra)] - max(known))
+    if not differences:
+        return None
+    points = list(zip(extras, differences, strict=True))
+    values = ", ".join(f"{difference:+.2f} at {extra:g}" for extra, difference in points)
+    rival = " and ".join(name for name in RIVALS if labelled(name, extras[0]) in scores)
+    against = f"against the better of {rival}" if " and " in rival else f"against {rival}"
+    return f"{reference} {_where(points)} ({against}: {values})."
+
+
+def ahead(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Ranges of x in which the line through the points (x, y), x ascending, is above 0."""
+    ranges: list[tuple[float, float]] = []
+    for (x0, y0), (x1, y1) in pairwise(points):
+        if max(y0, y1) <= 0.0:
+            continue
+        crossing = x0 if y0 == y1 else x0 + (x1 - x0) * y0 / (y0 - y1)
+        low, high = x0 if y0 > 0.0 else crossing, x1 if y1 > 0.0 else crossing
+        if ranges and ranges[-1][1] == low:
+            ranges[-1] = (ranges[-1][0], high)
+        else:
+            ranges.append((low, high))
+    return ranges
+
+
+def _where(points: Sequence[tuple[float, float]]) -> str:
+    first, last = points[0][0], points[-1][0]
+    if all(y > 0.0 for _, y in points):
+        tried = "the extra budget" if len(points) == 1 else "every extra budget that was tried,"
+        return f"is ahead at {tried} {'of' if len(points) == 1 else 'up to'} {last:g}"
+    ranges = ahead(points)
+    if not ranges:
+        return "is ahead at no extra budget that was tried"
+    words = [
+        f"up to {high:.2g}" if low == first else f"from {low:.2g} to {high:.2g}"
+        for low, high in ranges
+    ]
+    return f"is ahead with an extra budget {' and '.join(words)}, by linear interpolation"

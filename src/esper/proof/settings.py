@@ -1,34 +1,34 @@
-"""What an evaluation is asked for."""
+"""Settings of an evaluation."""
 
 import math
 from dataclasses import dataclass
 
 from esper.leyline import ConfigError
-from esper.tolaria.engine.recipe import Precision, check_precision
-from esper.tolaria.fused.choice import check_population
+from esper.leyline.growth_settings import GrowthSettings
 
-FIRST_TUNING_KEY = 1_000_000  # so that they never meet evaluation keys, which are below
+FIRST_TUNING_KEY = 1_000_000  # evaluation keys are below
 STATIC = "static"
 SCENARIOS = ("scratch", "trained")
+BY_SIZE = GrowthSettings(population="auto")
 
 
 @dataclass(frozen=True)
 class EvaluationSettings:
-    """What is compared.
+    """What an evaluation compares, and how.
 
-    arms         static, random, heuristic, scripted:NAME or a run directory of a learned policy
-    keys         how many evaluation keys, from `first_key` on
-    tuning_keys  on how many other keys arms make their choices; None: 8
+    arms         static, random, heuristic, scripted:NAME or the run directory of a learned policy
+    keys         number of evaluation keys, from `first_key` on
+    tuning_keys  number of other keys on which arms make their choices; None: 8
     steps        epochs of every arm; None: the task's
     tune         every arm chooses its learning rate from the same grid, on tuning keys
-    controls     add the control arms, made for the arm `control_for`
-    control_for  None: the last of the arms that is not `static`
-    population   how networks are trained, as `choose_population` takes it
-    precision    in what they compute while they are trained; they are tested in fp32
-    scenario     scratch: every arm begins with a new host; trained: with a host that was trained
+    controls     add the control arms of the arm `control_for`
+    control_for  None: the last arm that is not `static`
+    growth       settings of the arms that grow; its population and precision are those of all
+                 arms. Networks are tested in fp32
+    scenario     scratch: every arm starts with a new host; trained: with a host that was trained
                  for `steps` epochs
-    extra        what arms may spend beyond that training, as shares of its cost, ascending; of the
-                 scenario trained
+    extra        of the scenario trained: compute budgets beyond that training, as shares of its
+                 cost, ascending
     """
 
     arms: tuple[str, ...]
@@ -37,16 +37,13 @@ class EvaluationSettings:
     tune: bool = False
     controls: bool = True
     control_for: str | None = None
-    population: str = "auto"
-    precision: Precision = "fp32"
+    growth: GrowthSettings = BY_SIZE
     scenario: str = "scratch"
     extra: tuple[float, ...] = ()
     first_key: int = 0
     tuning_keys: int | None = None
 
     def __post_init__(self) -> None:
-        check_population(self.population)
-        check_precision(self.precision)
         _check_scenario(self.scenario, self.extra, self.arms)
         if not self.arms:
             raise ConfigError("an evaluation needs at least one arm, such as static or heuristic")
@@ -62,14 +59,12 @@ class EvaluationSettings:
                 f"evaluation keys must lie below {FIRST_TUNING_KEY}, where tuning keys begin; got "
                 f"{self.keys} from {self.first_key} on"
             )
-        if self.tuning_keys is not None and self.tuning_keys < 1:
-            raise ConfigError(f"arms choose on at least 1 tuning key, got {self.tuning_keys}")
-        if self.steps is not None and self.steps < 1:
-            raise ConfigError(f"steps must be at least 1, got {self.steps}")
+        for name, value in (("tuning_keys", self.tuning_keys), ("steps", self.steps)):
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} must be at least 1, got {value}")
         if self.control_for is not None and self.control_for not in self.arms:
             raise ConfigError(
-                f"controls cannot be made for {self.control_for!r}, which is not among the arms "
-                f"{', '.join(self.arms)}"
+                f"control_for must be one of {', '.join(self.arms)}, got {self.control_for!r}"
             )
 
     @property
@@ -90,10 +85,7 @@ def _check_scenario(scenario: str, extra: tuple[float, ...], arms: tuple[str, ..
         raise ConfigError(f"scenario must be scratch or trained, got {scenario!r}")
     if scenario == "scratch":
         if extra:
-            raise ConfigError(
-                "extra budgets are for hosts that were trained before; give them with the "
-                "scenario trained"
-            )
+            raise ConfigError("extra budgets are for trained hosts; use the scenario trained")
         return
     if not extra or not all(0.0 < share < math.inf for share in extra):
         raise ConfigError(
@@ -104,6 +96,6 @@ def _check_scenario(scenario: str, extra: tuple[float, ...], arms: tuple[str, ..
         raise ConfigError(f"extra must ascend, got {', '.join(map(str, extra))}")
     if STATIC in arms:
         raise ConfigError(
-            "a trained host that does not grow is the arm `continue` of the scenario trained, "
-            "which is always there; list arms that grow"
+            "arms of the scenario trained must grow; the host that does not grow is always there, "
+            "as the arm continue"
         )

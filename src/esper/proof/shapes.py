@@ -1,4 +1,4 @@
-"""Random shapes of a family of hosts: what one gets without knowing where width is needed."""
+"""Random shapes of a family of hosts: a control for knowing where width is needed."""
 
 import math
 from collections.abc import Callable
@@ -11,8 +11,8 @@ from esper.leyline import draw_key
 
 Shape = tuple[int, ...]
 
-SPREAD = math.log(3.0)  # a layer is up to so much (as a ratio) wider or narrower than its share
-CLOSE = 0.1  # a shape may have so many parameters more or less than it should, as a share
+SPREAD = math.log(3.0)  # log of the largest factor by which a layer differs from its share
+TOLERANCE = 0.1  # of the number of parameters, as a share
 MOST_DRAWS = 1000
 
 
@@ -24,14 +24,31 @@ def random_shapes(
     Each layer's share of the width is that of `shape` times a random factor of its own. The same
     arguments give the same shapes.
     """
+
+    def size(widths: Shape) -> int:
+        with torch.device("meta"):
+            return count_params(host_of_widths(widths))
+
+    def scaled(shares: list[float]) -> Shape:
+        """Widths in these proportions with the parameters nearest to `params`, by bisection."""
+        low, high = 1e-3, 1e3
+        for _ in range(30):
+            middle = math.sqrt(low * high)
+            if size(_widths(shares, middle)) > params:
+                high = middle
+            else:
+                low = middle
+        ends = [_widths(shares, low), _widths(shares, high)]
+        return min(ends, key=lambda widths: abs(size(widths) - params))
+
     found: list[Shape] = []
     for number in range(MOST_DRAWS):
         if len(found) == count:
             break
-        shares = [width * _factor(number, layer) for layer, width in enumerate(shape)]
-        drawn = _scaled(host_of_widths, shares, params)
-        size = _size(host_of_widths, drawn)
-        if abs(size / params - 1.0) <= CLOSE and drawn not in found and not _even(drawn, shape):
+        drawn = scaled([width * _factor(number, layer) for layer, width in enumerate(shape)])
+        # The task's own shape, only wider or narrower, is not random.
+        even = len({width / own for width, own in zip(drawn, shape, strict=True)}) == 1
+        if abs(size(drawn) / params - 1.0) <= TOLERANCE and drawn not in found and not even:
             found.append(drawn)
     return found
 
@@ -41,30 +58,5 @@ def _factor(number: int, layer: int) -> float:
     return math.exp(SPREAD * (2.0 * share - 1.0))
 
 
-def _even(drawn: Shape, shape: Shape) -> bool:
-    """Is it the host's own shape, wider or narrower?"""
-    return len({width / own for width, own in zip(drawn, shape, strict=True)}) == 1
-
-
-def _scaled(
-    host_of_widths: Callable[[Shape], nn.Module], shares: list[float], params: float
-) -> Shape:
-    """Widths in these proportions with the parameters nearest to `params`, by bisection."""
-    low, high = 1e-3, 1e3
-    for _ in range(30):
-        middle = math.sqrt(low * high)
-        if _size(host_of_widths, _widths(shares, middle)) > params:
-            high = middle
-        else:
-            low = middle
-    ends = [_widths(shares, low), _widths(shares, high)]
-    return min(ends, key=lambda widths: abs(_size(host_of_widths, widths) - params))
-
-
 def _widths(shares: list[float], scale: float) -> Shape:
     return tuple(max(1, round(scale * share)) for share in shares)
-
-
-def _size(host_of_widths: Callable[[Shape], nn.Module], widths: Shape) -> int:
-    with torch.device("meta"):
-        return count_params(host_of_widths(widths))

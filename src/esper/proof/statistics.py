@@ -1,4 +1,4 @@
-"""Is one arm better than another? Paired differences over keys, and how sure we may be of them."""
+"""Paired differences over keys, with confidence intervals and p-values."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ CONFIDENCE = 0.95
 class PairedDifference:
     """Differences of pairs: their mean, its 95 % interval, and a two-sided p-value.
 
-    The interval is None where none can be had: with one pair, or when all differences are equal.
+    The interval is None with one pair, or if all differences are equal.
     """
 
     n: int
@@ -32,7 +32,7 @@ def paired_difference(
     """first - second, pair by pair: BCa bootstrap interval (Efron, 1987), sign-flip permutation p.
 
     The p-value is exact for up to 13 pairs, from RESAMPLES random sign flips for more; it is None
-    for a single pair. Resampling is a function of `key`. Needs SciPy.
+    for a single pair. Resampling depends on `key` only. Needs SciPy.
     """
     if len(first) != len(second) or not first:
         raise ValueError(f"pairs need two series of one length, got {len(first)} and {len(second)}")
@@ -45,7 +45,7 @@ def paired_difference(
 
 
 def mean_interval(values: Sequence[float], key: int = 0) -> tuple[float | None, float | None]:
-    """95 % interval of the mean, as that of a paired difference; None where there is none."""
+    """95 % interval of the mean, as for a paired difference; (None, None) if there is none."""
     return (None, None) if len(values) < 2 else _interval(np.asarray(values, np.float64), key)
 
 

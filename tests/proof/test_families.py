@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from esper.proof import family_trials
+from esper.proof.families import play_family
 from esper.tamiyo.controllers.scripted import ScriptedController
 from esper.tamiyo.controllers.static import StaticController
 from esper.tolaria.families.hosts import hosts_of
@@ -22,29 +22,27 @@ def spec(tmp_path_factory):
 def test_nothing_grows_where_nothing_is_planted_and_the_budget_is_kept(spec):
     member, data, root = spec
     hosts = hosts_of(member, data, root)
-    found = family_trials(member, StaticController(), data, root)
-    assert [trial.key for trial in found] == list(member.keys)
-    for trial in found:
-        assert (trial.seeds, trial.first) == ((), None)
-        assert trial.macs <= member.extra * hosts.cost
+    found = play_family(member, StaticController(), data, root)
+    assert [result.key for result in found] == list(member.keys)
+    for result in found:
+        assert (result.seeds, result.first) == ((), None)
+        assert result.macs <= member.extra * hosts.cost
 
 
-def test_the_first_seed_is_told_by_its_place_and_keys_may_repeat(spec):
+def test_the_module_of_the_first_seed_is_reported_and_keys_may_repeat(spec):
     member, data, root = spec
     key = member.keys[1]
-    one, two = family_trials(
-        member, ScriptedController(SCRIPT, "branch"), data, root, keys=[key] * 2
-    )
+    one, two = play_family(member, ScriptedController(SCRIPT, "branch"), data, root, keys=[key] * 2)
     assert one == two
     assert one.first == "blocks.1"
     assert one.host is not None
 
 
-def test_the_host_is_scored_as_it_came(spec):
+def test_the_host_is_scored_before_its_episode(spec):
     member, data, root = spec
     hosts = hosts_of(member, data, root)
-    (trial,) = family_trials(member, StaticController(), data, root, keys=member.keys[:1])
+    (result,) = play_family(member, StaticController(), data, root, keys=member.keys[:1])
     host = member.task.build()
-    host.load_state_dict(hosts.weights[trial.key])
+    host.load_state_dict(hosts.weights[result.key])
     right = host.eval()(data.test_x).argmax(1) == data.test_y
-    assert trial.host == pytest.approx(100 * right.double().mean().item())
+    assert result.host == pytest.approx(100 * right.double().mean().item())

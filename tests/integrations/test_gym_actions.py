@@ -1,12 +1,12 @@
-"""Masks of both ways to say an action, against every combination tried one by one."""
+"""Masks of both encodings of an action, compared with every combination."""
 
 from itertools import product
 
 import numpy as np
 import pytest
 
-from esper.gym.choices import FactoredChoices, FlatChoices, make_choices
-from esper.leyline import HEAD_RELEVANCE, NUM_OPS, ActionMasks, ConfigError, LifecycleOp
+from esper.gym.actions import FactoredActions, FlatActions
+from esper.leyline import HEAD_RELEVANCE, NUM_OPS, ActionMasks, LifecycleOp
 
 SIZES = (3, 4, 3, NUM_OPS)
 EVERY_ROW = np.array(list(product(*map(range, SIZES))))
@@ -34,7 +34,7 @@ def legal_rows(masks: ActionMasks, env: int) -> np.ndarray:
 @pytest.mark.parametrize("seed", range(20))
 def test_a_factored_mask_allows_what_occurs_in_a_legal_decision(seed: int) -> None:
     masks = random_masks(seed)
-    parts = np.split(FactoredChoices(SIZES).mask(masks), np.cumsum(SIZES)[:-1], axis=1)
+    parts = np.split(FactoredActions(SIZES).mask(masks), np.cumsum(SIZES)[:-1], axis=1)
     for env in range(8):
         legal = legal_rows(masks, env)
         relevant = HEAD_RELEVANCE[legal[:, 3]]
@@ -45,7 +45,7 @@ def test_a_factored_mask_allows_what_occurs_in_a_legal_decision(seed: int) -> No
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_flat_mask_allows_exactly_the_legal_decisions(seed: int) -> None:
-    masks, choices = random_masks(seed), FlatChoices(SIZES)
+    masks, choices = random_masks(seed), FlatActions(SIZES)
     mask = choices.mask(masks)
     for env in range(8):
         legal = legal_rows(masks, env)
@@ -56,11 +56,6 @@ def test_a_flat_mask_allows_exactly_the_legal_decisions(seed: int) -> None:
 
 
 def test_every_number_is_another_decision() -> None:
-    table = FlatChoices(SIZES).table
+    table = FlatActions(SIZES).table
     assert len(np.unique(table, axis=0)) == len(table) == 1 + 3 * 4 * 3 + 2 * 3
     assert table[0].tolist() == [0, 0, 0, LifecycleOp.WAIT]
-
-
-def test_an_unknown_kind_is_refused() -> None:
-    with pytest.raises(ConfigError, match="factored or flat, got 'nested'"):
-        make_choices("nested", SIZES)

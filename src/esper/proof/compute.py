@@ -1,0 +1,129 @@
+"""Compute of training in multiply-adds: what it costs, and how many epochs a budget pays for."""
+
+import math
+from dataclasses import replace
+from functools import partial
+
+from esper.growth.blueprints.catalogue import count_params
+from esper.leyline import ConfigError
+from esper.leyline.constants import COOLING_SAMPLES
+from esper.tolaria.data.splits import DataSplits
+from esper.tolaria.engine.garden import TRAINING_COST
+from esper.tolaria.engine.population import LoopedPopulation
+from esper.tolaria.engine.run import SETTLING_EVALUATIONS, GrowthSettings
+from esper.tolaria.tasks.base import Task
+
+# A growing network costs more with each epoch: with few long ones it leaves much of a small budget.
+LEAST_DECISIONS = 6
+
+
+def of_width(task: Task, width: int) -> Task:
+    """The task with a host of another width."""
+    assert task.host_of_width is not None, f"task {task.name!r} has no family of hosts"
+    return replace(task, build=partial(task.host_of_width, width))
+
+
+def host_size(task: Task, data: DataSplits) -> tuple[int, int]:
+    """(parameters, multiply-adds per example) of the task's host."""
+    template = LoopedPopulation(task.recipe(data), [0]).template
+    return count_params(template.host), template.host_macs
+
+
+def _forward_passes(task: Task, data: DataSplits) -> tuple[int, int]:
+    """Cost of a training epoch and of an evaluation, in forward passes."""
+    samples = len(data.train_x)
+    if task.batches_per_epoch is not None:
+        samples = min(samples, task.batches_per_epoch * task.batch)
+    return TRAINING_COST * samples, len(data.val_x)
+
+
+def training_macs(task: Task, data: DataSplits, macs: int, steps: int) -> int:
+    """Cost of the whole training of a fixed network of `macs` per example."""
+    training, evaluation = _forward_passes(task, data)
+    epochs = steps + 1  # the warm-up epoch comes before the first step
+    return macs * (epochs * (training + evaluation) + SETTLING_EVALUATIONS * evaluation)
+
+
+def affordable_steps(task: Task, data: DataSplits, macs: int, budget: int) -> int:
+    """Most steps whose `training_macs` stay within `budget`; 1 if it is too small for any."""
+    training, evaluation = _forward_passes(task, data)
+    epochs = (budget // macs - SETTLING_EVALUATIONS * evaluation) // (training + evaluation)
+    return max(1, epochs - 1)
+
+
+def _reserved_passes(evaluation: int, trained: bool) -> int:
+    """Forward passes that a budget pays for besides epochs: settling, and one evaluation in reserve
+    for a rollback. A network that arrives `trained` is also evaluated before its first epoch."""
+    return (1 + SETTLING_EVALUATIONS + trained) * evaluation
+
+
+def first_epoch_macs(task: Task, data: DataSplits, macs: int, *, trained: bool = False) -> int:
+    """Smallest budget that pays for one epoch of a network of `macs` per example."""
+    training, evaluation = _forward_passes(task, data)
+    return macs * (training + evaluation + _reserved_passes(evaluation, trained))
+
+
+def extra_budget(task: Task, data: DataSplits, steps: int, extra: float) -> int:
+    """The share `extra` of what the training of the task's host for `steps` costs. Raises
+    ConfigError if that does not pay for one more epoch."""
+    _, macs = host_size(task, data)
+    cost = training_macs(task, data, macs, steps)
+    needed = first_epoch_macs(task, data, macs, trained=True)
+    if extra * cost < needed:
+        least = math.ceil(1000 * needed / cost) / 1000
+        raise ConfigError(
+            f"an extra budget of {extra:g} does not pay for one epoch; {least:g} of the host's "
+            "training does"
+        )
+    return int(extra * cost)
+
+
+def paced(
+    task: Task,
+    data: DataSplits,
+    macs: int,
+    budget: int,
+    *,
+    trained: bool,
+    least: int = 1,
+    reserved: int = 0,
+) -> tuple[Task, int]:
+    """The task, and how many of its epochs `budget` pays for with a network of `macs` per example.
+
+    If whole epochs would leave a part of the budget unused, or would be fewer than `least`, all
+    epochs have fewer batches, but at least one. `reserved` forward passes are not spent on epochs.
+    """
+    training, evaluation = _forward_passes(task, data)
+    passes = budget // macs - _reserved_passes(evaluation, trained) - reserved
+    whole = max(1, passes // (training + evaluation))
+
+    def batches(epochs: int) -> int:
+        return (passes // epochs - evaluation) // (TRAINING_COST * task.batch)
+
+    for epochs in range(least, whole, -1):
+        if batches(epochs) >= 1:
+            return replace(task, batches_per_epoch=batches(epochs)), epochs
+    if (whole + 1) * batches(whole + 1) * TRAINING_COST * task.batch <= whole * training:
+        return task, whole
+    return replace(task, batches_per_epoch=batches(whole + 1)), whole + 1
+
+
+def fit_to_budget(
+    task: Task, rules: GrowthSettings, data: DataSplits, macs: int
+) -> tuple[Task, GrowthSettings]:
+    """Task and rules with the epochs that the compute budget pays for, at least one, for a
+    network of `macs` per example. If it grows, the budget ends its training before the steps do."""
+    assert rules.max_train_macs is not None
+    trained = rules.trained
+    budget = max(rules.max_train_macs, first_epoch_macs(task, data, macs, trained=trained))
+    task, epochs = paced(
+        task,
+        data,
+        macs,
+        budget,
+        trained=trained,
+        least=LEAST_DECISIONS if rules.counterfactuals else 1,
+        reserved=min(COOLING_SAMPLES, len(data.train_x)) if rules.cools else 0,
+    )
+    steps = epochs if trained else max(1, epochs - 1)
+    return task, replace(rules, steps=steps, max_train_macs=budget)
