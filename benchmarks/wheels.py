@@ -24,7 +24,7 @@ USES = {
     "digits": "from esper.tolaria import data_root, find_task\n"
     "find_task('digits').load(data_root())",
     "data": "import esper.tolaria.data.cifar10_strips\nfrom PIL import Image",
-    "plot": "from esper.observatory import require_matplotlib\nrequire_matplotlib()",
+    "plot": "from esper.observatory.picture import require_matplotlib\nrequire_matplotlib()",
     "parquet": "import pyarrow.parquet",
     "onnx": "import onnx, onnxruntime, onnxscript",
     "evaluate": "from esper.proof.statistics import paired_difference\n"

@@ -85,7 +85,7 @@ def test_a_tracker_has_what_the_history_has(kind: str, tracked: tuple[Path, espe
     check_same(told.points, points_of([*wanted, (outcome, grown.outcome.steps)]))
     assert len(told.points["val_score"]) == 12
     assert max(told.points["1/alpha"].values()) > 0
-    germinated = [text for text in told.events if "germinated, " in text]
+    germinated = [text for text in told.events if "planted, " in text]
     assert len(germinated) == grown.outcome.germinated > 0
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from command_support import esper, esper_here, start_esper
-from esper.observatory.described import describe
+from esper.observatory.describe import describe
 from esper.observatory.evaluation import evaluation_folder
 from esper.proof import evaluation
 

@@ -26,7 +26,7 @@ AXE = (Path(__file__).parents[1] / "vendor" / "axe.min.js").read_text()
 WRITER = """
 import sys, time
 from pathlib import Path
-from esper.observatory import RunDirectory
+from esper.observatory.run_directory import RunDirectory
 record = RunDirectory.create(Path(sys.argv[1]), {"task": "digits", "steps": 9, "arm": "grown"})
 print("held", flush=True)
 time.sleep(600)
@@ -79,7 +79,7 @@ def test_a_live_run_appears_grows_and_finishes(tmp_path: Path):
             page.get_by_text("running", exact=True).wait_for()
             writer.kill()
         page.get_by_text("stopped", exact=True).wait_for()
-        page.get_by_text("its process has ended before the run did").wait_for()
+        page.get_by_text("its process ended before the run did").wait_for()
         assert noise.errors == []
         assert noise.foreign(served.url) == []
 
@@ -123,7 +123,7 @@ def test_plots_zoom_together(runs: Path):
 
     with serving(runs) as served, browser_page() as (page, noise):
         page.goto(f"{served.url}/#run=trained")
-        page.get_by_role("heading", name="The policy").wait_for()
+        page.get_by_role("heading", name="Policy").wait_for()
         assert range_of("Return") == range_of("KL") == "0 3"
         over = page.locator(".plot:has(h3:text-is('Return')) .u-over")
         over.scroll_into_view_if_needed()

@@ -18,7 +18,7 @@ from training_support import same_run, tiny_run, tiny_task
 HOLDER = """
 import sys, time
 from pathlib import Path
-from esper.observatory import RunDirectory
+from esper.observatory.run_directory import RunDirectory
 record = RunDirectory(Path(sys.argv[1]))
 print("held", flush=True)
 time.sleep(600)

@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 
 import views
-from esper.observatory.described import describe
+from esper.observatory.describe import describe
 
 
 def test_the_long_run_is_read_as_a_run(tmp_path: Path):
     views.write_long_run(tmp_path / "long", 3000)
     told = describe(tmp_path / "long", round_=2, env=5)
-    assert told["line"]["state"] == "finished"
+    assert told["run"]["state"] == "finished"
     assert told["rounds"]["round"] == list(range(3000 // (16 * 31)))
     assert len(told["environments"]) == 16
     assert [frame["step"] for frame in told["episode"]["frames"]] == list(range(31))

@@ -140,7 +140,7 @@ def open_record(folder: Path, run: GrowthRun, *, resume: bool) -> RunDirectory:
             record.begin(run.settings)
             return record
         _check_settings(folder, state["settings"], run.settings)
-        record.go_on(run.settings, state["files"], next_round=0)
+        record.resume(run.settings, state["files"], next_round=0)
         run.load_state(state)
         run.history.rows[:] = read_rows(folder / METRICS)
         run.history.events[:] = map(event_from_row, read_rows(folder / EVENTS))

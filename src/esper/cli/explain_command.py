@@ -40,7 +40,7 @@ def explain(settings: ExplainSettings) -> None:
       esper explain runs/evaluate-digits --arm pretrained --key 3 --step 7
     """
     from esper.api import explain
-    from esper.observatory.explained import explanation_in_words
+    from esper.observatory.explain import explanation_in_words
     from esper.observatory.terminal import say
 
     told = explain(

@@ -92,8 +92,13 @@ def serve(settings: ServeSettings) -> None:
     """
     from rich.console import Console
 
-    from esper.observatory.serving import serve
+    from esper.leyline import PackageMissingError
     from esper.observatory.terminal import say
+
+    try:
+        from esper.observatory.server import serve
+    except ModuleNotFoundError as error:
+        raise PackageMissingError(f"the web page needs {error.name}", "serve") from None
 
     console = Console()
     serve(
@@ -111,6 +116,10 @@ def watch(
 
     The keys are shown; ? explains every quantity.
     """
-    from esper.observatory.watching import watch
+    from esper.leyline import PackageMissingError
 
+    try:
+        from esper.observatory.watch_app import watch
+    except ModuleNotFoundError as error:
+        raise PackageMissingError(f"watching needs {error.name}", "watch") from None
     watch(Path(run))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from esper.leyline import SeedStage
-from esper.observatory.looks import STAGE_COLOURS
+from esper.observatory.formatting import STAGE_COLOURS
 
 CELL, LANE, CURVE, GAP = 12, 16, 96, 2  # pixels
 PAPER, INK = np.array([255, 255, 255], np.uint8), np.array([34, 34, 34], np.uint8)
