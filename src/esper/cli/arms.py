@@ -76,7 +76,7 @@ class Arms:
 
     def conclude(self, rows: "Sequence[Mapping[str, Any]]") -> None:
         """Tell trackers what came of the arms: rows of the summary, with scores on test data."""
-        from esper.observatory.scalars import outcome_scalars
+        from esper.trackers import outcome_scalars
 
         for row in rows:
             if row["arm"] in self.trackers:

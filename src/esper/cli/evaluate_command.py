@@ -87,12 +87,12 @@ def evaluate(settings: EvaluateSettings) -> None:
     from esper.observatory.evaluation import evaluation_folder, write_evaluation
     from esper.observatory.picture import require_matplotlib
     from esper.observatory.report import write_report
-    from esper.observatory.scalars import read_logs
     from esper.observatory.terminal import PhaseProgress, say
     from esper.proof import EvaluationSettings
     from esper.proof import evaluate as run_evaluation
     from esper.tolaria.data.catalogue import data_root
     from esper.tolaria.tasks import find_task
+    from esper.trackers import read_logs
 
     task = find_task(settings.task)
     plan = EvaluationSettings(

@@ -48,9 +48,8 @@ def export_run(settings: ExportRunSettings) -> None:
     Example: esper export-run runs/first --to tensorboard
     """
     from esper.observatory.run_directory import TRACKED
-    from esper.observatory.scalars import read_logs
     from esper.observatory.terminal import say
-    from esper.trackers import find_tracker
+    from esper.trackers import find_tracker, read_logs
 
     run = Path(settings.run)
     out = Path(settings.out or run / TRACKED / settings.to)

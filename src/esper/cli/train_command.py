@@ -122,10 +122,10 @@ def ppo(settings: PPOSettings) -> None:
     from esper.api import config_of, episode_steps, resume_ppo, train_ppo
     from esper.leyline import ConfigError
     from esper.observatory.run_directory import BEST_POLICY
-    from esper.observatory.scalars import row_scalars
     from esper.observatory.terminal import RoundProgress
     from esper.simic.training.config import load_config
     from esper.simic.training.loop import Hooks
+    from esper.trackers import row_scalars
 
     logging.basicConfig(format="esper: %(message)s")
     console, result = consoles(settings.quiet, settings.json)

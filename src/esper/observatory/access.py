@@ -6,13 +6,11 @@ browser, from host names that an attacker has pointed here, and from other machi
 
 import hmac
 import ipaddress
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import cookie_parser
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 COOKIE = "esper_token"
 MAX_BODY = 4096  # bytes; only the login has a body
@@ -34,43 +32,39 @@ class AccessControl:
     """`hosts` are the accepted host names; IP addresses are always accepted, because only names can
     be pointed elsewhere. With a `token`, requests without it are refused."""
 
-    def __init__(self, app: App, hosts: frozenset[str], token: str | None = None) -> None:
+    def __init__(self, app: ASGIApp, hosts: frozenset[str], token: str | None = None) -> None:
         self.app, self.hosts, self.token = app, hosts, token
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
 
-        async def send_with_headers(message: MutableMapping[str, Any]) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                added = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
-                message["headers"] = [*message["headers"], *added]
+                MutableHeaders(scope=message).update(HEADERS)
             await send(message)
 
-        refusal = self.refusal(scope)
+        app, refusal = self.app, self.refusal(scope)
         if refusal is not None and refusal[0] == 401 and scope["path"] == "/":
             # Without the token, the page asks for it.
-            scope, refusal = {**scope, "path": "/login", "raw_path": b"/login"}, None
-        if refusal is not None:
-            await _answer(send_with_headers, *refusal)
-        else:
-            await self.app(scope, receive, send_with_headers)
+            scope = {**scope, "path": "/login", "raw_path": b"/login"}
+        elif refusal is not None:
+            status, reason = refusal
+            app = PlainTextResponse(reason, status, headers={"connection": "close"})
+        await app(scope, receive, send_with_headers)
 
     def refusal(self, scope: Scope) -> tuple[int, str] | None:
         """(status, reason) for a request that is refused."""
-        headers: dict[str, list[str]] = {}
-        for name, value in scope["headers"]:
-            headers.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
-        host = headers.get("host", [])
+        headers = Headers(scope=scope)
+        host = headers.getlist("host")
         if len(host) != 1 or not is_own_host(host[0], self.hosts):
             return 421, "the host name is not one of this server"
         path, method = scope["path"], scope["method"]
         if method not in ("GET", "HEAD") and (method, path) != ("POST", "/login"):
             return 405, "this server is read-only"
-        origins = headers.get("origin", [])
-        if any(origin != f"http://{host[0]}" for origin in origins):
-            return 403, "requests from other sites are refused"
-        if headers.get("sec-fetch-site") == ["cross-site"] and not _navigates(headers):
+        foreign = any(origin != f"http://{host[0]}" for origin in headers.getlist("origin"))
+        navigates = headers.get("sec-fetch-mode") == "navigate"  # the user followed a link
+        if foreign or (headers.get("sec-fetch-site") == "cross-site" and not navigates):
             return 403, "requests from other sites are refused"
         if len(path) + len(scope["query_string"]) > MAX_PATH:
             return 414, "the address is too long"
@@ -80,18 +74,10 @@ class AccessControl:
             return 401, "the token is missing or wrong"
         return None
 
-    def _has_token(self, headers: dict[str, list[str]]) -> bool:
-        offered = [
-            value.removeprefix("Bearer ")
-            for value in headers.get("authorization", [])
-            if value.startswith("Bearer ")
-        ]
-        for cookies in headers.get("cookie", []):
-            for cookie in cookies.split(";"):
-                name, _, value = cookie.strip().partition("=")
-                if name == COOKIE:
-                    offered.append(value)
-        return any(is_token(value, self.token) for value in offered[:4])
+    def _has_token(self, headers: Headers) -> bool:
+        offered = [cookie_parser(text).get(COOKIE, "") for text in headers.getlist("cookie")]
+        offered += [text.removeprefix("Bearer ") for text in headers.getlist("authorization")]
+        return any(is_token(text, self.token) for text in offered[:4])
 
 
 def is_token(offered: str, token: str | None) -> bool:
@@ -113,19 +99,8 @@ def is_own_host(host: str, hosts: frozenset[str]) -> bool:
     return True
 
 
-def _navigates(headers: dict[str, list[str]]) -> bool:
-    """Whether the user followed a link to the page."""
-    return headers.get("sec-fetch-mode") == ["navigate"]
-
-
-def _body_size(headers: dict[str, list[str]]) -> int:
+def _body_size(headers: Headers) -> int:
     if "transfer-encoding" in headers:
         return MAX_BODY + 1
-    sizes = headers.get("content-length", ["0"])
+    sizes = headers.getlist("content-length") or ["0"]
     return int(sizes[0]) if len(sizes) == 1 and sizes[0].isdecimal() else MAX_BODY + 1
-
-
-async def _answer(send: Send, status: int, reason: str) -> None:
-    headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"connection", b"close")]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": reason.encode()})

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from esper.leyline import ConfigError
 from esper.observatory.describe import MAX_ROWS, round_columns, score_curve
-from esper.observatory.formatting import format_number, sanitize
+from esper.observatory.formatting import format_columns, format_number, sanitize
 from esper.observatory.reading import number, open_rows
 from esper.observatory.run_directory import METRICS, OUTCOMES, SUMMARY, read_rows
 from esper.observatory.runs import read_run
@@ -94,19 +94,16 @@ def comparison_table(rows: Sequence[Mapping[str, Any]]) -> Table:
         *("\nparams", "train\n10^6", "seeds/kept\n/removed", "roll\nback"),
         gap=1,
     )
+    scores = dict.fromkeys(("val_score", "late_val_score", "test_score"), ".1f")
+    forms = {"episodes": "d", **scores, "total_reward": "+.3f", "params": ",.0f"}
+    counts = dict.fromkeys(("germinated", "fossilized", "culled"), ".1f")
     for row in rows:
-        counts = (row["germinated"], row["fossilized"], row["culled"])
         macs = row["train_macs"]
         table.add_row(
             escape(row["run"]),
-            str(row["episodes"]),
-            format_number(row["val_score"], ".1f"),
-            format_number(row["late_val_score"], ".1f"),
-            format_number(row["test_score"], ".1f"),
-            format_number(row["total_reward"], "+.3f"),
-            format_number(row["params"], ",.0f"),
+            *format_columns(row, forms),
             format_number(None if macs is None else macs / 1e6, ",.0f"),
-            "/".join(format_number(count, ".1f") for count in counts),
+            "/".join(format_columns(row, counts)),
             format_number(row["rollbacks"], ".1f"),
         )
     return table

@@ -3,6 +3,7 @@
 Plain lists and dictionaries with safe text, and at most some thousand rows however long the run is.
 """
 
+import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -30,11 +31,11 @@ from esper.observatory.reading import (
     number,
     open_rows,
 )
-from esper.observatory.reproduce import evaluation_command, run_command
-from esper.observatory.run_directory import ARMS, EVENTS, METRICS, OUTCOMES, TIMINGS
+from esper.observatory.run_directory import ARMS, CONFIG, EVENTS, METRICS, OUTCOMES, TIMINGS
 from esper.observatory.runs import (
     RunContents,
     RunSummary,
+    controllers,
     is_run,
     read_evaluation,
     read_run,
@@ -47,6 +48,7 @@ MAX_EVENTS = 300
 MAX_DECISIONS = 200
 MAX_ROWS = 20_000  # of one round
 MAX_COMMAND = 4000  # characters
+REPEATED = "--out runs/repeated"
 LATE_ROUNDS = 8  # the rounds that show what a policy does
 FRAME = ("val_score", "train_score", "params", "macs", "train_macs")
 
@@ -84,7 +86,7 @@ def _evaluation(folder: Path) -> dict[str, Any]:
         report = read_evaluation(folder)
     except (FileNotFoundError, UnreadableError) as error:
         return {"evaluation": None, "faults": [str(error)]}
-    return {"evaluation": report, "reproduce": evaluation_command(report), "faults": []}
+    return {"evaluation": report, "reproduce": _evaluation_command(report), "faults": []}
 
 
 def _run(folder: Path, round_: int | None, env: int) -> dict[str, Any]:
@@ -103,7 +105,7 @@ def _run(folder: Path, round_: int | None, env: int) -> dict[str, Any]:
     settings = sorted(_flat(run.config).items())
     return {
         "settings": [pair for pair in settings if pair[0] not in ("out", "overwrite")],
-        "reproduce": run_command(folder, run),
+        "reproduce": _run_command(folder, run),
         "arms": run.summary,
         "seeds": [] if training else run.seeds,
         "outcome": {name: value for name, value in run.outcome.items() if name != "seeds"},
@@ -301,3 +303,45 @@ def score_curve(folder: Path) -> dict[str, list[Any]]:
         "x": [integer(row, "step") for row in rows],
         "y": [number(row, "val_score") for row in rows],
     }
+
+
+# --- commands to repeat it -----------------------------------------------------------------------
+
+
+def _run_command(folder: Path, run: RunContents) -> str | None:
+    """The command that repeats a run in another folder; None if it is unknown."""
+    if run.kind == "training":
+        return f"esper train ppo --config {shlex.quote(str(folder / CONFIG))} {REPEATED}"
+    skip = ("out", "overwrite", "arm", "command")
+    options = {name: value for name, value in run.config.items() if name not in skip}
+    if run.kind == "growth" and options:
+        return _command("esper grow", options)
+    if run.config.get("command") == "record":
+        return _command("esper train record", options)
+    return None
+
+
+def _evaluation_command(report: Mapping[str, Any]) -> str:
+    options = {
+        "task": report.get("task"),
+        "scenario": report.get("scenario"),
+        "extra": ",".join(f"{share:g}" for share in report.get("extra") or ()) or None,
+        "arms": ",".join(controllers(report)),
+        "keys": integer(report, "keys_wanted"),
+        "steps": integer(report, "steps"),
+        "tune": len(report.get("learning_rates") or ()) > 1,
+        "controls": any(arm["control_of"] for arm in report["arms"]),
+        "control_for": report.get("reference"),
+    }
+    return _command("esper evaluate", options)
+
+
+def _command(command: str, options: Mapping[str, Any]) -> str:
+    words = [command]
+    for name, value in options.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+        elif value is not None:
+            words.append(f"--{flag} {shlex.quote(str(value))}")
+    return " ".join([*words, REPEATED])

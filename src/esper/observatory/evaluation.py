@@ -17,7 +17,7 @@ from rich.table import Table
 
 from esper.leyline import ConfigError
 from esper.observatory.evaluation_picture import draw_evaluation
-from esper.observatory.formatting import format_number, seed_location
+from esper.observatory.formatting import format_columns, format_number, seed_location
 from esper.observatory.run_directory import TRACKED, lock_folder
 from esper.observatory.terminal import plain_table
 
@@ -105,9 +105,7 @@ def arms_table(report: Report) -> Table:
         counts = [arm[name] for name in ("germinated", "fossilized", "culled")]
         table.add_row(
             escape(arm["arm"]),
-            f"{arm['test_score']:.2f}",
-            f"{arm['params']:,.0f}",
-            f"{arm['macs']:,.0f}",
+            *format_columns(arm, {"test_score": ".2f", "params": ",.0f", "macs": ",.0f"}),
             f"{arm['train_macs'] / 1e6:,.0f}",
             f"{arm['cpu_seconds']:.1f}",
             "/".join(f"{n:.1f}" if n < 9.95 else f"{n:.0f}" for n in counts),

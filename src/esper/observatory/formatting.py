@@ -5,6 +5,8 @@ import unicodedata
 from collections.abc import Mapping
 from typing import Any
 
+from esper.observatory.reading import number
+
 # What users see instead of the names of `SeedStage`.
 STAGE_NAMES = {
     "DORMANT": "empty",
@@ -76,6 +78,11 @@ def sanitize(value: Any) -> Any:
 def format_number(value: float | None, form: str) -> str:
     """A number in the given format; '-' if it was not measured."""
     return "-" if value is None else format(value, form)
+
+
+def format_columns(row: Mapping[str, Any], forms: Mapping[str, str]) -> list[str]:
+    """The numbers of these columns, each in its format."""
+    return [format_number(number(row, name), form) for name, form in forms.items()]
 
 
 def format_duration(seconds: float) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 from esper.leyline import ConfigError
 from esper.observatory.describe import describe
 from esper.observatory.explain import choices_text
-from esper.observatory.formatting import format_number
+from esper.observatory.formatting import format_columns, format_number
 from esper.observatory.reading import number
 from esper.observatory.run_directory import PAGE
 
@@ -100,13 +100,16 @@ def _run_parts(data: Mapping[str, Any]) -> list[str]:
     about += [("parameters", format_number(run["params"], ",.0f"))]
     parts = [_table(("", ""), [(name, value) for name, value in about if value is not None])]
     arms = [
-        [arm.get("arm"), *_numbers(arm, {"test_score": ".1f", "params": ",.0f", "macs": ",.0f"})]
+        [
+            arm.get("arm"),
+            *format_columns(arm, {"test_score": ".1f", "params": ",.0f", "macs": ",.0f"}),
+        ]
         for arm in data["arms"]
     ]
     parts += _section("Comparison", ("on test data", "score", "parameters", "multiply-adds"), arms)
     forms = {"params": ",.0f", "contribution": "+.2f", "shapley": "+.2f"}
     seeds = [
-        [f"{seed.get('blueprint')} in {seed.get('module')}", *_numbers(seed, forms)]
+        [f"{seed.get('blueprint')} in {seed.get('module')}", *format_columns(seed, forms)]
         for seed in data["seeds"]
     ]
     parts += _section("Kept seeds", ("seed", "parameters", "contribution", "Shapley value"), seeds)
@@ -126,10 +129,6 @@ def _run_parts(data: Mapping[str, Any]) -> list[str]:
     costs = [(what, format_number(macs, ",.0f")) for what, macs in data["cost"]]
     parts += _section("Cost", ("what", "multiply-adds"), costs)
     return parts + _section("Settings", ("setting", "value"), data["settings"])
-
-
-def _numbers(row: Mapping[str, Any], forms: Mapping[str, str]) -> list[str]:
-    return [format_number(number(row, name), form) for name, form in forms.items()]
 
 
 def _lanes(data: Mapping[str, Any]) -> str:
@@ -153,7 +152,7 @@ def _evaluation_parts(report: Mapping[str, Any] | None) -> list[str]:
     if report is None:
         return []
     forms = {"test_score": ".2f", "params": ",.0f", "macs": ",.0f"}
-    arms = [[arm["arm"], *_numbers(arm, forms)] for arm in report["arms"]]
+    arms = [[arm["arm"], *format_columns(arm, forms)] for arm in report["arms"]]
     pairs = [
         (
             f"{row['arm']} - {row['versus']}",

@@ -295,15 +295,9 @@ def to_toml(config: Mapping[str, Any]) -> str:
     for key, value in config.items():
         if value is None:
             lines.append(f"# {key} is not set")
-        elif value == {}:
-            lines.append(f"{key} = {{}}")
-        elif isinstance(value, bool):
-            lines.append(f"{key} = {str(value).lower()}")
-        elif isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)):
-            lines.append(f"{key} = {value!r}")
-        elif isinstance(value, tuple | list):
-            lines.append(f"{key} = {json.dumps(list(value))}")
         else:
-            # A JSON string without control characters is a TOML basic string.
-            lines.append(f"{key} = {json.dumps(str(value))}")
+            # JSON of these types is TOML too; everything else is written as text.
+            finite = isinstance(value, float) and math.isfinite(value)
+            same = finite or value == {} or isinstance(value, int | tuple | list)
+            lines.append(f"{key} = {json.dumps(value if same else str(value))}")
     return "\n".join(lines) + "\n"

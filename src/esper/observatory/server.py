@@ -20,9 +20,10 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from esper.leyline import ConfigError
-from esper.observatory.access import COOKIE, AccessControl, Receive, Scope, Send, is_token
+from esper.observatory.access import COOKIE, AccessControl, is_token
 from esper.observatory.comparison import compare_curves
 from esper.observatory.describe import describe, summary_as_dict
 from esper.observatory.report import web_file
@@ -158,7 +159,8 @@ class RunApi:
         self.streams = 0
         self._answers: OrderedDict[Any, bytes] = OrderedDict()
         self._marks: dict[Path | None, tuple[float, str]] = {}
-        self._locks: dict[Any, asyncio.Lock] = {}
+        # One lock: Python threads would not compute two answers faster than one after the other.
+        self._lock = asyncio.Lock()
 
     async def runs(self, request: Request) -> Response:
         return await self._answer(("runs",), await self._mark(None), self._list)
@@ -227,7 +229,7 @@ class RunApi:
 
     async def _mark(self, folder: Path | None) -> str:
         """The fingerprint of one run, or of the list of all; checked at most once per interval."""
-        async with self._lock(("mark", folder)):
+        async with self._lock:
             checked, mark = self._marks.get(folder, (float("-inf"), ""))
             if monotonic() - checked > (POLL_LIST if folder is None else POLL_RUN):
                 mark = await run_in_threadpool(self._read_mark, folder)
@@ -242,7 +244,7 @@ class RunApi:
         return hashlib.sha256(json.dumps(self._list()).encode()).hexdigest()
 
     async def _answer(self, question: Any, mark: str, make: Callable[[], Any]) -> Response:
-        async with self._lock(question):
+        async with self._lock:
             cached = (question, mark)
             if cached not in self._answers:
                 value = await run_in_threadpool(make)
@@ -251,11 +253,6 @@ class RunApi:
                     self._answers.popitem(last=False)
             self._answers.move_to_end(cached)
             return _json(self._answers[cached])
-
-    def _lock(self, name: Any) -> asyncio.Lock:
-        if len(self._locks) > 8 * MAX_STREAMS:
-            self._locks = {key: lock for key, lock in self._locks.items() if lock.locked()}
-        return self._locks.setdefault(name, asyncio.Lock())
 
 
 class _CountedStream(StreamingResponse):

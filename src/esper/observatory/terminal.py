@@ -13,6 +13,7 @@ from rich.text import Text
 from esper.leyline import HEAD_NAMES, IS_LIVE, NullRecorder, SeedStage
 from esper.observatory.formatting import (
     STAGE_COLOURS,
+    format_columns,
     format_duration,
     format_number,
     modules_of,
@@ -191,12 +192,8 @@ def summary_table(rows: Sequence[Mapping[str, Any]], score: str) -> Table:
     """One line per arm: score on test data, and the cost of the network."""
     table = plain_table("", f"test {score}", "parameters", "multiply-adds")
     for row in rows:
-        table.add_row(
-            escape(row["arm"]),
-            format_number(row["test_score"], ".1f"),
-            format_number(row["params"], ",d"),
-            format_number(row["macs"], ",d"),
-        )
+        forms = {"test_score": ".1f", "params": ",.0f", "macs": ",.0f"}
+        table.add_row(escape(row["arm"]), *format_columns(row, forms))
     return table
 
 
@@ -209,13 +206,11 @@ def seeds_table(seeds: Sequence[Mapping[str, Any]], score: str) -> Table:
     table = plain_table("kept seed", "parameters", "contribution", "Shapley value")
     for seed in seeds:
         error = seed.get("shapley_error")
-        shapley = format_number(seed.get("shapley"), "+.2f")
-        table.add_row(
-            escape(f"{seed['blueprint']} in {seed_location(seed)}"),
-            format_number(seed.get("params"), ",d"),
-            format_number(seed.get("contribution"), "+.2f"),
-            shapley if error is None else f"{shapley} ± {error:.2f}",
-        )
+        forms = {"params": ",.0f", "contribution": "+.2f", "shapley": "+.2f"}
+        params, contribution, shapley = format_columns(seed, forms)
+        shapley += "" if error is None else f" ± {error:.2f}"
+        name = escape(f"{seed['blueprint']} in {seed_location(seed)}")
+        table.add_row(name, params, contribution, shapley)
     table.caption = f"in points of validation {score}"
     table.caption_justify = "left"
     return table

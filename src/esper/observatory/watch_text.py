@@ -13,6 +13,7 @@ from esper.observatory.explain import slot_text
 from esper.observatory.formatting import (
     STAGE_COLOURS,
     STAGE_LETTERS,
+    format_columns,
     format_duration,
     format_number,
     stage_name,
@@ -138,14 +139,8 @@ def environment_row(environment: Mapping[str, Any]) -> list[Text]:
     for stage in environment["stages"]:
         stages.append(*cell(stage))
         stages.append(" ")
-    return [
-        Text(str(environment["env"])),
-        Text(str(environment["step"])),
-        Text(format_number(environment["val_score"], ".1f")),
-        Text(format_number(environment["return"], "+.3f")),
-        Text(format_number(environment["params"], ",.0f")),
-        stages,
-    ]
+    forms = {"env": "d", "step": "d", "val_score": ".1f", "return": "+.3f", "params": ",.0f"}
+    return [*map(Text, format_columns(environment, forms)), stages]
 
 
 def policy(data: Mapping[str, Any], width: int) -> Text:
