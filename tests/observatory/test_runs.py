@@ -89,9 +89,9 @@ def test_recorded_and_imitated_runs_have_states_too(tmp_path: Path):
     assert summarize_run(tmp_path / "recorded").state == "stopped"
     (tmp_path / "recorded" / "episodes.safetensors").write_bytes(b"")
     assert summarize_run(tmp_path / "recorded").state == "finished"
-    told = describe(tmp_path / "recorded")
-    assert told["run"]["kind"] == "offline"
-    assert told["reproduce"] == (
+    data = describe(tmp_path / "recorded")
+    assert data["run"]["kind"] == "offline"
+    assert data["reproduce"] == (
         "esper train record --controller random --task digits --episodes 4 --out runs/repeated"
     )
     with RunDirectory.create(tmp_path / "cloned", {**settings, "command": "imitate"}):
@@ -110,8 +110,8 @@ def test_links_are_not_followed(tmp_path: Path):
         (inside / name).unlink()
         (inside / name).symlink_to(outside / name)
     (inside / "arms").symlink_to(tmp_path / "outside")
-    told = json.dumps(describe(inside))
-    assert "conv_light" not in told
+    data = json.dumps(describe(inside))
+    assert "conv_light" not in data
     assert describe(inside)["compared"] == []
 
 
@@ -130,12 +130,12 @@ def test_the_stamp_changes_with_the_run(tmp_path: Path):
 
 
 def test_an_episode_has_a_frame_per_epoch_and_its_events_in_words(tmp_path: Path):
-    told = episode(write_growth(tmp_path / "run", module="layer1"), None, 0)
-    assert told["modules"] == ["layer1"]
-    assert [frame["step"] for frame in told["frames"]] == list(range(13))
-    assert told["frames"][6]["slots"] == [["BLENDING", "conv_light", 0.6, None]]
-    assert told["frames"][12]["slots"] == [["FOSSILIZED", "conv_light", 1.0, 2.5]]
-    assert [event["text"] for event in told["events"]] == [
+    data = episode(write_growth(tmp_path / "run", module="layer1"), None, 0)
+    assert data["modules"] == ["layer1"]
+    assert [frame["step"] for frame in data["frames"]] == list(range(13))
+    assert data["frames"][6]["slots"] == [["BLENDING", "conv_light", 0.6, None]]
+    assert data["frames"][12]["slots"] == [["FOSSILIZED", "conv_light", 1.0, 2.5]]
+    assert [event["text"] for event in data["events"]] == [
         "conv_light in layer1 planted, 10 parameters",
         "conv_light in layer1 kept, contribution +2.5 points",
     ]
@@ -153,15 +153,15 @@ def test_every_event_has_words():
 
 
 def test_a_training_run_is_described_by_rounds_environments_and_choices(tmp_path: Path):
-    told = describe(write_training(tmp_path / "run", rounds=3, envs=4))
-    assert told["rounds"]["round"] == [0, 1, 2]
-    assert told["rounds"]["val_score"] == [80.0, 81.0, 82.0]
-    assert told["rounds"]["grad_norm"] == [None] * 3
-    assert [env["return"] for env in told["environments"]] == pytest.approx([0.0, 0.1, 0.2, 0.3])
-    assert told["environments"][1]["stages"] == ["FOSSILIZED"]
-    assert told["policy"]["steps"] == [1, 2, 3, 4, 5]
-    assert told["policy"]["ops"]["GERMINATE"] == [12, 0, 0, 0, 0]
-    assert told["episode"]["round"] == 2
+    data = describe(write_training(tmp_path / "run", rounds=3, envs=4))
+    assert data["rounds"]["round"] == [0, 1, 2]
+    assert data["rounds"]["val_score"] == [80.0, 81.0, 82.0]
+    assert data["rounds"]["grad_norm"] == [None] * 3
+    assert [env["return"] for env in data["environments"]] == pytest.approx([0.0, 0.1, 0.2, 0.3])
+    assert data["environments"][1]["stages"] == ["FOSSILIZED"]
+    assert data["policy"]["steps"] == [1, 2, 3, 4, 5]
+    assert data["policy"]["ops"]["GERMINATE"] == [12, 0, 0, 0, 0]
+    assert data["episode"]["round"] == 2
     first = episode(tmp_path / "run", 1, 3)
     assert (first["round"], first["env"], len(first["frames"])) == (1, 3, 6)
     assert episode(tmp_path / "run", 99, 3)["frames"] == []
@@ -173,17 +173,17 @@ def test_pairs_are_of_the_keys_that_two_runs_share(tmp_path: Path):
     for run, own in zip(runs, scores, strict=True):
         rows = [outcome(key=key, val_score=score) for key, score in own]
         (run / "outcomes.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
-    told = compare_curves(runs, ["a", "b", "c"])
+    data = compare_curves(runs, ["a", "b", "c"])
     # Differences 1 and 4: mean 2.5, standard error 1.5.
-    assert told["pairs"] == [{"a": "a", "b": "b", "n": 2, "mean": 2.5, "error": 1.5}]
-    assert [len(curve["x"]) for curve in told["curves"]] == [13, 13, 13]
+    assert data["pairs"] == [{"a": "a", "b": "b", "n": 2, "mean": 2.5, "error": 1.5}]
+    assert [len(curve["x"]) for curve in data["curves"]] == [13, 13, 13]
 
 
 def test_names_are_text(tmp_path: Path):
     run = write_growth(tmp_path / "run", module=NASTY, task=NASTY, controller=NASTY)
-    told = json.dumps(describe(run), ensure_ascii=False)
+    data = json.dumps(describe(run), ensure_ascii=False)
     for bad in ("\x1b", "\u202e", "x" * 300):
-        assert bad not in told
+        assert bad not in data
     assert describe(run)["run"]["task"].startswith("<script>")  # to be shown, not obeyed
     assert safe_text("a\x1b[0m\u2066b\n") == "a\\u001b[0m\\u2066b\\u000a"
     assert safe_text("x" * 500, 10) == "x" * 9 + "…"

@@ -39,14 +39,14 @@ def served(folder: Path):
         yield server
 
 
-def test_runs_are_told(served: Served):
+def test_runs_are_listed(served: Served):
     status, _, body = served.get("/api/runs")
     assert status == 200
     assert {line["id"] for line in json.loads(body)} >= {"grown", "deep/trained", "evaluated"}
     status, _, body = served.get("/api/run?id=deep/trained&round=1&env=2")
-    told = json.loads(body)
-    assert (told["episode"]["round"], told["episode"]["env"]) == (1, 2)
-    assert told["last_round"] == 2
+    data = json.loads(body)
+    assert (data["episode"]["round"], data["episode"]["env"]) == (1, 2)
+    assert data["last_round"] == 2
     status, _, body = served.get("/api/compare?id=grown&id=deep/trained")
     assert [curve["over"] for curve in json.loads(body)["curves"]] == ["epoch", "round"]
 
@@ -87,7 +87,7 @@ def test_every_answer_is_guarded(served: Served):
         "/../../secret.txt",
     ],
 )
-def test_nothing_outside_the_folder_is_told(served: Served, path: str):
+def test_nothing_outside_the_folder_is_served(served: Served, path: str):
     status, _, body = served.get(path)
     assert status in (400, 404)
     assert SECRET not in body

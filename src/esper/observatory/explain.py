@@ -8,7 +8,13 @@ from typing import Any
 from esper.leyline import ConfigError
 from esper.observatory.evaluation import DECISIONS, REPORT
 from esper.observatory.event_text import in_words, is_told
-from esper.observatory.formatting import format_number, modules_of, sanitize, stage_name
+from esper.observatory.formatting import (
+    format_number,
+    modules_of,
+    sanitize,
+    stage_name,
+    with_stage_names,
+)
 from esper.observatory.reading import Row, integer, number, open_rows
 from esper.observatory.run_directory import EVENTS, METRICS, OUTCOMES
 from esper.observatory.runs import is_run, read_run
@@ -293,7 +299,7 @@ def slot_text(stage: Any, blueprint: Any, alpha: float | None, contribution: flo
 def _observation_lines(observations: Sequence[Mapping[str, Any]]) -> list[str]:
     blocks: dict[str, list[str]] = {}
     for entry in observations:
-        text = f"{entry['entry']} = {entry['value']:g}"
+        text = f"{with_stage_names(entry['entry'])} = {entry['value']:g}"
         if entry["normalized"] != entry["value"]:
             text += f" ({entry['normalized']:+g})"
         blocks.setdefault(entry["block"], []).append(text)
@@ -314,7 +320,8 @@ def _policy_lines(policy: Mapping[str, Any], action: Mapping[str, Any]) -> list[
         forbidden: dict[str, list[str]] = {}
         for choice in choices:
             if choice["forbidden"] is not None:
-                forbidden.setdefault(choice["forbidden"], []).append(str(choice["choice"]))
+                reason = with_stage_names(choice["forbidden"])
+                forbidden.setdefault(reason, []).append(str(choice["choice"]))
                 continue
             mark = "*" if not hypothetical and choice["choice"] == action.get(head) else " "
             probability = format_number(choice["probability"], ".4f")

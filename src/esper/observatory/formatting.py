@@ -1,6 +1,7 @@
 """Formatting that every view shares: names and colours of stages, safe text, numbers."""
 
 import math
+import re
 import unicodedata
 from collections.abc import Mapping
 from typing import Any
@@ -41,6 +42,11 @@ UNSAFE = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
 def stage_name(stage: object) -> str:
     """The name of a stage for users; text that is no stage in lower case."""
     return STAGE_NAMES.get(str(stage), str(stage).lower())
+
+
+def with_stage_names(text: str) -> str:
+    """The same text with the names of stages for users."""
+    return re.sub(r"[A-Z]{6,}", lambda word: STAGE_NAMES.get(word[0], word[0]), text)
 
 
 def safe_text(text: object, longest: int = MAX_TEXT) -> str:

@@ -65,7 +65,7 @@
     const flip = (list, item) => (list.includes(item) ? list.filter((other) => other !== item) : [...list, item]);
     return html`<div><h1>Runs</h1><${Fault} text=${fault} />
       <div class="tools"><label class="hidden" for="search">Search</label><input id="search" type="search" placeholder="Search" value=${words} onInput=${(event) => search(event.target.value)} />
-        <button type="button" disabled=${chosen.length < 2} onClick=${() => { location.hash = link(chosen.map((id) => ["compare", id])); }}>Compare ${chosen.length || ""} chosen</button></div>
+        <button type="button" disabled=${chosen.length < 2} onClick=${() => { location.hash = link(chosen.map((id) => ["compare", id])); }}>Compare ${chosen.length || ""} selected</button></div>
       <div class="filters">${all.map((tag) => html`<button type="button" key=${tag} aria-pressed=${tags.includes(tag) ? "true" : "false"} onClick=${() => setTags(flip(tags, tag))}>${tag}</button>`)}</div>
       <div class="scroll below" tabindex="0" role="region" aria-label="Runs"><table><caption class="hidden">Runs</caption>
         <thead><tr><th scope="col">run</th><th scope="col" class="left">task, controller</th><th scope="col">validation</th><th scope="col">test</th><th scope="col">parameters</th><th scope="col">done</th><th scope="col">state</th><th scope="col">compare</th></tr></thead>

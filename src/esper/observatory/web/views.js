@@ -431,7 +431,7 @@ const EsperViews = (() => {
     ${data.settings && data.settings.length > 0 && html`<details><summary>All settings</summary><${Table} caption="Settings" head=${["setting", "value"]} rows=${data.settings.map(([name, value]) => [name, html`<span class="name">${String(value)}</span>`])} /></details>`}
   </section>`;
 
-  const Quantities = ({ quantities }) => html`<details><summary>Quantities and their bad values</summary>
+  const Quantities = ({ quantities }) => html`<details><summary>What the quantities mean</summary>
     <${Table} caption="Quantities" head=${["quantity", "meaning", "bad"]} rows=${Object.values(quantities).map(([label, meaning, bad]) => [label, html`<span class="left">${meaning}</span>`, bad])} /></details>`;
 
   /** Several runs in one plot. */
