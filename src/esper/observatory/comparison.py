@@ -62,8 +62,7 @@ def _check_outcome(path: Path, i: int, row: Any) -> None:
     if not isinstance(row, dict):
         raise ConfigError(f"{path} is damaged: row {i} is not an outcome")
     for name in (*AVERAGED, "total_reward"):
-        value = row.get(name)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+        if row.get(name) is not None and number(row, name) is None:
             raise ConfigError(f"{path} is damaged: {name} of row {i} is not a number")
 
 

@@ -19,7 +19,8 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
-from starlette.routing import Route
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
 from starlette.types import Receive, Scope, Send
 
 from esper.leyline import ConfigError
@@ -34,15 +35,6 @@ HEARTBEAT = 15.0
 MAX_STREAMS, MAX_ANSWERS, MAX_COMPARED, MAX_CONNECTIONS = 128, 32, 8, 256
 MAX_HEAD = 16_384  # bytes of a request before its body
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]", "::1"})
-STATIC = {
-    "app.js": "text/javascript",
-    "views.js": "text/javascript",
-    "evaluation.js": "text/javascript",
-    "style.css": "text/css",
-    "vendor/htm-preact.umd.js": "text/javascript",
-    "vendor/uPlot.iife.min.js": "text/javascript",
-    "vendor/uPlot.min.css": "text/css",
-}
 
 
 def serve(folder: Path, host: str, port: int, say: Callable[[str], None]) -> None:
@@ -107,12 +99,6 @@ def make_app(root: Path, hosts: frozenset[str], token: str | None = None) -> Acc
     async def page(request: Request) -> Response:
         return HTMLResponse(web_file("index.html"))
 
-    async def static(request: Request) -> Response:
-        name = request.path_params["name"]
-        if name not in STATIC:
-            raise HTTPException(404, "there is no such file")
-        return Response(web_file(name), media_type=STATIC[name])
-
     async def login(request: Request) -> Response:
         if request.method != "POST":
             return HTMLResponse(web_file("login.html"))
@@ -133,7 +119,7 @@ def make_app(root: Path, hosts: frozenset[str], token: str | None = None) -> Acc
     routes = [
         Route("/", page),
         Route("/login", login, methods=["GET", "POST"]),
-        Route("/static/{name:path}", static),
+        Mount("/static", StaticFiles(directory=Path(__file__).parent / "web")),
         Route("/api/runs", api.runs),
         Route("/api/run", api.run),
         Route("/api/compare", api.compare),
