@@ -110,7 +110,7 @@ def in_browser(port: int) -> dict[str, float] | None:
         page = browser.new_page()
         began = time.perf_counter()
         page.goto(f"http://127.0.0.1:{port}/#run=long")
-        page.get_by_role("heading", name="The policy").wait_for()
+        page.get_by_role("heading", name="Policy").wait_for()
         data = time.perf_counter() - began
         paint = page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime")
         browser.close()

@@ -25,7 +25,7 @@ USES = {
     "from esper.tolaria.tasks import find_task\n"
     "find_task('digits').load(data_root())",
     "data": "import esper.tolaria.data.fetch\nfrom PIL import Image",
-    "plot": "from esper.observatory import require_matplotlib\nrequire_matplotlib()",
+    "plot": "from esper.observatory.picture import require_matplotlib\nrequire_matplotlib()",
     "parquet": "import pyarrow.parquet",
     "onnx": "import onnx, onnxruntime, onnxscript",
     "evaluate": "from esper.proof.statistics import paired_difference\n"

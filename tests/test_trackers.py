@@ -14,7 +14,7 @@ import esper
 from command_support import esper_here
 from esper.leyline import ConfigError, PackageMissingError
 from esper.trackers import MLflow, TensorBoard, Tracker, WandB, find_tracker
-from tracker_support import KINDS, Points, Told, read_back
+from tracker_support import KINDS, Log, Points, read_back
 from training_support import rows
 from view_support import write_evaluation_folder, write_training
 
@@ -29,13 +29,13 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def numbers(row: dict[str, Any]) -> dict[str, float]:
-    """What is to be told of a row, written out slowly."""
-    told = {}
+    """The expected numbers of a row."""
+    log = {}
     for column, value in row.items():
         if isinstance(value, int | float) and column not in PLACES:
             slot, dot, what = column.rpartition(".")
-            told[f"{slot}/{what}" if dot else column] = float(value)
-    return told
+            log[f"{slot}/{what}" if dot else column] = float(value)
+    return log
 
 
 def points_of(found: list[tuple[dict[str, float], int]]) -> Points:
@@ -46,15 +46,15 @@ def points_of(found: list[tuple[dict[str, float], int]]) -> Points:
     return points
 
 
-def check_same(told: Points, wanted: Points) -> None:
-    assert set(told) == set(wanted)
+def check_same(log: Points, wanted: Points) -> None:
+    assert set(log) == set(wanted)
     for name, points in wanted.items():
-        assert told[name] == pytest.approx(points, rel=1e-6), name  # TensorBoard has float32
+        assert log[name] == pytest.approx(points, rel=1e-6), name  # TensorBoard has float32
 
 
 @pytest.fixture(scope="module")
 def tracked(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, esper.Grown]:
-    """A run with a record that was told to all trackers while it went on."""
+    """A run that was tracked by all trackers while it ran."""
     folder = tmp_path_factory.mktemp("tracked")
     torch.manual_seed(0)
     x = torch.randn(80, 6)
@@ -79,14 +79,14 @@ def tracked(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, esper.Grown
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_tracker_has_what_the_history_has(kind: str, tracked: tuple[Path, esper.Grown]) -> None:
     folder, grown = tracked
-    told = read_back(kind, folder / kind, "grown")
+    log = read_back(kind, folder / kind, "grown")
     wanted = [(numbers(row), row["step"]) for row in grown.history]
     outcome = {f"outcome/{k}": v for k, v in numbers(vars(grown.outcome)).items()}
-    check_same(told.points, points_of([*wanted, (outcome, grown.outcome.steps)]))
-    assert len(told.points["val_score"]) == 12
-    assert max(told.points["1/alpha"].values()) > 0
-    germinated = [text for text in told.events if "germinated, " in text]
-    assert len(germinated) == grown.outcome.germinated > 0
+    check_same(log.points, points_of([*wanted, (outcome, grown.outcome.steps)]))
+    assert len(log.points["val_score"]) == 12
+    assert max(log.points["1/alpha"].values()) > 0
+    planted = [text for text in log.events if "planted, " in text]
+    assert len(planted) == grown.outcome.germinated > 0
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -118,10 +118,10 @@ def test_a_training_of_a_policy_is_exported_by_round(
     kind = "tensorboard"
     run = write_training(tmp_path / "run", rounds=3)
     assert esper_here(monkeypatch, "export-run", str(run), "--to", kind) == 0
-    told = read_back(kind, run / "tracked" / kind, "policy")
+    log = read_back(kind, run / "tracked" / kind, "policy")
     rounds = [row for row in rows(run / "metrics.jsonl") if row["kind"] == "round"]
-    check_same(told.points, points_of([(numbers(row), row["round"]) for row in rounds]))
-    assert told.points["return"] == pytest.approx({0: 0.0, 1: 0.1, 2: 0.2})
+    check_same(log.points, points_of([(numbers(row), row["round"]) for row in rounds]))
+    assert log.points["return"] == pytest.approx({0: 0.0, 1: 0.1, 2: 0.2})
 
 
 def test_an_evaluation_is_exported_by_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,11 +143,11 @@ def test_the_command_tracks_every_arm_to_its_end(
     summary = {row["arm"]: row for row in json.loads((run / "summary.json").read_text())}
     assert set(summary) == {"grown", "host alone"}
     for arm, folder in (("grown", run), ("host alone", run / "arms" / "host-alone")):
-        told = read_back("tensorboard", run / "tracked" / "tensorboard", arm.replace(" ", "-"))
+        log = read_back("tensorboard", run / "tracked" / "tensorboard", arm.replace(" ", "-"))
         kept = rows(folder / "metrics.jsonl")
-        assert told.points["val_loss"] == pytest.approx({r["step"]: r["val_loss"] for r in kept})
-        assert told.points["outcome/test_score"] == pytest.approx({1: summary[arm]["test_score"]})
-        assert told.config["arm"] == arm
+        assert log.points["val_loss"] == pytest.approx({r["step"]: r["val_loss"] for r in kept})
+        assert log.points["outcome/test_score"] == pytest.approx({1: summary[arm]["test_score"]})
+        assert log.config["arm"] == arm
     assert esper_here(monkeypatch, "export-run", str(run), "--to", "wandb") == 0
     for name in ("grown", "host-alone"):
         live = read_back("tensorboard", run / "tracked" / "tensorboard", name)
@@ -165,10 +165,10 @@ def test_the_command_tracks_rounds_and_goes_on(
     time.sleep(1.1)
     more = ("--resume", str(run), "--rounds", "3", "--track", "tensorboard")
     assert esper_here(monkeypatch, "train", "ppo", *more) == 0
-    told = read_back("tensorboard", run / "tracked" / "tensorboard", "policy")
+    log = read_back("tensorboard", run / "tracked" / "tensorboard", "policy")
     rounds = [row for row in rows(run / "metrics.jsonl") if row["kind"] == "round"]
     assert len(rounds) == 3
-    check_same(told.points, points_of([(numbers(row), row["round"]) for row in rounds]))
+    check_same(log.points, points_of([(numbers(row), row["round"]) for row in rounds]))
 
 
 def test_a_run_that_goes_on_replaces_what_came_after(tmp_path: Path) -> None:
@@ -178,8 +178,8 @@ def test_a_run_that_goes_on_replaces_what_came_after(tmp_path: Path) -> None:
             tracker.scalars({"x": value}, step)
         tracker.close()
         time.sleep(1.1)
-    told = read_back("tensorboard", tmp_path, "a")
-    assert told.points["x"] == {0: 1.0, 1: 1.0, 2: 5.0, 3: 5.0}
+    log = read_back("tensorboard", tmp_path, "a")
+    assert log.points["x"] == {0: 1.0, 1: 1.0, 2: 5.0, 3: 5.0}
 
 
 def test_nothing_is_opened_before_there_is_something_to_write(tmp_path: Path) -> None:
@@ -216,7 +216,7 @@ def test_a_strange_tracker_or_folder_is_refused() -> None:
 def test_the_reader_can_see_a_difference(tmp_path: Path) -> None:
     tracker = WandB(tmp_path, "b")
     tracker.scalars({"x": 2.0, "slot/y": 3.0}, 4)
-    tracker.note("it germinated", 4)
+    tracker.note("a seed was planted", 4)
     tracker.close()
-    told = read_back("wandb", tmp_path, "b")
-    assert told == Told({"x": {4: 2.0}, "slot/y": {4: 3.0}}, ["it germinated"], told.config)
+    log = read_back("wandb", tmp_path, "b")
+    assert log == Log({"x": {4: 2.0}, "slot/y": {4: 3.0}}, ["a seed was planted"], log.config)

@@ -1,15 +1,16 @@
-"""Runs in the trackers that people have already: TensorBoard, Weights & Biases, MLflow.
+"""Runs in experiment trackers: TensorBoard, Weights & Biases, MLflow.
 
 esper.grow(model, train, val, slots=["layer1"], callbacks=[esper.trackers.TensorBoard("logs")])
 
-Numbers have the names of the columns of metrics.jsonl, those of a slot as `layer1/alpha`; what the
-run came to is below `outcome/`. Steps are epochs, in a training of a policy rounds, in an
-evaluation keys. Nothing is opened before there is something to write.
+Numbers have the names of the columns of metrics.jsonl, those of a slot as `layer1/alpha`; the final
+results are below `outcome/`. Steps are epochs of a growth run, rounds of a training run and keys of
+an evaluation. Nothing is opened before there is something to write.
 """
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -17,15 +18,54 @@ from typing import Any
 from esper.api import Callback
 from esper.leyline import ConfigError, EpisodeOutcome, PackageMissingError
 from esper.leyline.events import Event
-from esper.observatory.retelling import Story, outcome_scalars, scalars_of
-from esper.observatory.story import in_words, is_told
+from esper.observatory.event_text import in_words, is_told
+from esper.observatory.reading import JsonLines, Row, number
+from esper.observatory.run_directory import ARMS, EVENTS, METRICS, OUTCOMES
+from esper.observatory.runs import (
+    ARM_NUMBERS,
+    RunContents,
+    is_run,
+    read_evaluation,
+    read_run,
+    summarize_run,
+)
+
+Scalars = dict[str, float]
+# Columns that locate a row.
+_INDEX = ("step", "env", "round", "key")
+
+
+@dataclass(frozen=True)
+class RunLog:
+    """One network, policy or evaluation. `scalars` can be read once: numbers by name, with their
+    epoch, round or key."""
+
+    name: str
+    config: dict[str, Any]
+    scalars: Iterator[tuple[Scalars, int]]
+    events: list[Row]
+
+
+def row_scalars(row: Mapping[str, Any], prefix: str = "") -> Scalars:
+    """The numbers of a row by name, booleans as 0 or 1; `layer1.alpha` becomes `layer1/alpha`."""
+    found = {}
+    for name, value in row.items():
+        known = float(value) if isinstance(value, bool) else number(row, name)
+        if known is not None and name not in _INDEX:
+            found[prefix + "/".join(filter(None, name.rpartition(".")[::2]))] = float(known)
+    return found
+
+
+def outcome_scalars(outcome: Mapping[str, Any]) -> Scalars:
+    """The numbers of a row of outcomes or of a summary."""
+    return row_scalars(outcome, "outcome/")
 
 
 class Tracker(Callback):
-    """A callback that writes to a tracker; one for each run.
+    """A callback that writes one run to a tracker.
 
-    A kind of tracker overwrites `scalars`, `note` and `close`. `config` are the settings of the
-    run, if anybody has told them before the first row.
+    Subclasses implement `scalars`, `note` and `close`. `config` holds the settings of the run, if
+    they are set before the first row.
     """
 
     def __init__(self, folder: str | Path, name: str | None = None) -> None:
@@ -38,28 +78,27 @@ class Tracker(Callback):
         raise NotImplementedError
 
     def note(self, text: str, step: int) -> None:
-        """Something happened, in words."""
+        """Write the text of an event."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """No more is coming; closing twice is closing once."""
+        """End the run; may be called more than once."""
         raise NotImplementedError
 
-    def tell(self, story: Story) -> None:
-        """A whole run at once, and no more."""
-        self.config = dict(story.config)
-        for scalars, step in story.scalars:
+    def write(self, log: RunLog) -> None:
+        """Write a complete run and close it."""
+        self.config = dict(log.config)
+        for scalars, step in log.scalars:
             self.scalars(scalars, step)
-        for event in story.events:
+        for event in log.events:
             self._event(event)
         self.close()
 
     def on_epoch(self, row: Mapping[str, Any]) -> None:
-        self.scalars(scalars_of(row), row["step"])
+        self.scalars(row_scalars(row), row["step"])
 
     def on_event(self, event: Event) -> None:
-        row = event.row()
-        self._event({k: list(v) if isinstance(v, tuple) else v for k, v in row.items()})
+        self._event(event.row())
 
     def on_end(self, outcome: EpisodeOutcome) -> None:
         self.scalars(outcome_scalars(vars(outcome)), outcome.steps)
@@ -71,8 +110,8 @@ class Tracker(Callback):
 
 
 class TensorBoard(Tracker):
-    """Event files in `folder`, or in `folder/name`. A run that goes on in the same folder replaces
-    what was written from its first step on."""
+    """Event files in `folder`, or in `folder/name`. A run that is resumed in the same folder
+    replaces what was written from its first step on."""
 
     def __init__(self, folder: str | Path, name: str | None = None) -> None:
         super().__init__(folder, name)
@@ -94,8 +133,8 @@ class TensorBoard(Tracker):
 
     def _open(self, step: int) -> Any:
         if self._writer is None:
-            place = Path(self.folder, *([self.name] if self.name else []))
-            self._writer = self._library.SummaryWriter(str(place), purge_step=step)
+            folder = Path(self.folder, self.name or "")
+            self._writer = self._library.SummaryWriter(str(folder), purge_step=step)
             if self.config:
                 lines = [f"| {name} | {value} |" for name, value in self.config.items()]
                 self._writer.add_text("settings", "\n".join(["| | |", "|-|-|", *lines]), step)
@@ -103,10 +142,10 @@ class TensorBoard(Tracker):
 
 
 class WandB(Tracker):
-    """A run of Weights & Biases, kept in `folder/wandb`.
+    """A Weights & Biases run in `folder/wandb`.
 
-    Offline, unless `mode` or the variable WANDB_MODE says "online"; `wandb sync` uploads it later.
-    `more` goes to `wandb.init`.
+    It is offline unless `mode` or the variable WANDB_MODE is "online"; `wandb sync` uploads it
+    later. `more` is passed to `wandb.init`.
     """
 
     def __init__(
@@ -121,7 +160,7 @@ class WandB(Tracker):
         super().__init__(folder, name)
         self._library = _load("wandb", "runs of Weights & Biases", "wandb")
         mode = mode or os.environ.get("WANDB_MODE", "offline")
-        # Without `console` it would take over the terminal, and `create_new` lets runs be parallel.
+        # `console` keeps it from capturing the terminal; `create_new` allows parallel runs.
         own = {"settings": {"console": "off"}, "reinit": "create_new"}
         self._init = {**own, "project": project, "mode": mode, **more}
         self._run: Any = None
@@ -146,7 +185,7 @@ class WandB(Tracker):
 
     def _open(self) -> Any:
         if self._run is None:
-            Path(self.folder).mkdir(parents=True, exist_ok=True)  # else it writes elsewhere
+            Path(self.folder).mkdir(parents=True, exist_ok=True)  # else wandb writes elsewhere
             self._run = self._library.init(
                 dir=str(self.folder), name=self.name, config=self.config, **self._init
             )
@@ -154,8 +193,8 @@ class WandB(Tracker):
 
 
 class MLflow(Tracker):
-    """A run of MLflow in the database `folder/mlflow.db`, or on the server whose URL is given as
-    `folder`. `mlflow ui --backend-store-uri sqlite:///FOLDER/mlflow.db` shows it."""
+    """An MLflow run in the database `folder/mlflow.db`, or on a server if `folder` is its URL.
+    `mlflow ui --backend-store-uri sqlite:///FOLDER/mlflow.db` shows it."""
 
     def __init__(
         self, folder: str | Path, name: str | None = None, *, experiment: str = "esper"
@@ -200,9 +239,9 @@ class MLflow(Tracker):
                 Path(self.folder).mkdir(parents=True, exist_ok=True)
             self._client = self._library.MlflowClient(self.uri)
             found = self._client.get_experiment_by_name(self.experiment)
-            artefacts = Path(self.folder).absolute().as_uri() + "/artifacts" if here else None
+            artifacts = Path(self.folder).absolute().as_uri() + "/artifacts" if here else None
             id_ = (
-                self._client.create_experiment(self.experiment, artifact_location=artefacts)
+                self._client.create_experiment(self.experiment, artifact_location=artifacts)
                 if found is None
                 else found.experiment_id
             )
@@ -212,15 +251,11 @@ class MLflow(Tracker):
         return self._run
 
 
-TRACKERS: dict[str, type[Tracker]] = {
-    "tensorboard": TensorBoard,
-    "wandb": WandB,
-    "mlflow": MLflow,
-}
+TRACKERS: dict[str, type[Tracker]] = {"tensorboard": TensorBoard, "wandb": WandB, "mlflow": MLflow}
 
 
 def find_tracker(kind: str, folder: Path, name: str, config: Mapping[str, Any]) -> Tracker:
-    """A tracker by the name of its kind, for a run with these settings.
+    """The tracker of this kind for a run with these settings.
 
     Raises ConfigError if there is no such kind, and PackageMissingError.
     """
@@ -240,5 +275,80 @@ def _load(module: str, what: str, extra: str) -> Any:
 
 
 def _mlflow_name(name: str) -> str:
-    """It takes letters, digits and some signs."""
+    """MLflow accepts letters, digits and a few other characters."""
     return re.sub(r"[^\w\-. :/]", "_", name)
+
+
+# --- runs that have ended ------------------------------------------------------------------------
+
+
+def read_logs(folder: Path) -> list[RunLog]:
+    """The logs of a run and its other arms, or of an evaluation.
+
+    Raises ConfigError if the folder is neither, or cannot be read.
+    """
+    if not is_run(folder):
+        raise ConfigError(f"{folder} is neither a run nor an evaluation")
+    summary = summarize_run(folder)
+    if summary.state == "broken":
+        raise ConfigError(f"{folder} cannot be exported: {summary.why}")
+    if summary.kind == "evaluation":
+        report = read_evaluation(folder)
+        config = {name: report.get(name) for name in ("task", "scenario", "steps", "keys_wanted")}
+        return [RunLog("evaluation", config, _trials(report), [])]
+    run = read_run(folder)
+    if summary.kind == "training":
+        return [RunLog("policy", run.config, _rounds(folder), [])]
+    if summary.kind == "offline":
+        raise ConfigError(f"{folder} cannot be exported: recorded episodes have no curves")
+    arms = sorted(arm for arm in (folder / ARMS).glob("*") if is_run(arm))
+    return [_growth(arm, run) for arm in (folder, *arms)]
+
+
+def _growth(folder: Path, main: RunContents) -> RunLog:
+    """One arm of the run `main`."""
+    config = read_run(folder).config
+    arm = str(config.get("arm", "grown"))
+    test = next((row for row in main.summary if row.get("arm") == arm), {})
+    with JsonLines(folder / EVENTS) as lines:
+        events = list(lines.rows())
+    return RunLog(arm.replace(" ", "-"), config, _epochs(folder, test), events)
+
+
+def _epochs(folder: Path, summary: Row) -> Iterator[tuple[Scalars, int]]:
+    step = 0
+    with JsonLines(folder / METRICS) as lines:
+        for row in lines.rows():
+            step = int(number(row, "step") or 0)
+            yield row_scalars(row), step
+    with JsonLines(folder / OUTCOMES) as lines:
+        if (outcome := lines.last()) is not None:
+            yield outcome_scalars(outcome), step
+    if (test_score := number(summary, "test_score")) is not None:
+        yield outcome_scalars({"test_score": test_score}), step
+
+
+def _rounds(folder: Path) -> Iterator[tuple[Scalars, int]]:
+    with JsonLines(folder / METRICS) as lines:
+        for row in lines.rows():
+            if row.get("kind") == "round":
+                yield row_scalars(row), int(number(row, "round") or 0)
+
+
+def _trials(report: Row) -> Iterator[tuple[Scalars, int]]:
+    """The trials of each key; at the last key also the means and differences over all keys."""
+    keys = [int(key) for key in report["keys"]]
+    for key in keys:
+        scalars: Scalars = {}
+        for trial in report["trials"]:
+            if trial.get("key") == key:
+                scalars |= row_scalars(trial, f"{trial['arm']}/")
+        yield scalars, key
+    total: dict[str, Any] = {}
+    for arm in report["arms"]:
+        total |= {f"{arm['arm']}.{name}": arm[name] for name in ARM_NUMBERS}
+    for row in report["comparisons"]:
+        names = ("mean", "low", "high", "p_holm")
+        total |= {f"{row['arm']} - {row['versus']}.{name}": row.get(name) for name in names}
+    if keys:
+        yield outcome_scalars(total), keys[-1]

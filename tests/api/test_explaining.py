@@ -14,7 +14,7 @@ from esper.api import explain, find_controller
 from esper.leyline import ConfigError, History
 from esper.leyline.events import Decided
 from esper.leyline.growth_settings import GrowthSettings
-from esper.observatory.explained import explanation_in_words
+from esper.observatory.explain import explanation_in_words
 from esper.proof import EvaluationSettings, evaluate
 from esper.simic.training.policy_controller import LearnedController
 from esper.tolaria.engine.run import make_env, play
@@ -53,21 +53,21 @@ def test_a_growth_run_has_recorded_its_decisions(grown: Path) -> None:
     steps = {row["step"]: row for row in rows(grown / "metrics.jsonl")}
     for step in range(1, 6):
         told = explain(grown, step=step)
-        assert told["did"]["op"] == steps[step]["op"]
-        assert told["came"]["change"] == pytest.approx(
+        assert told["action"]["op"] == steps[step]["op"]
+        assert told["result"]["change"] == pytest.approx(
             steps[step]["val_score"] - steps[step - 1]["val_score"]
         )
-        choices = told["thought"]["heads"]["op"]
+        choices = told["policy"]["heads"]["op"]
         legal = [c["probability"] for c in choices if c["forbidden"] is None]
         assert sum(legal) == pytest.approx(1.0, abs=1e-3)
-        assert told["did"]["op"] in explanation_in_words(told)
+        assert told["action"]["op"] in explanation_in_words(told)
 
 
 def test_the_fate_of_a_seed_is_told(grown: Path) -> None:
     germinated = next(r for r in rows(grown / "metrics.jsonl") if r["op"] == "GERMINATE")
     told = explain(grown, step=germinated["step"])
-    assert told["came"]["fate"]
-    assert any("germinated" in words for words in told["came"]["events"])
+    assert told["result"]["seed"]
+    assert any("planted" in words for words in told["result"]["events"])
 
 
 def test_an_episode_of_training_is_played_again_as_it_was(trained: Path) -> None:
@@ -75,11 +75,11 @@ def test_an_episode_of_training_is_played_again_as_it_was(trained: Path) -> None
     mine = {r["step"]: r for r in recorded if r["round"] == 0 and r["env"] == 2}
     for step in (1, max(mine)):
         told = again(trained, round=0, env=2, step=step)
-        assert told["how"][-1] == "It went as recorded."
-        assert "round-000002" in told["how"][1]
-        assert told["did"]["op"] == mine[step]["op"]
-        assert told["thought"]["heads"]["op"]
-        assert told["came"]["reward"] == mine[step]["reward"]
+        assert told["source"][-1] == "It went as recorded."
+        assert "round-000002" in told["source"][1]
+        assert told["action"]["op"] == mine[step]["op"]
+        assert told["policy"]["heads"]["op"]
+        assert told["result"]["reward"] == mine[step]["reward"]
     assert again(trained, env=2, step=1)["round"] == 1
 
 
@@ -93,7 +93,7 @@ def test_a_record_that_cannot_be_repeated_is_told_of(trained: Path, tmp_path: Pa
             row["val_score"] += 3.0
     path.write_text("".join(json.dumps(row) + "\n" for row in changed))
     told = again(run, round=0, env=0, step=2)
-    assert "did not go as recorded: the score of epoch 1" in told["how"][-1]
+    assert "did not go as recorded: the score of epoch 1" in told["source"][-1]
     for row in changed:
         if row["kind"] == "step" and row["step"] == 1:
             row.update(op="FOSSILIZE", slot="blocks.0", blueprint=None, blend=None)
@@ -105,10 +105,10 @@ def test_a_record_that_cannot_be_repeated_is_told_of(trained: Path, tmp_path: Pa
 def test_a_rule_has_no_probabilities_but_all_else_is_told(tmp_path: Path) -> None:
     run = write_growth(tmp_path / "run")
     told = explain(run, step=2)
-    assert told["thought"] is None
-    assert "heuristic is a rule: it has no probabilities" in told["how"][0]
+    assert told["policy"] is None
+    assert "heuristic is a rule: it has no probabilities" in told["source"][0]
     assert told["situation"]["val_score"] == 51.0
-    assert "conv_light in blocks.0 germinated" in explanation_in_words(told)
+    assert "conv_light in blocks.0 planted" in explanation_in_words(told)
 
 
 def test_an_evaluation_has_recorded_those_of_learned_policies(
@@ -124,9 +124,9 @@ def test_an_evaluation_has_recorded_those_of_learned_policies(
         rules = GrowthSettings(4, schedule=task.schedule)
         play(make_env(task.recipe(data), [key], rules, alone), find_controller(policy))
         expected = next(e for e in alone.events if isinstance(e, Decided) and e.step == 2)
-        assert told["did"]["op"] == expected.taken[0]
-        assert told["thought"]["value"] == pytest.approx(expected.value, abs=2e-3)
-        assert told["came"]["final_score"] is not None
+        assert told["action"]["op"] == expected.taken[0]
+        assert told["policy"]["value"] == pytest.approx(expected.value, abs=2e-3)
+        assert told["result"]["final_score"] is not None
     for where in ({}, {"arm": "static", "key": 0}, {"arm": policy, "key": 7}):
         with pytest.raises(ConfigError, match=r"--arm \(.*run\) and a key from 0 to 1"):
             explain(tmp_path, step=2, **where)
@@ -135,8 +135,8 @@ def test_an_evaluation_has_recorded_those_of_learned_policies(
 @pytest.mark.parametrize(
     ("where", "message"),
     [
-        ({"step": 99}, "decided before the steps 1 to 12, not before 99"),
-        ({"step": 0}, "before step 1 nobody decides"),
+        ({"step": 99}, "no decision before step 99; choose a step from 1 to 12"),
+        ({"step": 0}, "no decision before step 0"),
         ({"step": 1, "env": 3}, "has no environment 3"),
         ({"step": 1, "round": 0}, "has no rounds; leave out --round"),
         ({"step": -1}, "step must be a whole number"),
@@ -161,7 +161,7 @@ def test_a_bad_folder_gets_one_sentence(trained: Path, tmp_path: Path) -> None:
         explain(tmp_path / "evaluation", step=1, arm="a", key=1)
     with pytest.raises(ConfigError, match="is no evaluation; leave out --arm and --key"):
         explain(trained, step=1, arm="a", key=1)
-    with pytest.raises(ConfigError, match="has the rounds 0 to 1, there is no 7"):
+    with pytest.raises(ConfigError, match="has no round 7; choose one from 0 to 1"):
         explain(trained, step=1, round=7)
 
 

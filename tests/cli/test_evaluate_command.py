@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from command_support import esper, esper_here, start_esper
-from esper.observatory.described import describe
+from esper.observatory.describe import describe
 from esper.observatory.evaluation import evaluation_folder
 from esper.proof import evaluation
 
@@ -123,7 +123,7 @@ def test_what_cannot_be_resumed_is_one_sentence(
         assert esper_here(monkeypatch, *words, *more, cwd=tmp_path) == 2
         return capsys.readouterr().err
 
-    assert "out holds no evaluation to go on with; leave --resume out" in refusal("--resume")
+    assert "out holds no evaluation to resume; leave out --resume" in refusal("--resume")
     assert not (tmp_path / "out").exists()
     assert esper_here(monkeypatch, *words, cwd=tmp_path) == 0
     capsys.readouterr()

@@ -77,7 +77,7 @@ def test_a_run_that_began_after_the_command_is_not_overwritten(tmp_path: Path) -
     """As when a second command waited so long for its data that the first one is done."""
     before, later = time.time() - 10.0, time.time() + 10.0
     RunDirectory.create(tmp_path / "run", {"key": 1}).close()
-    with pytest.raises(ConfigError, match=r"another run has begun in .* since this command did"):
+    with pytest.raises(ConfigError, match=r"another run has begun in .* meanwhile"):
         RunDirectory.create(tmp_path / "run", {"key": 2}, overwrite=True, since=before)
     assert "key = 1" in (tmp_path / "run" / "config.toml").read_text()
     RunDirectory.create(tmp_path / "run", {"key": 2}, overwrite=True, since=later).close()

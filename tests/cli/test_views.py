@@ -42,7 +42,7 @@ def test_runs_without_a_folder_or_runs(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("run", "words"),
     [
-        ("runs/grown", ["growth, finished", "conv_light in blocks.0 (r0c0)", "1 seed germinated"]),
+        ("runs/grown", ["growth, finished", "conv_light in blocks.0 (r0c0)", "1 seed planted"]),
         ("runs/trained", ["training, stopped", "2/4 rounds", "entropy", "0.5"]),
         ("runs/evaluated", ["evaluation, finished", "heuristic - static", "+1.00"]),
     ],

@@ -19,7 +19,7 @@ import esper.gym
 from esper.gym.analytic import solution
 from esper.gym.problem import CELL, CURVE, STAGE_NAMES
 from esper.leyline import ConfigError, LifecycleOp, PackageMissingError
-from esper.observatory.looks import STAGE_COLOURS
+from esper.observatory.formatting import STAGE_COLOURS
 from esper.simic import analytic
 from esper.tamiyo.controllers.static import StaticController
 from esper.tolaria.data.catalogue import data_root

@@ -1,4 +1,4 @@
-"""What a policy thought, in the views: as recorded, and harmless whatever is recorded."""
+"""Decisions of a policy in the views: as recorded, and safe whatever is recorded."""
 
 import json
 from pathlib import Path
@@ -6,8 +6,8 @@ from typing import Any
 
 from browser_support import browser_page, needs_browser
 from esper.leyline.events import Decided
-from esper.observatory.decisions import decision_line, in_words
-from esper.observatory.described import describe
+from esper.observatory.describe import describe
+from esper.observatory.explain import choices_text, decision_row
 from esper.observatory.report import write_report
 from view_support import write_growth, write_training
 
@@ -40,22 +40,22 @@ def with_decisions(folder: Path, *events: dict[str, Any]) -> Path:
 
 
 def test_a_line_has_what_was_done_and_what_came_second() -> None:
-    line = decision_line(decided(4))
+    line = decision_row(decided(4))
     assert line == {
         "step": 4,
         "value": 1.25,
-        "did": [["WAIT", 0.7]],
-        "instead": [["GERMINATE", 0.3], ["blocks.0", 0.9], ["conv_light", 0.6]],
+        "action": [["WAIT", 0.7]],
+        "second": [["GERMINATE", 0.3], ["blocks.0", 0.9], ["conv_light", 0.6]],
     }
     planted = decided(4, taken=["GERMINATE", "blocks.0", "conv_light", "linear"], supposed=False)
-    line = decision_line(planted)
-    assert in_words(line["did"]) == "GERMINATE 0.30, blocks.0 0.90, conv_light 0.60, linear"
-    assert in_words(line["instead"]) == "WAIT 0.70"
+    line = decision_row(planted)
+    assert choices_text(line["action"]) == "GERMINATE 0.30, blocks.0 0.90, conv_light 0.60, linear"
+    assert choices_text(line["second"]) == "WAIT 0.70"
 
 
 def test_what_is_no_decision_breaks_nothing() -> None:
     for event in ({}, {"taken": 3, "heads": "x", "choices": None}, decided(1, probabilities=[{}])):
-        assert decision_line(event)["instead"] in ([], [["GERMINATE", 0.3]])
+        assert decision_row(event)["second"] in ([], [["GERMINATE", 0.3]])
 
 
 def test_the_report_lists_them(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_the_report_lists_them(tmp_path: Path) -> None:
     text = write_report(run, markdown=True).read_text()
     assert "| 4 | WAIT 0.70 | +1.25 | GERMINATE 0.30, blocks.0 0.90, conv\\_light 0.60 |" in text
     plain = write_report(write_growth(tmp_path / "rule"), markdown=True).read_text()
-    assert "What the policy thought" not in plain
+    assert "Decisions of the policy" not in plain
 
 
 @needs_browser
@@ -73,7 +73,7 @@ def test_the_page_lists_them_and_says_how_to_ask(tmp_path: Path) -> None:
     trained = write_report(write_training(tmp_path / "trained"))
     with browser_page() as (page, noise):
         page.goto(grown.as_uri())
-        table = page.get_by_role("table", name="What the policy thought before each epoch")
+        table = page.get_by_role("table", name="Decisions of the policy")
         assert table.get_by_role("row").nth(1).inner_text().split("\t") == [
             "4",
             "WAIT 0.70",
@@ -81,5 +81,5 @@ def test_the_page_lists_them_and_says_how_to_ask(tmp_path: Path) -> None:
             "GERMINATE 0.30, blocks.0 0.90, conv_light 0.60",
         ]
         page.goto(trained.as_uri())
-        page.get_by_text("--round 2 --env 0 --step 1 says what the policy thinks").wait_for()
+        page.get_by_text("--round 2 --env 0 --step 1 explains").wait_for()
         assert noise.errors == []

@@ -9,10 +9,10 @@ from rich.console import Console
 from esper.observatory.evaluation import (
     arms_table,
     comparisons_table,
-    draw_evaluation,
     seeds_worth_table,
     write_evaluation,
 )
+from esper.observatory.evaluation_picture import draw_evaluation
 
 
 def test_the_tables_fit_into_eighty_columns() -> None:
@@ -85,7 +85,7 @@ def test_the_worth_of_seeds_is_averaged_over_the_keys_that_kept_them() -> None:
         *["branch", "in", "layer1", "(r0c0)", "2/2", "+6.00", "+4.50"],
     ]
     assert norm.split() == [arm, "norm", "in", "blocks.0", "(r0c1)", "1/2", "-", "-"]
-    assert caption.strip() == "points of validation accuracy that a seed is worth"
+    assert caption.strip() == "in points of validation accuracy"
     for trial in report["trials"]:
         trial.pop("seeds")
     assert seeds_worth_table(report) is None

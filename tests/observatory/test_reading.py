@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from esper.observatory import reading as reading_module
 from esper.observatory.reading import (
-    Lines,
+    JsonLines,
     UnreadableError,
     is_locked,
     number,
-    open_plain,
+    open_regular,
     read_json,
     read_text,
 )
@@ -44,7 +44,7 @@ def test_rows_by_offset_are_the_rows_of_the_file(tmp_path_factory, steps, tail):
     rows = rounds_of(steps)
     path = tmp_path_factory.mktemp("rows") / "metrics.jsonl"
     path.write_bytes("".join(json.dumps(row) + "\n" for row in rows).encode() + tail)
-    with Lines(path) as lines:
+    with JsonLines(path) as lines:
         assert list(lines.rows()) == rows
         assert lines.last() == (rows[-1] if rows else None)
         offsets = {0}
@@ -64,19 +64,19 @@ def test_rows_by_offset_are_the_rows_of_the_file(tmp_path_factory, steps, tail):
 def test_damaged_lines_are_left_out_and_counted(tmp_path: Path):
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"a": 1}\n\xff\xfe\n[1, 2]\n{"a": \n{"a": NaN}\n{"a": 2}\n{"half')
-    with Lines(path) as lines:
+    with JsonLines(path) as lines:
         assert list(lines.rows()) == [{"a": 1}, {"a": None}, {"a": 2}]
         assert lines.damaged == 3
         assert lines.last() == {"a": 2}
     path.write_bytes(b'{"a": 1}\n' + b"nonsense\n" * 3)
-    with Lines(path) as lines:
+    with JsonLines(path) as lines:
         assert lines.last() == {"a": 1}
 
 
 def test_a_file_that_is_cut_while_it_is_read_ends_earlier(tmp_path: Path):
     path = tmp_path / "a.jsonl"
     path.write_text('{"a": 1}\n' * 1000)
-    with Lines(path) as lines:
+    with JsonLines(path) as lines:
         os.truncate(path, 9 * 10)
         assert len(list(lines.rows())) == 10
         assert lines.last() is None or lines.last() == {"a": 1}
@@ -97,7 +97,7 @@ def test_a_look_reads_little_of_a_long_file(tmp_path: Path, monkeypatch: pytest.
         return real(descriptor, length, offset)
 
     monkeypatch.setattr(reading_module.os, "pread", counted)
-    with Lines(path) as lines:
+    with JsonLines(path) as lines:
         assert lines.last()["round"] == 399
         assert len(lines.sample(100)) in range(95, 102)
         assert lines.start_of_round(200) > 0
@@ -111,9 +111,9 @@ def test_only_plain_files_are_opened(tmp_path: Path):
     os.mkfifo(tmp_path / "pipe")
     for name in ("link", "folder", "pipe"):
         with pytest.raises(UnreadableError, match=name):
-            open_plain(tmp_path / name)
+            open_regular(tmp_path / name)
     with pytest.raises(FileNotFoundError):
-        Lines(tmp_path / "nothing")
+        JsonLines(tmp_path / "nothing")
     with pytest.raises(UnreadableError, match="link"):
         read_text(tmp_path / "link")
     (tmp_path / "bytes").write_bytes(b"\xff")

@@ -29,7 +29,7 @@ def test_a_report_is_one_small_file_with_its_data(tmp_path: Path):
         assert len(text) < 2_000_000
         data = re.search(r'id="data">(.*?)</script>', text, re.DOTALL)
         assert data is not None
-        assert json.loads(data[1])["line"]["state"] == "finished"
+        assert json.loads(data[1])["run"]["state"] == "finished"
         assert not re.search(r'(src|href)="', text)
         assert text.count("</script>") == 2
         assert not list(run.glob("*.unfinished"))
@@ -38,7 +38,7 @@ def test_a_report_is_one_small_file_with_its_data(tmp_path: Path):
 def test_markdown_tells_the_same(tmp_path: Path):
     grown, _, evaluated = runs(tmp_path)
     text = write_report(grown, markdown=True).read_text()
-    assert "    blocks.0  ··GGTTBBHHFFF\n" in text
+    assert "    blocks.0  ··PPLLBBTTKKK\n" in text
     assert "| conv\\_light in blocks.0 | 10 | +2.50 | +2.50 |" in text
     assert "esper grow --task digits --controller heuristic --key 3 --steps 12" in text
     text = write_report(evaluated, markdown=True).read_text()
@@ -84,7 +84,7 @@ def test_the_report_works_in_a_browser(tmp_path: Path):
         page.get_by_role("button", name="Play").click()
         page.get_by_role("img", name="Network at epoch 12").wait_for()
         page.get_by_role("button", name="Play").wait_for()
-        for run, word in ((trained, "The policy"), (evaluated, "Differences on paired keys")):
+        for run, word in ((trained, "Policy"), (evaluated, "Differences on paired keys")):
             page.goto(write_report(run).as_uri())
             page.get_by_role("heading", name=word).wait_for()
         page.goto(write_report(evil).as_uri())

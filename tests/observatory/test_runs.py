@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from esper.leyline import events
-from esper.observatory import story
-from esper.observatory.beside import side_by_side
-from esper.observatory.described import describe, episode, shown_line
-from esper.observatory.looks import STAGE_COLOURS, plain, presentable
+from esper.observatory import event_text
+from esper.observatory.comparison import compare_curves
+from esper.observatory.describe import describe, episode, summary_as_dict
+from esper.observatory.formatting import STAGE_COLOURS, safe_text, sanitize, stage_name
 from esper.observatory.report import write_report
 from esper.observatory.run_directory import RunDirectory
-from esper.observatory.runs import find_runs, look_at, stamp
+from esper.observatory.runs import find_runs, fingerprint, summarize_run
 from view_support import outcome, row, write_evaluation_folder, write_growth, write_training
 
 NASTY = "<script>alert(1)</script>\x1b[31m\u202eevil" + "x" * 10_000
@@ -38,7 +38,7 @@ def test_states(tmp_path: Path):
         "broken": ("growth", "broken", 12, None),
     }
     assert lines[0].id == "running"
-    assert look_at(tmp_path / "running").state == "stopped"
+    assert summarize_run(tmp_path / "running").state == "stopped"
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_states(tmp_path: Path):
     [
         (lambda run: (run / "metrics.jsonl").unlink(), "broken", "metrics.jsonl is missing"),
         (lambda run: (run / "config.toml").unlink(), "broken", "config.toml is missing"),
-        (lambda run: (run / "outcomes.jsonl").write_text(""), "stopped", "its process has ended"),
+        (lambda run: (run / "outcomes.jsonl").write_text(""), "stopped", "its process ended"),
         (lambda run: os.truncate(run / "metrics.jsonl", 700), "finished", ""),
         (lambda run: (run / "metrics.jsonl").write_bytes(b"\xff\n" * 9), "broken", "damaged"),
         (lambda run: (run / "summary.json").write_text("7"), "broken", "summary.json is damaged"),
@@ -63,11 +63,11 @@ def test_states(tmp_path: Path):
 def test_a_run_that_was_harmed_says_so(tmp_path: Path, harm, state: str, why: str):
     run = write_growth(tmp_path / "run")
     harm(run)
-    line = look_at(run)
+    line = summarize_run(run)
     assert line.state == state
     assert why in line.why
     if run.exists():
-        assert describe(run)["line"]["state"] == state
+        assert describe(run)["run"]["state"] == state
 
 
 def test_a_training_run_shows_the_score_of_its_last_round(tmp_path: Path):
@@ -75,28 +75,28 @@ def test_a_training_run_shows_the_score_of_its_last_round(tmp_path: Path):
     with (run / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"round": 2} | row(1)) + "\n")
         file.write(json.dumps({"round": 2, "kind": "layer"}) + "\n")
-    line = look_at(run)
+    line = summarize_run(run)
     assert (line.val_score, line.params, line.done, line.left) == (81.0, 500.0, 2, None)
     (run / "timings.jsonl").write_text('{"round": 0, "seconds": 9.0}\n{"round": 1, "seconds": 7}\n')
     with RunDirectory(run):
-        assert look_at(run).left == 7.0
+        assert summarize_run(run).left == 7.0
 
 
 def test_recorded_and_imitated_runs_have_states_too(tmp_path: Path):
     settings = {"command": "record", "controller": "random", "task": "digits", "episodes": 4}
     with RunDirectory.create(tmp_path / "recorded", settings):
         pass
-    assert look_at(tmp_path / "recorded").state == "stopped"
+    assert summarize_run(tmp_path / "recorded").state == "stopped"
     (tmp_path / "recorded" / "episodes.safetensors").write_bytes(b"")
-    assert look_at(tmp_path / "recorded").state == "finished"
-    told = describe(tmp_path / "recorded")
-    assert told["line"]["kind"] == "lessons"
-    assert told["reproduce"] == (
-        "esper train record --controller random --task digits --episodes 4 --out runs/again"
+    assert summarize_run(tmp_path / "recorded").state == "finished"
+    data = describe(tmp_path / "recorded")
+    assert data["run"]["kind"] == "offline"
+    assert data["reproduce"] == (
+        "esper train record --controller random --task digits --episodes 4 --out runs/repeated"
     )
     with RunDirectory.create(tmp_path / "cloned", {**settings, "command": "imitate"}):
         (tmp_path / "cloned" / "checkpoints").mkdir()
-    assert look_at(tmp_path / "cloned").state == "finished"
+    assert summarize_run(tmp_path / "cloned").state == "finished"
     assert describe(tmp_path / "cloned")["reproduce"] is None
 
 
@@ -110,34 +110,34 @@ def test_links_are_not_followed(tmp_path: Path):
         (inside / name).unlink()
         (inside / name).symlink_to(outside / name)
     (inside / "arms").symlink_to(tmp_path / "outside")
-    told = json.dumps(describe(inside))
-    assert "conv_light" not in told
+    data = json.dumps(describe(inside))
+    assert "conv_light" not in data
     assert describe(inside)["compared"] == []
 
 
 def test_the_stamp_changes_with_the_run(tmp_path: Path):
     run = write_growth(tmp_path / "run")
-    before = stamp(run)
-    assert stamp(run) == before
+    before = fingerprint(run)
+    assert fingerprint(run) == before
     with RunDirectory(run):
-        assert stamp(run) != before
+        assert fingerprint(run) != before
     with (run / "metrics.jsonl").open("a") as file:
         file.write("{}\n")
-    changed = stamp(run)
+    changed = fingerprint(run)
     assert changed != before
     shutil.rmtree(run)
-    assert stamp(run) != changed
+    assert fingerprint(run) != changed
 
 
 def test_an_episode_has_a_frame_per_epoch_and_its_events_in_words(tmp_path: Path):
-    told = episode(write_growth(tmp_path / "run", module="layer1"), None, 0)
-    assert told["modules"] == ["layer1"]
-    assert [frame["step"] for frame in told["frames"]] == list(range(13))
-    assert told["frames"][6]["slots"] == [["BLENDING", "conv_light", 0.6, None]]
-    assert told["frames"][12]["slots"] == [["FOSSILIZED", "conv_light", 1.0, 2.5]]
-    assert [event["words"] for event in told["events"]] == [
-        "conv_light in layer1 germinated, 10 parameters",
-        "conv_light in layer1 kept for good, worth +2.5 points",
+    data = episode(write_growth(tmp_path / "run", module="layer1"), None, 0)
+    assert data["modules"] == ["layer1"]
+    assert [frame["step"] for frame in data["frames"]] == list(range(13))
+    assert data["frames"][6]["slots"] == [["BLENDING", "conv_light", 0.6, None]]
+    assert data["frames"][12]["slots"] == [["FOSSILIZED", "conv_light", 1.0, 2.5]]
+    assert [event["text"] for event in data["events"]] == [
+        "conv_light in layer1 planted, 10 parameters",
+        "conv_light in layer1 kept, contribution +2.5 points",
     ]
 
 
@@ -149,19 +149,19 @@ def test_every_event_has_words():
         found += [kind.__name__] if not kind.__subclasses__() else []
     assert "SeedCulled" in found
     for name in found:
-        assert name in story.UNTOLD or story.in_words({"event": name}) != name, name
+        assert name in event_text.HIDDEN or event_text.in_words({"event": name}) != name, name
 
 
 def test_a_training_run_is_described_by_rounds_environments_and_choices(tmp_path: Path):
-    told = describe(write_training(tmp_path / "run", rounds=3, envs=4))
-    assert told["rounds"]["round"] == [0, 1, 2]
-    assert told["rounds"]["val_score"] == [80.0, 81.0, 82.0]
-    assert told["rounds"]["grad_norm"] == [None] * 3
-    assert [env["return"] for env in told["environments"]] == pytest.approx([0.0, 0.1, 0.2, 0.3])
-    assert told["environments"][1]["stages"] == ["FOSSILIZED"]
-    assert told["policy"]["steps"] == [1, 2, 3, 4, 5]
-    assert told["policy"]["ops"]["GERMINATE"] == [12, 0, 0, 0, 0]
-    assert told["episode"]["round"] == 2
+    data = describe(write_training(tmp_path / "run", rounds=3, envs=4))
+    assert data["rounds"]["round"] == [0, 1, 2]
+    assert data["rounds"]["val_score"] == [80.0, 81.0, 82.0]
+    assert data["rounds"]["grad_norm"] == [None] * 3
+    assert [env["return"] for env in data["environments"]] == pytest.approx([0.0, 0.1, 0.2, 0.3])
+    assert data["environments"][1]["stages"] == ["FOSSILIZED"]
+    assert data["policy"]["steps"] == [1, 2, 3, 4, 5]
+    assert data["policy"]["ops"]["GERMINATE"] == [12, 0, 0, 0, 0]
+    assert data["episode"]["round"] == 2
     first = episode(tmp_path / "run", 1, 3)
     assert (first["round"], first["env"], len(first["frames"])) == (1, 3, 6)
     assert episode(tmp_path / "run", 99, 3)["frames"] == []
@@ -173,27 +173,27 @@ def test_pairs_are_of_the_keys_that_two_runs_share(tmp_path: Path):
     for run, own in zip(runs, scores, strict=True):
         rows = [outcome(key=key, val_score=score) for key, score in own]
         (run / "outcomes.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
-    told = side_by_side(runs, ["a", "b", "c"])
+    data = compare_curves(runs, ["a", "b", "c"])
     # Differences 1 and 4: mean 2.5, standard error 1.5.
-    assert told["pairs"] == [{"a": "a", "b": "b", "n": 2, "mean": 2.5, "error": 1.5}]
-    assert [len(curve["x"]) for curve in told["curves"]] == [13, 13, 13]
+    assert data["pairs"] == [{"a": "a", "b": "b", "n": 2, "mean": 2.5, "error": 1.5}]
+    assert [len(curve["x"]) for curve in data["curves"]] == [13, 13, 13]
 
 
 def test_names_are_text(tmp_path: Path):
     run = write_growth(tmp_path / "run", module=NASTY, task=NASTY, controller=NASTY)
-    told = json.dumps(describe(run), ensure_ascii=False)
+    data = json.dumps(describe(run), ensure_ascii=False)
     for bad in ("\x1b", "\u202e", "x" * 300):
-        assert bad not in told
-    assert describe(run)["line"]["task"].startswith("<script>")  # to be shown, not obeyed
-    assert plain("a\x1b[0m\u2066b\n") == "a\\u001b[0m\\u2066b\\u000a"
-    assert plain("x" * 500, 10) == "x" * 9 + "…"
-    assert plain("naïve 数字 é") == "naïve 数字 é"
-    assert presentable({"key": 2**60, "score": float("inf"), "n": [True, 1]}) == {
+        assert bad not in data
+    assert describe(run)["run"]["task"].startswith("<script>")  # to be shown, not obeyed
+    assert safe_text("a\x1b[0m\u2066b\n") == "a\\u001b[0m\\u2066b\\u000a"
+    assert safe_text("x" * 500, 10) == "x" * 9 + "…"
+    assert safe_text("naïve 数字 é") == "naïve 数字 é"
+    assert sanitize({"key": 2**60, "score": float("inf"), "n": [True, 1]}) == {
         "key": str(2**60),
         "score": None,
         "n": [True, 1],
     }
-    assert shown_line(look_at(run))["id"] == str(run)
+    assert summary_as_dict(summarize_run(run))["id"] == str(run)
 
 
 def test_what_stands_where_a_number_should_is_harmless(tmp_path: Path):
@@ -217,7 +217,7 @@ def test_what_stands_where_a_number_should_is_harmless(tmp_path: Path):
     for part in ("arms", "comparisons", "trials", "keys", "task", "score"):
         for harmed in ({k: v for k, v in whole.items() if k != part}, whole | {part: [{}]}):
             (folder / "evaluation.json").write_text(json.dumps(harmed))
-            assert part == "keys" or look_at(folder).state == "broken", part
+            assert part == "keys" or summarize_run(folder).state == "broken", part
             assert json.dumps(describe(folder))
             assert write_report(folder, markdown=True).exists()
 
@@ -238,7 +238,7 @@ def test_stages_stay_apart_for_colour_blind_eyes():
         for a in seen:
             for b in seen:
                 distance = sum((x - y) ** 2 for x, y in zip(seen[a], seen[b], strict=True)) ** 0.5
-                assert a == b or distance > 10, (a, b, distance, matrix)
+                assert stage_name(a) == stage_name(b) or distance > 10, (a, b, distance, matrix)
 
 
 def _lab(colour: str, matrix: list[list[float]]) -> tuple[float, float, float]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from command_support import esper_here
-from esper.observatory.guard import is_known
+from esper.observatory.access import is_own_host
 from serve_support import Served, parsed, serving
 from view_support import write_evaluation_folder, write_growth, write_training
 
@@ -39,14 +39,14 @@ def served(folder: Path):
         yield server
 
 
-def test_runs_are_told(served: Served):
+def test_runs_are_listed(served: Served):
     status, _, body = served.get("/api/runs")
     assert status == 200
     assert {line["id"] for line in json.loads(body)} >= {"grown", "deep/trained", "evaluated"}
     status, _, body = served.get("/api/run?id=deep/trained&round=1&env=2")
-    told = json.loads(body)
-    assert (told["episode"]["round"], told["episode"]["env"]) == (1, 2)
-    assert told["last_round"] == 2
+    data = json.loads(body)
+    assert (data["episode"]["round"], data["episode"]["env"]) == (1, 2)
+    assert data["last_round"] == 2
     status, _, body = served.get("/api/compare?id=grown&id=deep/trained")
     assert [curve["over"] for curve in json.loads(body)["curves"]] == ["epoch", "round"]
 
@@ -87,7 +87,7 @@ def test_every_answer_is_guarded(served: Served):
         "/../../secret.txt",
     ],
 )
-def test_nothing_outside_the_folder_is_told(served: Served, path: str):
+def test_nothing_outside_the_folder_is_served(served: Served, path: str):
     status, _, body = served.get(path)
     assert status in (400, 404)
     assert SECRET not in body
@@ -122,9 +122,9 @@ def test_other_names_and_other_sites_are_refused(served: Served):
 def test_addresses_are_known_and_names_only_if_they_are_ours():
     ours = frozenset({"localhost", "box"})
     known = ["localhost", "LOCALHOST:80", "box:1", "10.0.0.7:8642", "[::1]:80", "[::1]"]
-    assert [is_known(host, ours) for host in known] == [True] * len(known)
+    assert [is_own_host(host, ours) for host in known] == [True] * len(known)
     for host in ("", "box.evil", "10.0.0.7.evil:1", "localhost:x", "[::1", "localhost:80:80"):
-        assert not is_known(host, ours) or host == "[::1", host
+        assert not is_own_host(host, ours) or host == "[::1", host
 
 
 def test_it_is_only_read(served: Served, folder: Path):
@@ -244,5 +244,6 @@ def test_what_cannot_be_served_is_said_in_a_sentence(tmp_path, monkeypatch, caps
         assert esper_here(monkeypatch, "serve", str(tmp_path), "--port", port) == 2
     assert "choose another with --port" in capsys.readouterr().err
     monkeypatch.setitem(os.sys.modules, "uvicorn", None)
+    monkeypatch.delitem(os.sys.modules, "esper.observatory.server")
     assert esper_here(monkeypatch, "serve", str(tmp_path)) == 2
     assert "pip install 'esper-grow[serve]'" in capsys.readouterr().err

@@ -6,7 +6,6 @@ from rich.console import Console
 from esper.observatory.terminal import (
     PhaseProgress,
     StepProgress,
-    place,
     say,
     seeds_table,
     summary_table,
@@ -54,11 +53,7 @@ def test_kept_seeds_are_shown_with_what_they_are_worth(console: Console) -> None
     assert exact.split() == ["branch", "in", "layer1", "(r0c0)", "4,900", "+8.08", "+7.50"]
     assert sampled.split()[4:] == ["5", "-0.50", "+0.25", "±", "0.12"]
     assert unknown.split() == ["norm", "in", "x[/]y", "(r0c0)", "-", "-", "-"]
-    assert caption.strip() == "points of validation accuracy that a seed is worth"
-
-
-def test_a_place_is_the_users_name_with_the_slot_beside_it() -> None:
-    assert place({"module": "layer1", "slot_id": "r0c0"}) == "layer1 (r0c0)"
+    assert caption.strip() == "in points of validation accuracy"
 
 
 def test_text_of_users_is_printed_as_it_is(console: Console) -> None:

@@ -5,24 +5,24 @@ from pathlib import Path
 import pytest
 
 import views
-from esper.observatory.described import describe
+from esper.observatory.describe import describe
 
 
 def test_the_long_run_is_read_as_a_run(tmp_path: Path):
     views.write_long_run(tmp_path / "long", 3000)
-    told = describe(tmp_path / "long", round_=2, env=5)
-    assert told["line"]["state"] == "finished"
-    assert told["rounds"]["round"] == list(range(3000 // (16 * 31)))
-    assert len(told["environments"]) == 16
-    assert [frame["step"] for frame in told["episode"]["frames"]] == list(range(31))
+    data = describe(tmp_path / "long", round_=2, env=5)
+    assert data["run"]["state"] == "finished"
+    assert data["rounds"]["round"] == list(range(3000 // (16 * 31)))
+    assert len(data["environments"]) == 16
+    assert [frame["step"] for frame in data["episode"]["frames"]] == list(range(31))
 
 
 def test_long_runs_are_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(views, "ENVS", 1)
     monkeypatch.setattr(views, "STEPS", 1)
     views.write_long_run(tmp_path / "long", 2 * 1000)
-    told = describe(tmp_path / "long")
-    rounds = told["rounds"]["round"]
+    data = describe(tmp_path / "long")
+    rounds = data["rounds"]["round"]
     assert len(rounds) <= 401
     assert rounds[-1] == 999
     assert rounds == sorted(set(rounds))

@@ -34,7 +34,7 @@ def watching(run: Path, act: Act, size: tuple[int, int] = (80, 24)) -> None:
 @pytest.fixture(autouse=True)
 def clocks_stand_still(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests call what the clocks would."""
-    monkeypatch.setattr(watch_app, "LOOK", 3600.0)
+    monkeypatch.setattr(watch_app, "POLL", 3600.0)
     monkeypatch.setattr(watch_app, "FRAME", 3600.0)
 
 
@@ -44,7 +44,7 @@ def text_of(app: WatchApp, name: str) -> str:
 
 def test_epochs_are_scrubbed_and_played_again(tmp_path: Path):
     async def act(app: WatchApp, pilot: Pilot) -> None:
-        assert "conv_light fossilized, alpha 1.00, worth +2.5 points" in text_of(app, "network")
+        assert "conv_light kept, alpha 1.00, contribution +2.5 points" in text_of(app, "network")
         await pilot.press("left", "left")
         assert "epoch 10 " in text_of(app, "network")
         await pilot.press("home", "right")
@@ -55,7 +55,7 @@ def test_epochs_are_scrubbed_and_played_again(tmp_path: Path):
         assert "epoch 0 " in text_of(app, "network")
         seen = []
         while app.playing:
-            app.play_on()
+            app.next_frame()
             seen.append(app.frame)
         assert seen == list(range(1, 13))
 
@@ -67,30 +67,30 @@ def test_a_live_run_is_followed_paused_and_lost(tmp_path: Path):
         assert "No epoch has ended yet" in text_of(app, "network")
         record.metrics(row(0))
         record.metrics(row(1, "TRAINING"))
-        app.look()
+        app.poll()
         assert "epoch 1 " in text_of(app, "network")
         assert "running" in text_of(app, "heading")
         await pilot.press("space")
         record.metrics(row(2, "BLENDING"))
-        app.look()
+        app.poll()
         assert "epoch 1 " in text_of(app, "network")
         assert "paused" in text_of(app, "heading")
         assert "1/9 epochs" in text_of(app, "heading")
         await pilot.press("space")
-        app.look()
+        app.poll()
         assert "epoch 2 " in text_of(app, "network")
         record.close()  # as the kernel does for a process that was killed
-        app.look()
+        app.poll()
         assert "stopped" in text_of(app, "heading")
-        assert "its process has ended before the run did" in text_of(app, "heading")
+        assert "its process ended before the run did" in text_of(app, "heading")
         # Another run takes its place.
         shutil.rmtree(tmp_path / "run")
         write_growth(tmp_path / "run", steps=5)
-        app.look()
+        app.poll()
         assert "epoch 5 " in text_of(app, "network")
         shutil.rmtree(tmp_path / "run")
-        app.look()
-        assert "the folder of the run has gone" in text_of(app, "heading")
+        app.poll()
+        assert "the folder of the run is gone" in text_of(app, "heading")
         assert "epoch 5 " in text_of(app, "network")
 
     record = RunDirectory.create(tmp_path / "run", {"task": "digits", "steps": 9, "arm": "grown"})
@@ -102,17 +102,17 @@ def test_environments_rounds_and_the_policy(tmp_path: Path):
         table = app.page.query_one(DataTable)
         assert app.view == "environments"
         assert [str(cell) for cell in table.get_row_at(3)] == [
-            "3", "5", "55.0", "+0.300", "500", "F ",
+            "3", "5", "55.0", "+0.300", "500", "K ",
         ]  # fmt: skip
         await pilot.press("down", "down", "enter")
         assert app.view == "network"
-        assert app.told["episode"]["env"] == 2
+        assert app.data["episode"]["env"] == 2
         await pilot.press("e", "left")
-        assert app.told["episode"]["round"] == 1
+        assert app.data["episode"]["round"] == 1
         await pilot.press("home")
-        assert app.told["episode"]["round"] == 0
+        assert app.data["episode"]["round"] == 0
         await pilot.press("end")
-        assert app.told["episode"]["round"] == 2
+        assert app.data["episode"]["round"] == 2
         await pilot.press("p")
         assert app.view == "policy"
         lines = text_of(app, "policy-text").splitlines()
@@ -128,16 +128,16 @@ def test_environments_rounds_and_the_policy(tmp_path: Path):
 def test_events_are_filtered_and_quantities_explained(tmp_path: Path):
     async def act(app: WatchApp, pilot: Pilot) -> None:
         await pilot.press("v")
-        assert "conv_light in blocks.0 germinated" in text_of(app, "events-text")
+        assert "conv_light in blocks.0 planted" in text_of(app, "events-text")
         await pilot.press("f", "f")
-        assert "germinated" not in text_of(app, "events-text")
+        assert "planted" not in text_of(app, "events-text")
         assert "gates" in text_of(app, "events-text")
         await pilot.press("question_mark")
-        explained = str(app.screen.query_one("#explanation", Static).content)
+        explained = str(app.screen.query_one("#help", Static).content)
         for quantity in (*HOST.values(), *POLICY.values()):
             assert f"{quantity.label}: {quantity.meaning}. Bad: {quantity.bad}." in explained
-        app.seen = ""  # something changes while the explanation is open
-        app.look()
+        app.mark = ""  # something changes while the explanation is open
+        app.poll()
         await pilot.press("escape")
         assert app.screen is app.page
 
@@ -162,7 +162,7 @@ def test_every_size(tmp_path: Path, size: tuple[int, int]):
 def test_without_colour_letters_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     async def act(app: WatchApp, pilot: Pilot) -> None:
         assert app.no_color
-        assert "···GGGGGGTTTTTTBBBBBBHHHHHHFFF" in text_of(app, "network")
+        assert "···PPPPPPLLLLLLBBBBBBTTTTTTKKK" in text_of(app, "network")
 
     monkeypatch.setenv("NO_COLOR", "1")
     watching(write_growth(tmp_path / "run"), act)
@@ -184,7 +184,7 @@ def test_damage_is_said_and_the_rest_shown(tmp_path: Path):
         assert "outcomes.jsonl is missing" in text_of(app, "heading")
         assert "epoch 12 " in text_of(app, "network")
         (run / "metrics.jsonl").write_text(lines_of([row(0)]) + "garbage\n")
-        app.look()
+        app.poll()
         assert "damaged" in text_of(app, "heading")
         assert "epoch 0 " in text_of(app, "network")
 

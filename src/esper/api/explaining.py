@@ -19,12 +19,12 @@ from esper.leyline import (
 )
 from esper.leyline.actions import BLEND
 from esper.leyline.events import Decided
-from esper.observatory.explained import (
+from esper.observatory.explain import (
     EpisodeRecord,
-    explanation,
+    explain_decision,
     is_evaluation,
     read_episode,
-    read_evaluated,
+    read_evaluation_episode,
 )
 from esper.simic.training.checkpoint import load_checkpoint
 from esper.simic.training.env_specs import episode_env
@@ -62,18 +62,18 @@ def explain(
     if not evaluated and (arm is not None or key is not None):
         raise ConfigError(f"{run} is no evaluation; leave out --arm and --key")
     if evaluated:
-        record = read_evaluated(Path(run), arm, key)
+        record = read_evaluation_episode(Path(run), arm, key)
     else:
         record = read_episode(Path(run), env, round)
     if record.kind == "training":
-        explanation(record, step, None, ())  # finds out whether there is such a step
+        explain_decision(record, step, None, ())  # finds out whether there is such a step
         with one_thread():
-            return explanation(record, step, *_played_again(record, step, task))
+            return explain_decision(record, step, *_played_again(record, step, task))
     decision = record.decision(step)
     how = ["From the record of the run."]
     if decision is None:
         how = _why_nothing(str(record.config.get("controller", record.kind)))
-    return explanation(record, step, decision, how)
+    return explain_decision(record, step, decision, how)
 
 
 def _why_nothing(controller: str) -> list[str]:

@@ -170,7 +170,7 @@ def _resume(record: RunDirectory, run: GrowthRun) -> None:
         record.begin(run.config)
         return
     _check_settings(folder, state["settings"], run.config)
-    record.go_on(run.config, state["files"], next_round=0)
+    record.resume(run.config, state["files"], next_round=0)
     run.load_state(state)
     run.history.rows[:] = read_rows(folder / METRICS)
     run.history.events[:] = map(event_from_row, read_rows(folder / EVENTS))

@@ -189,7 +189,7 @@ def resume_ppo(
             _check_unchanged(run, config, chosen, state)
             _check_profile(profile, state.round, config.rounds)
             data = places.share(chosen.task.load(data_root()))
-            record.go_on(config.flat(), checkpoint.files, state.round)
+            record.resume(config.flat(), checkpoint.files, state.round)
         else:
             # Killed before the first checkpoint: nothing had happened yet.
             data = places.share(chosen.task.load(data_root()))

@@ -129,7 +129,7 @@ class Arms:
 
     def conclude(self, rows: "Sequence[Mapping[str, Any]]") -> None:
         """Give trackers the rows of the summary, with scores on test data."""
-        from esper.observatory.retelling import outcome_scalars
+        from esper.trackers import outcome_scalars
 
         for row in rows:
             if row["arm"] in self.trackers:

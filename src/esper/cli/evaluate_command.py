@@ -94,12 +94,12 @@ def evaluate(settings: EvaluateSettings) -> None:
     from esper.observatory.evaluation import evaluation_folder, write_evaluation
     from esper.observatory.picture import require_matplotlib
     from esper.observatory.report import write_report
-    from esper.observatory.retelling import retell
     from esper.observatory.terminal import PhaseProgress, say
     from esper.proof import EvaluationSettings
     from esper.proof import evaluate as run_evaluation
     from esper.tolaria.data.catalogue import data_root
     from esper.tolaria.tasks import find_task
+    from esper.trackers import read_logs
 
     task = find_task(settings.task)
     plan = EvaluationSettings(
@@ -148,8 +148,8 @@ def evaluate(settings: EvaluateSettings) -> None:
         for path in (*write_evaluation(out, report.as_dict()), write_report(out)):
             say(console, str(path), whole=True)
         if settings.track is not None:
-            (story,) = retell(out)
-            open_tracker(settings.track, out, story.name, story.config).tell(story)
+            (log,) = read_logs(out)
+            open_tracker(settings.track, out, log.name, log.config).write(log)
 
 
 def _arms(settings: EvaluateSettings) -> tuple[str, ...]:

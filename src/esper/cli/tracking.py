@@ -47,20 +47,19 @@ def export_run(settings: ExportRunSettings) -> None:
 
     Example: esper export-run runs/first --to tensorboard
     """
-    from esper.observatory.retelling import retell
     from esper.observatory.run_directory import TRACKED
     from esper.observatory.terminal import say
-    from esper.trackers import find_tracker
+    from esper.trackers import find_tracker, read_logs
 
     run = Path(settings.run)
     out = Path(settings.out or run / TRACKED / settings.to)
     check_track(settings.to)
-    stories = retell(run)
+    logs = read_logs(run)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"there is something in {out} already; choose another folder with --out")
-    for story in stories:
-        find_tracker(settings.to, out, story.name, story.config).tell(story)
+    for log in logs:
+        find_tracker(settings.to, out, log.name, log.config).write(log)
     _, result = consoles(settings.quiet, settings.json)
     say(result, str(out), whole=True)
     if settings.json:
-        print_json({"out": str(out), "runs": [story.name for story in stories]})
+        print_json({"out": str(out), "runs": [log.name for log in logs]})

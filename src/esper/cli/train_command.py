@@ -120,11 +120,11 @@ def ppo(settings: PPOSettings) -> None:
 
     from esper.api import config_of, episode_steps, resume_ppo, train_ppo
     from esper.leyline import ConfigError
-    from esper.observatory.retelling import scalars_of
     from esper.observatory.run_directory import BEST_POLICY
-    from esper.observatory.training_progress import RoundProgress
+    from esper.observatory.terminal import RoundProgress
     from esper.simic.training.config import load_config
     from esper.simic.training.loop import Hooks
+    from esper.trackers import row_scalars
 
     logging.basicConfig(format="esper: %(message)s")
     console, result = consoles(settings.quiet, settings.json)
@@ -162,7 +162,7 @@ def ppo(settings: PPOSettings) -> None:
             show.round(number, row, timings)
             newest.update(row)
             if tracker is not None:
-                tracker.scalars(scalars_of(row), number)
+                tracker.scalars(row_scalars(row), number)
 
         how: dict[str, Any] = {
             **places,

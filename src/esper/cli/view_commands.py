@@ -93,8 +93,13 @@ def serve(settings: ServeSettings) -> None:
     """
     from rich.console import Console
 
-    from esper.observatory.serving import serve
+    from esper.leyline import PackageMissingError
     from esper.observatory.terminal import say
+
+    try:
+        from esper.observatory.server import serve
+    except ModuleNotFoundError as error:
+        raise PackageMissingError(f"the web page needs {error.name}", "serve") from None
 
     console = Console()
     serve(
@@ -112,8 +117,12 @@ def watch(
 
     The keys are shown; ? explains every quantity.
     """
-    from esper.observatory.watching import watch
+    from esper.leyline import PackageMissingError
 
+    try:
+        from esper.observatory.watch_app import watch
+    except ModuleNotFoundError as error:
+        raise PackageMissingError(f"watching needs {error.name}", "watch") from None
     watch(Path(run))
 
 
@@ -148,7 +157,7 @@ def explain(settings: ExplainSettings) -> None:
       esper explain runs/evaluate-digits --arm pretrained --key 3 --step 7
     """
     from esper.api import explain
-    from esper.observatory.explained import explanation_in_words
+    from esper.observatory.explain import explanation_in_words
     from esper.observatory.terminal import say
 
     told = explain(

@@ -18,7 +18,7 @@ from esper.leyline import (
     LifecycleOp,
     SeedStage,
 )
-from esper.observatory.looks import STAGE_COLOURS
+from esper.observatory.formatting import STAGE_COLOURS
 
 STAGE_NAMES = {
     SeedStage.DORMANT: "empty",

@@ -1,15 +1,11 @@
-"""observatory: the one who watches and never touches.
-
-The run directory and everything that is drawn from it: terminal, picture, report, web page.
-Imports `leyline` only.
-"""
+"""Run directories and their views: terminal, picture, report, web page. Imports `leyline` only."""
 
 from esper.observatory.comparison import compare_runs
-from esper.observatory.explained import explanation_in_words
+from esper.observatory.event_text import in_words, is_told
+from esper.observatory.explain import explanation_in_words
 from esper.observatory.picture import draw_growth, growth_figure
 from esper.observatory.query import query
 from esper.observatory.report import write_report
 from esper.observatory.run_directory import read_rows
 from esper.observatory.runs import find_runs
-from esper.observatory.story import in_words, is_told
 from esper.observatory.summaries import run_as_json

@@ -1,4 +1,4 @@
-"""A picture of a run's growth: the score over time, and the stages in every slot under it."""
+"""The picture of a run: the score by epoch, and below it the stages of every slot."""
 
 import re
 import textwrap
@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from esper.leyline import ConfigError
-from esper.observatory.looks import STAGE_COLOURS
+from esper.observatory.formatting import STAGE_COLOURS, modules_of, stage_name
 from esper.observatory.run_directory import METRICS, PICTURE, read_rows
-from esper.observatory.terminal import modules_of
 
 INK, QUIET = "#222222", "#8a8a8a"
 WIDTH = 8.0  # of the picture, in inches
@@ -18,7 +17,7 @@ LONGEST_NAME, LONGEST_TITLE = 32, 100  # characters in a line
 
 
 def require_matplotlib() -> None:
-    """Raises ConfigError with the cure if matplotlib is not installed."""
+    """Raises ConfigError if matplotlib is not installed."""
     if find_spec("matplotlib") is None:
         raise ConfigError(
             "pictures need matplotlib; install it with: pip install 'esper-grow[plot]'"
@@ -26,7 +25,7 @@ def require_matplotlib() -> None:
 
 
 def new_figure(width: float, height: float) -> Any:
-    """An empty figure of that size in inches, apart from any window or global state."""
+    """An empty figure of that size in inches, without a window or global state."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -36,9 +35,9 @@ def new_figure(width: float, height: float) -> Any:
 
 
 def draw_growth(run: Path, title: str, compare_with: dict[str, Path] | None = None) -> Path:
-    """Draw `run`'s environment 0 to growth.png in its folder and give the path.
+    """Draw environment 0 of `run` to growth.png in its folder and give the path.
 
-    `compare_with` maps labels to other run folders whose score is drawn thinly beside it. Raises
+    `compare_with` maps labels to other run folders; their scores are drawn as thin lines. Raises
     ConfigError if matplotlib is not installed or there is nothing to draw.
     """
     require_matplotlib()
@@ -54,7 +53,7 @@ def draw_growth(run: Path, title: str, compare_with: dict[str, Path] | None = No
 def growth_figure(
     rows: list[dict[str, Any]], title: str, others: dict[str, list[dict[str, Any]]] | None = None
 ) -> Any:
-    """The same as a figure of matplotlib, from one row of metrics per step."""
+    """The same as a matplotlib figure, from one metrics row per step."""
     require_matplotlib()
     modules = modules_of(rows[0])
     figure = new_figure(WIDTH, 3.6 + 0.42 * len(modules))
@@ -82,9 +81,9 @@ def growth_figure(
 
 
 def in_lines(name: str, longest: int) -> str:
-    """A user's name as a label: broken where it is long, after dots and slashes if it has any.
+    """A name as a label: long ones are wrapped, after dots and slashes if there are any.
 
-    A dollar sign is itself, and does not begin a formula.
+    Dollar signs are escaped, so that they do not begin a formula.
     """
     lines = [""]
     for part in re.findall(r"[^./ ]*[./ ]?", name):
@@ -105,16 +104,16 @@ def _curve(axes: Any, rows: list[dict[str, Any]], label: str, **style: Any) -> N
 
 
 def _zoom(axes: Any, rows: list[dict[str, Any]]) -> None:
-    """Leave the first tenth of the run out of view where it lies far below the rest."""
+    """Leave the low scores of the first tenth of the run out of view."""
     later = [row["val_score"] for row in rows[len(rows) // 10 :] if row["val_score"] is not None]
     if later and max(later) > min(later):
         axes.set_ylim(bottom=min(later) - 0.1 * (max(later) - min(later)))
 
 
 def _lane(axes: Any, rows: list[dict[str, Any]], module: str, height: int) -> None:
-    """Coloured blocks for the stages in one module, and the blueprint's name where a life begins.
+    """Coloured blocks for the stages in one module, and the blueprint's name where a seed begins.
 
-    A name that has no room beside the one before it is left out.
+    A name that would overlap the one before it is left out.
     """
     for stage, block in _blocks(rows, f"{module}.stage"):
         if stage in STAGE_COLOURS:
@@ -131,7 +130,7 @@ def _lane(axes: Any, rows: list[dict[str, Any]], module: str, height: int) -> No
 
 
 def _blocks(rows: list[dict[str, Any]], column: str) -> list[tuple[Any, tuple[float, int]]]:
-    """(value, (where it begins, how many steps it lasts)) for every run of equal values."""
+    """(value, (first step, number of steps)) for every sequence of equal values."""
     blocks = []
     for value, group in groupby(rows, key=lambda row: row[column]):
         own = list(group)
@@ -143,11 +142,8 @@ def _stage_legend(figure: Any, rows: list[dict[str, Any]], modules: list[str]) -
     from matplotlib.patches import Patch
 
     seen = {row[f"{module}.stage"] for row in rows for module in modules}
-    patches = [
-        Patch(color=colour, label=stage.lower())
-        for stage, colour in STAGE_COLOURS.items()
-        if stage in seen
-    ]
+    colours = {stage_name(s): colour for s, colour in STAGE_COLOURS.items() if s in seen}
+    patches = [Patch(color=colour, label=name) for name, colour in colours.items()]
     if patches:
         figure.legend(
             handles=patches, loc="outside lower center", ncols=len(patches), frameon=False,

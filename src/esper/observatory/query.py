@@ -1,8 +1,8 @@
-"""SQL over a run directory: its .jsonl files as tables of a DuckDB that lives in memory."""
+"""SQL over a run directory: its .jsonl files as tables of an in-memory DuckDB."""
 
 import tempfile
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ ROWS, SECONDS = 1000, 60.0
 
 @dataclass(frozen=True)
 class Answer:
-    """`complete` is False if there are more rows than were asked for."""
+    """`complete` is False if there are more rows than the limit."""
 
     columns: tuple[str, ...]
     rows: list[tuple[Any, ...]]
@@ -25,12 +25,10 @@ class Answer:
 
 
 def query(run: Path, sql: str, *, limit: int = ROWS, timeout: float = SECONDS) -> Answer:
-    """The first `limit` rows of the answer to one SELECT over the tables events, metrics and
-    outcomes, if it comes within `timeout` seconds.
+    """The first `limit` rows of one SELECT over the tables events, metrics and outcomes.
 
-    The run is only read, and the query can reach nothing but the tables. Raises ConfigError, in a
-    sentence, without DuckDB, for a folder that is no run, and for SQL that does not work or takes
-    too long.
+    The query can read nothing but these tables. Raises ConfigError if DuckDB is not installed, the
+    folder is no run, or the SQL is wrong or takes longer than `timeout` seconds.
     """
     try:
         import duckdb
@@ -52,11 +50,11 @@ def query(run: Path, sql: str, *, limit: int = ROWS, timeout: float = SECONDS) -
         try:
             statements = duckdb.extract_statements(sql)
             if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
-                raise ConfigError("a query is one SELECT; a run directory is only read")
+                raise ConfigError("a query must be one SELECT; a run directory is read-only")
             return _within(timeout, database, lambda: _answer(database, statements[0], limit))
         except duckdb.Error as error:
             reason = " ".join(str(error).split("LINE ")[0].split())
-            raise ConfigError(f"the query does not work: {reason}") from error
+            raise ConfigError(f"the query failed: {reason}") from error
 
 
 def _answer(database: Any, statement: Any, limit: int) -> Answer:
@@ -67,31 +65,26 @@ def _answer(database: Any, statement: Any, limit: int) -> Answer:
 
 
 def _within(seconds: float, database: Any, ask: Callable[[], Answer]) -> Answer:
-    """What `ask` gives; it is stopped when it takes too long, and by Ctrl-C."""
+    """The result of `ask`, which is interrupted by the timeout and by Ctrl-C."""
     with ThreadPoolExecutor(1) as thread:
         asked = thread.submit(ask)
         try:
             return asked.result(seconds)
         except TimeoutError:
             raise ConfigError(
-                f"the query took longer than {seconds:g} seconds; ask for less, or give it more "
-                "(--timeout)"
+                f"the query took longer than {seconds:g} seconds; simplify it or raise --timeout"
             ) from None
         finally:
             # Leaving the block waits for the thread, so it has to end.
             while not asked.done():
+                # Only a query that has begun can be interrupted, hence the repetition.
                 database.interrupt()
-                _pause(asked)
-
-
-def _pause(asked: "Future[Answer]") -> None:
-    """A query can only be interrupted once it has begun, so it may take a second try."""
-    with suppress(TimeoutError):
-        asked.exception(0.02)
+                with suppress(TimeoutError):
+                    asked.exception(0.02)
 
 
 def _load(database: Any, table: str, path: Path) -> None:
-    """A last line that is still being written is left out; a file without lines is no table."""
+    """Load the complete lines of a file; a file without lines gives no table."""
     import duckdb
 
     data = path.read_bytes() if path.is_file() else b""

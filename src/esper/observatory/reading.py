@@ -1,9 +1,8 @@
-"""Reading a record while somebody else writes it.
+"""Reads the files of a run while another process writes them.
 
-Every look opens the files anew and reads only what it needs: some lines in the middle, the last
-one. So a look costs the same for ten rows and for ten million, and a file that was cut, replaced
-or removed since the last look needs no special case. Nothing is locked for longer than an instant,
-mapped or followed: a map of a file that is cut kills its reader, and a link may lead anywhere.
+Every read opens the file anew and reads only what it needs, so it costs the same for ten rows and
+for ten million, and a file that was cut, replaced or removed meanwhile needs no special case.
+Files are neither mapped (a mapped file that is cut kills its reader) nor followed through links.
 """
 
 import errno
@@ -14,29 +13,26 @@ import re
 import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 BLOCK = 4096
-LONGEST_LINE = 1 << 20  # bytes; what is longer is no row of ours
-LONGEST_FILE = 1 << 26  # bytes of a file that is read whole
-MOST_DAMAGED = 100  # lines in a row that are no rows, after which there is nothing to look for
+MAX_LINE = 1 << 20  # bytes of a row
+MAX_FILE = 1 << 26  # bytes of a file that is read as a whole
+MAX_DAMAGED = 100  # damaged lines in sequence after which the search for a row ends
 
-ROUND_ROW = b'"kind": "round"'  # in the text of the row that ends a round
+ROUND_ROW = b'"kind": "round"'  # marks the row that ends a round
+ROUND_FIRST = re.compile(rb'\{"round": (\d{1,15}), ')  # how a training run begins its rows
 Row = dict[str, Any]
 DECODER = json.JSONDecoder(parse_constant=lambda _: None)
-ROUND_FIRST = re.compile(rb'\{"round": (\d{1,15}), ')  # how a run writes its rows
 
 
 class UnreadableError(Exception):
-    """In one sentence: the file and what is the matter with it."""
+    """A file of a run that cannot be read; the message names the file and the reason."""
 
 
-def open_plain(path: Path) -> int:
-    """A descriptor of a regular file; a link, a pipe or a device raises UnreadableError.
-
-    Raises FileNotFoundError if there is none.
-    """
+def open_regular(path: Path) -> int:
+    """A descriptor of a regular file. Raises FileNotFoundError, or UnreadableError for links,
+    pipes and devices."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -46,17 +42,17 @@ def open_plain(path: Path) -> int:
         raise UnreadableError(f"{path.name} {reason}") from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise UnreadableError(f"{path.name} is not a file")
+        raise UnreadableError(f"{path.name} is not a regular file")
     return descriptor
 
 
 def read_text(path: Path) -> str:
     """A whole small file. Raises FileNotFoundError or UnreadableError."""
-    descriptor = open_plain(path)
+    descriptor = open_regular(path)
     with os.fdopen(descriptor, "rb") as file:
-        data = file.read(LONGEST_FILE + 1)
-    if len(data) > LONGEST_FILE:
-        raise UnreadableError(f"{path.name} is longer than {LONGEST_FILE >> 20} MB")
+        data = file.read(MAX_FILE + 1)
+    if len(data) > MAX_FILE:
+        raise UnreadableError(f"{path.name} is longer than {MAX_FILE >> 20} MB")
     try:
         return data.decode()
     except UnicodeDecodeError as error:
@@ -70,32 +66,26 @@ def read_json(path: Path) -> Any:
         raise UnreadableError(f"{path.name} is damaged") from error
 
 
-class Lines:
-    """The complete rows of a .jsonl file as long as it was when opened, by byte offset.
+class JsonLines:
+    """The complete rows of a .jsonl file as it was when opened, by byte offset; a context manager.
 
-    A line that is no row is skipped and counted in `damaged`. If the file is cut meanwhile, the
-    rows that are gone are just not there. A context manager. Raises FileNotFoundError or
-    UnreadableError; None stands for a file without lines.
+    Lines that are no rows are skipped and counted in `damaged`. Rows that are cut off meanwhile are
+    missing. Raises FileNotFoundError or UnreadableError; `path` None is an empty file.
     """
 
     def __init__(self, path: Path | None) -> None:
         self.damaged = 0
-        self._file = os.open(os.devnull, os.O_RDONLY) if path is None else open_plain(path)
+        self._file = os.open(os.devnull, os.O_RDONLY) if path is None else open_regular(path)
         self.end = self._line_start_before(os.fstat(self._file).st_size)
 
-    def __enter__(self) -> "Lines":
+    def __enter__(self) -> "JsonLines":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         os.close(self._file)
 
     def rows(self, begin: int = 0, end: int | None = None) -> Iterator[Row]:
-        """Rows of the lines that begin from `begin`, the start of a line, on and before `end`."""
+        """Rows whose lines begin at `begin` (the start of a line) or later, and before `end`."""
         offset, rest = begin, b""
         end = self.end if end is None else min(end, self.end)
         while offset < end:
@@ -107,13 +97,13 @@ class Lines:
             for line in lines:
                 if (row := self._row(line)) is not None:
                     yield row
-            if len(rest) > LONGEST_LINE:
+            if len(rest) > MAX_LINE:
                 rest = b""
 
     def first_from(self, offset: int) -> tuple[int, Row] | None:
-        """(where it begins, row) of the first good line that begins at `offset` or later."""
+        """(offset, row) of the first valid line that begins at `offset` or later."""
         begin = self._line_start_from(offset)
-        for _ in range(MOST_DAMAGED):
+        for _ in range(MAX_DAMAGED):
             if begin >= self.end:
                 return None
             if (row := self._row(self._line(begin))) is not None:
@@ -122,9 +112,9 @@ class Lines:
         return None
 
     def last(self) -> Row | None:
-        """The last good row."""
+        """The last valid row."""
         end = self.end
-        for _ in range(MOST_DAMAGED):
+        for _ in range(MAX_DAMAGED):
             if end == 0:
                 return None
             begin = self._line_start_before(end - 1)
@@ -134,7 +124,7 @@ class Lines:
         return None
 
     def sample(self, most: int, begin: int = 0, end: int | None = None) -> list[Row]:
-        """All rows if they are few, else about `most` of them, evenly spaced; always the last."""
+        """All rows if there are few, else about `most`, evenly spaced; the last is included."""
         end = self.end if end is None else end
         first = self._line(begin) if begin < end else b""
         if (end - begin) <= most * max(len(first) + 1, 64) * 1.5:
@@ -150,10 +140,9 @@ class Lines:
         return [found[offset] for offset in sorted(found)]
 
     def start_of_round(self, number: int, low: int = 0) -> int:
-        """Where the first row of this round or a later one begins; the end if there is none.
+        """The offset of the first row of this round or a later one; the end if there is none.
 
-        Rows carry the number of their round and rounds follow each other. `low` is a place before
-        which there is none of them.
+        Round numbers never decrease in a file. The search begins at the offset `low`.
         """
         high = self.end
         while low < high:
@@ -167,16 +156,16 @@ class Lines:
         return self.end if found is None else found[0]
 
     def _round_from(self, offset: int) -> tuple[int, int | None]:
-        """(where it begins, its round) of the first good line from `offset` on."""
+        """(offset, round) of the first valid line that begins at `offset` or later."""
         begin = self._line_start_from(offset)
         start = ROUND_FIRST.match(os.pread(self._file, 32, begin)) if begin < self.end else None
         if start is not None:
             return begin, int(start[1])
         found = self.first_from(offset)
-        return (self.end, None) if found is None else (found[0], whole(found[1], "round") or 0)
+        return (self.end, None) if found is None else (found[0], integer(found[1], "round") or 0)
 
     def last_with(self, mark: bytes, begin: int, end: int) -> Row | None:
-        """The last row between two starts of lines whose text holds `mark`."""
+        """The last row between two line starts whose text contains `mark`."""
         length = 4 * BLOCK
         while True:
             start = max(begin, end - length)
@@ -203,16 +192,16 @@ class Lines:
         while True:
             block = os.pread(self._file, min(length, self.end - begin), begin)
             line, found, _ = block.partition(b"\n")
-            if found or len(block) < length or length > LONGEST_LINE:
+            if found or len(block) < length or length > MAX_LINE:
                 return line
             length *= 4
 
     def _line_start_from(self, offset: int) -> int:
-        """The first start of a line at `offset` or later."""
+        """The first line start at `offset` or later."""
         if offset <= 0:
             return 0
         at = offset - 1
-        while at < min(self.end, offset + LONGEST_LINE):
+        while at < min(self.end, offset + MAX_LINE):
             block = os.pread(self._file, BLOCK, at)
             if not block:
                 break
@@ -222,7 +211,7 @@ class Lines:
         return self.end
 
     def _line_start_before(self, offset: int) -> int:
-        """The last start of a line at `offset` or earlier: behind the newline before it."""
+        """The last line start at `offset` or earlier."""
         end = offset
         while end > 0:
             begin = max(0, end - BLOCK)
@@ -233,23 +222,31 @@ class Lines:
         return 0
 
 
+def open_rows(path: Path) -> JsonLines:
+    """The rows of a file; none if it is missing or unreadable."""
+    try:
+        return JsonLines(path)
+    except (FileNotFoundError, UnreadableError):
+        return JsonLines(None)
+
+
 def number(row: Mapping[str, Any], name: str) -> float | None:
-    """A finite number under this name, or None: whatever else stands there was not measured."""
+    """The finite number in this column, or None if there is anything else."""
     value = row.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return value if -1e300 < value < 1e300 else None
 
 
-def whole(row: Mapping[str, Any], name: str) -> int | None:
+def integer(row: Mapping[str, Any], name: str) -> int | None:
     value = number(row, name)
     return None if value is None else int(value)
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a process holds the lock at `path`; it is asked for, for an instant, to find out."""
+    """Whether a process holds the lock at `path`. To find out, it is requested for an instant."""
     try:
-        descriptor = open_plain(path)
+        descriptor = open_regular(path)
     except (FileNotFoundError, UnreadableError):
         return False
     try:

@@ -1,4 +1,4 @@
-"""One run or evaluation on one page: HTML that needs nothing else, or Markdown."""
+"""One run or evaluation on one page: a self-contained HTML file, or Markdown."""
 
 import base64
 import hashlib
@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from esper.leyline import ConfigError
-from esper.observatory.decisions import in_words
-from esper.observatory.described import describe
+from esper.observatory.describe import describe
+from esper.observatory.explain import choices_text
+from esper.observatory.formatting import format_columns, format_number
 from esper.observatory.reading import number
 from esper.observatory.run_directory import PAGE
-from esper.observatory.terminal import shown
 
 LIBRARIES = ("vendor/htm-preact.umd.js", "vendor/uPlot.iife.min.js")
 SCRIPTS = (*LIBRARIES, "views.js", "evaluation.js", "report.js")
@@ -28,9 +28,9 @@ def write_report(folder: Path, *, markdown: bool = False) -> Path:
 
     Raises ConfigError if there is no run or evaluation, or it cannot be written.
     """
-    told = describe(folder)
+    data = describe(folder)
     path = folder / (MARKDOWN if markdown else PAGE)
-    text = as_markdown(told) if markdown else as_html(told)
+    text = as_markdown(data) if markdown else as_html(data)
     unfinished = path.with_name(f"{path.name}.unfinished")
     try:
         unfinished.write_text(text, encoding="utf-8")
@@ -44,16 +44,16 @@ def web_file(name: str) -> str:
     return (resources.files("esper.observatory") / "web" / name).read_text(encoding="utf-8")
 
 
-def as_html(told: Mapping[str, Any]) -> str:
-    """The page, with scripts, style and data inside; it may load nothing and send nothing."""
+def as_html(data: Mapping[str, Any]) -> str:
+    """A page that contains its scripts, style and data; its policy forbids any network access."""
     script = "\n".join(map(web_file, SCRIPTS))
     style = "\n".join(map(web_file, STYLES))
-    data = json.dumps(told, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    content = json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     policy = (
         f"default-src 'none'; script-src '{_sha(script)}'; style-src '{_sha(style)}'; "
         "base-uri 'none'; form-action 'none'"
     )
-    title = html.escape(told["line"]["name"])
+    title = html.escape(data["run"]["name"])
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -65,8 +65,8 @@ def as_html(told: Mapping[str, Any]) -> str:
 </head>
 <body>
 <div id="app"></div>
-<noscript><pre>{html.escape(as_markdown(told))}</pre></noscript>
-<script type="application/json" id="data">{data}</script>
+<noscript><pre>{html.escape(as_markdown(data))}</pre></noscript>
+<script type="application/json" id="data">{content}</script>
 <script>{script}</script>
 </body>
 </html>
@@ -80,76 +80,61 @@ def _sha(text: str) -> str:
 # --- Markdown ------------------------------------------------------------------------------------
 
 
-def as_markdown(told: Mapping[str, Any]) -> str:
-    line = told["line"]
-    parts = [f"# {_md(line['name'])}", f"{line['kind'].capitalize()}, {line['state']}."]
-    parts += [f"> {_md(text)}" for text in dict.fromkeys([line["why"], *told["faults"]]) if text]
-    if line["kind"] == "evaluation":
-        parts += _evaluation_parts(told.get("evaluation"))
+def as_markdown(data: Mapping[str, Any]) -> str:
+    run = data["run"]
+    parts = [f"# {_md(run['name'])}", f"{run['kind'].capitalize()}, {run['state']}."]
+    parts += [f"> {_md(text)}" for text in dict.fromkeys([run["why"], *data["faults"]]) if text]
+    if run["kind"] == "evaluation":
+        parts += _evaluation_parts(data.get("evaluation"))
     else:
-        parts += _run_parts(told)
-    if told.get("reproduce"):
-        parts += ["## Do it again", f"    {told['reproduce']}"]
+        parts += _run_parts(data)
+    if data.get("reproduce"):
+        parts += ["## Command to repeat it", f"    {data['reproduce']}"]
     return "\n\n".join(parts) + "\n"
 
 
-def _run_parts(told: Mapping[str, Any]) -> list[str]:
-    line, episode = told["line"], told["episode"]
-    about = [("task", line["task"]), ("controller", line["controller"]), ("key", line["key"])]
-    about += [("validation score", shown(line["val_score"], ".1f"))]
-    about += [("parameters", shown(line["params"], ",.0f"))]
+def _run_parts(data: Mapping[str, Any]) -> list[str]:
+    run, episode = data["run"], data["episode"]
+    about = [(name, run[name]) for name in ("task", "controller", "key")]
+    about += [("validation score", format_number(run["val_score"], ".1f"))]
+    about += [("parameters", format_number(run["params"], ",.0f"))]
     parts = [_table(("", ""), [(name, value) for name, value in about if value is not None])]
-    if told["arms"]:
-        rows = [
-            (
-                arm.get("arm"),
-                shown(number(arm, "test_score"), ".1f"),
-                shown(number(arm, "params"), ",.0f"),
-                shown(number(arm, "macs"), ",.0f"),
-            )
-            for arm in told["arms"]
+    arms = [
+        [
+            arm.get("arm"),
+            *format_columns(arm, {"test_score": ".1f", "params": ",.0f", "macs": ",.0f"}),
         ]
-        parts += ["## What the growth was worth"]
-        parts += [_table(("on test data", "score", "parameters", "multiply-adds"), rows)]
-    if told["seeds"]:
-        rows = [
-            (
-                f"{seed.get('blueprint')} in {seed.get('module')}",
-                shown(number(seed, "params"), ",.0f"),
-                shown(number(seed, "contribution"), "+.2f"),
-                shown(number(seed, "shapley"), "+.2f"),
-            )
-            for seed in told["seeds"]
-        ]
-        parts += ["## Seeds that were kept"]
-        parts += [_table(("seed", "parameters", "lost without it", "Shapley value"), rows)]
+        for arm in data["arms"]
+    ]
+    parts += _section("Comparison", ("on test data", "score", "parameters", "multiply-adds"), arms)
+    forms = {"params": ",.0f", "contribution": "+.2f", "shapley": "+.2f"}
+    seeds = [
+        [f"{seed.get('blueprint')} in {seed.get('module')}", *format_columns(seed, forms)]
+        for seed in data["seeds"]
+    ]
+    parts += _section("Kept seeds", ("seed", "parameters", "contribution", "Shapley value"), seeds)
     if episode["frames"]:
-        parts += ["## The life of every slot", _lanes(told)]
-    if episode["decisions"]:
-        rows = [
-            (
-                line["step"],
-                in_words(line["did"]),
-                shown(line["value"], "+.2f"),
-                in_words(line["instead"]) or "-",
-            )
-            for line in episode["decisions"]
-        ]
-        parts += ["## What the policy thought"]
-        head = ("before epoch", "what it did, and how probable", "expected", "second choice")
-        parts += [_table(head, rows)]
-    if told["bill"]:
-        parts += ["## The bill"]
-        bill = [(what, shown(macs, ",.0f")) for what, macs in told["bill"]]
-        parts += [_table(("what", "multiply-adds"), bill)]
-    if told["settings"]:
-        parts += ["## Settings", _table(("setting", "value"), told["settings"])]
-    return parts
+        parts += ["## Stages of every slot", _lanes(data)]
+    decisions = [
+        (
+            row["step"],
+            choices_text(row["action"]),
+            format_number(row["value"], "+.2f"),
+            choices_text(row["second"]) or "-",
+        )
+        for row in episode["decisions"]
+    ]
+    head = ("before epoch", "action with probabilities", "value", "second choice")
+    parts += _section("Decisions of the policy", head, decisions)
+    costs = [(what, format_number(macs, ",.0f")) for what, macs in data["cost"]]
+    parts += _section("Cost", ("what", "multiply-adds"), costs)
+    return parts + _section("Settings", ("setting", "value"), data["settings"])
 
 
-def _lanes(told: Mapping[str, Any]) -> str:
+def _lanes(data: Mapping[str, Any]) -> str:
     """A letter per epoch and slot, as an indented block."""
-    letters, episode = told["looks"]["letters"], told["episode"]
+    episode, stages = data["episode"], data["stages"]
+    letters = stages["letters"]
     names = [name[:24] for name in episode["modules"]]
     width = max(map(len, names), default=0)
     lines = [
@@ -158,23 +143,22 @@ def _lanes(told: Mapping[str, Any]) -> str:
         + "".join(letters.get(frame["slots"][i][0], "?") for frame in episode["frames"][-100:])
         for i, name in enumerate(names)
     ]
-    keys = ", ".join(f"{letter} {stage.lower()}" for stage, letter in letters.items())
+    legend = {letters[stage]: name for stage, name in stages["names"].items()}
+    keys = ", ".join(f"{letter} {name}" for letter, name in legend.items())
     return "\n".join(f"    {text}" for text in lines) + f"\n\nOne letter per epoch: {keys}."
 
 
 def _evaluation_parts(report: Mapping[str, Any] | None) -> list[str]:
     if report is None:
         return []
-    arms = [
-        (arm["arm"], f"{arm['test_score']:.2f}", f"{arm['params']:,.0f}", f"{arm['macs']:,.0f}")
-        for arm in report["arms"]
-    ]
+    forms = {"test_score": ".2f", "params": ",.0f", "macs": ",.0f"}
+    arms = [[arm["arm"], *format_columns(arm, forms)] for arm in report["arms"]]
     pairs = [
         (
             f"{row['arm']} - {row['versus']}",
             f"{row['mean']:+.2f}",
             "-" if row["low"] is None else f"{row['low']:+.2f} … {row['high']:+.2f}",
-            shown(number(row, "p_holm"), ".3f"),
+            format_number(number(row, "p_holm"), ".3f"),
         )
         for row in report["comparisons"]
     ]
@@ -187,11 +171,15 @@ def _evaluation_parts(report: Mapping[str, Any] | None) -> list[str]:
     ]
 
 
+def _section(title: str, head: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
+    return [f"## {title}", _table(head, rows)] if rows else []
+
+
 def _table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     lines = [head, ["---"] + ["---:"] * (len(head) - 1), *([_md(c) for c in row] for row in rows)]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def _md(text: object) -> str:
-    """Text that Markdown does not obey."""
+    """Text with the special characters of Markdown escaped."""
     return re.sub(r"([\\`*_{}\[\]<>!|~&$])", r"\\\1", str(text))

@@ -1,4 +1,4 @@
-"""The run directory: what training writes and every view reads, live or afterwards."""
+"""The run directory: training writes it, every view reads it, during a run or afterwards."""
 
 import fcntl
 import json
@@ -6,7 +6,7 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
@@ -15,47 +15,47 @@ from esper.leyline import ConfigError, EpisodeOutcome, shortened
 from esper.leyline.events import Event
 
 CONFIG = "config.toml"  # the settings of the run
-EVENTS = "events.jsonl"  # what happened, one typed event per line
+EVENTS = "events.jsonl"  # one typed event per line
 METRICS = "metrics.jsonl"  # one flat row per environment step, and one per round
 OUTCOMES = "outcomes.jsonl"  # one row per episode
 ACTIONS = "actions.txt"  # the actions of a run of one episode, as a script that repeats it
-TIMINGS = "timings.jsonl"  # seconds per round: all that differs between runs of the same key
-SUMMARY = "summary.json"  # the comparison that `esper grow` ends with
-PICTURE = "growth.png"  # the growth, drawn
-PAGE = "report.html"  # the run on one page
+TIMINGS = "timings.jsonl"  # seconds per round; the only file that differs for equal keys
+SUMMARY = "summary.json"  # the comparison at the end of `esper grow`
+PICTURE = "growth.png"
+PAGE = "report.html"
 MODEL = "model.pt2"  # the grown network, as a torch.export program
-ARMS = "arms"  # a folder: run directories of what the grown network is compared with
-CHECKPOINTS = "checkpoints"  # a folder: written by the training itself
-BEST_POLICY = "best"  # a folder: the policy that was best on hosts that it does not learn from
-GROWN = "grown"  # a folder: the grown network, as `esper.load` reads it
-PROFILE = "profile"  # a folder: traces of a round that was looked at closely
-EPISODES = "episodes.safetensors"  # what was recorded, to learn from
-TRACKED = "tracked"  # a folder: what trackers were told, one folder for each kind
-LOCK = ".lock"  # locked, not merely there, while a process writes to the run
+EPISODES = "episodes.safetensors"  # recorded episodes
+# Folders.
+ARMS = "arms"  # run directories of the networks that the grown one is compared with
+CHECKPOINTS = "checkpoints"
+BEST_POLICY = "best"  # the policy with the best score on the validation hosts
+GROWN = "grown"  # the grown network, as `esper.load` reads it
+PROFILE = "profile"  # profiler traces of a round
+TRACKED = "tracked"  # the files of experiment trackers, one folder per tracker
+LOCK = ".lock"  # locked (not just present) while a process writes to the run
 
-# What makes a folder a run, and goes when another run takes its place.
+# The files of a run; --overwrite removes them.
 OWN = (
     *(CONFIG, EVENTS, METRICS, OUTCOMES, ACTIONS, TIMINGS, SUMMARY, PICTURE, PAGE, MODEL),
     *(EPISODES, ARMS, CHECKPOINTS, BEST_POLICY, GROWN, PROFILE, TRACKED),
 )
 FOLDERS = (ARMS, CHECKPOINTS, BEST_POLICY, GROWN, PROFILE, TRACKED)
-# Cut back to a checkpoint when a run goes on from it.
+# Files that are cut back to the checkpoint when a run is resumed.
 HISTORY = (EVENTS, METRICS, OUTCOMES)
 
 SCRIPT_HEADING = "# step  op  module  blueprint  blend"
 
 
 class RunDirectory:
-    """A `RoundRecorder` that writes to a folder, one line at a time.
+    """A `RoundRecorder` that writes to a folder, one line at a time; a context manager.
 
-    Nobody else can open the folder until this one is closed or its process has ended. To open
-    it changes nothing in the run: `begin` or `go_on` comes next, and `create` opens and begins.
-    Raises ConfigError, in a sentence, if another one is open, or when the disk does not take a
-    line. Use it as a context manager, or call `close`.
+    The folder is locked until `close`, or the end of the process. Opening it changes nothing:
+    `begin` or `resume` must follow; `create` opens and begins. With `script`, the actions of
+    environment 0 are also written to actions.txt. Raises ConfigError if the folder is locked, and
+    if a line cannot be written.
     """
 
     def __init__(self, path: Path, *, script: bool = False) -> None:
-        """With `script` the actions of environment 0 are written to actions.txt as well."""
         self.path, self.script = path, script
         self._round: dict[str, int] = {}
         self._files: dict[str, IO[bytes]] = {}
@@ -70,10 +70,11 @@ class RunDirectory:
         since: float | None = None,
         script: bool = False,
     ) -> "RunDirectory":
-        """Raises ConfigError if the folder already holds a run, or cannot be written.
+        """Open a folder and begin a run in it.
 
-        With `overwrite` a run that is there makes room; what no run has left does not, nor does a
-        run that has begun `since` (in seconds of `time.time`): whoever asks has not seen it.
+        `overwrite` replaces an existing run, but no other files, and no run that has begun after
+        `since` (seconds of `time.time`). Raises ConfigError if there is such a run or file, or the
+        folder cannot be written.
         """
         check_free(path, overwrite=overwrite)
         try:
@@ -82,7 +83,11 @@ class RunDirectory:
             raise ConfigError(f"cannot write to {path}: {error.strerror}") from error
         record = RunDirectory(path, script=script)
         try:
-            _refuse_newer(path, since)
+            old = path / CONFIG
+            if since is not None and old.is_file() and old.stat().st_mtime > since:
+                raise ConfigError(
+                    f"another run has begun in {path} meanwhile; choose another folder"
+                )
             record.begin(config)
         except ConfigError:
             record.close()
@@ -91,11 +96,11 @@ class RunDirectory:
 
     @staticmethod
     def is_run(path: Path) -> bool:
-        """Has a run begun to write to this folder?"""
+        """Whether a run has begun in this folder."""
         return (path / LOCK).exists() and (path / CONFIG).is_file()
 
     def begin(self, config: Mapping[str, Any]) -> None:
-        """An empty record in the place of whatever was told before."""
+        """Begin an empty run in place of an existing one."""
         try:
             for name in OWN:
                 _remove(self.path / name)
@@ -106,15 +111,15 @@ class RunDirectory:
         except OSError as error:
             raise ConfigError(f"cannot write to {self.path}: {error.strerror}") from error
 
-    def go_on(self, config: Mapping[str, Any], sizes: Mapping[str, int], next_round: int) -> None:
-        """Forget all that was told after the checkpoint with these sizes was made."""
+    def resume(self, config: Mapping[str, Any], sizes: Mapping[str, int], next_round: int) -> None:
+        """Remove all rows that were written after the checkpoint with these file sizes."""
         path = self.path
         for name in HISTORY:
             length = (path / name).stat().st_size if (path / name).is_file() else 0
             if name not in sizes or length < sizes[name]:
                 raise ConfigError(
-                    f"{path / name} is shorter than when the checkpoint was made; "
-                    "the record of this run is incomplete, so it cannot go on"
+                    f"{path / name} is shorter than at the checkpoint, so the run cannot be "
+                    "resumed; begin a new one"
                 )
             os.truncate(path / name, sizes[name])
         if (path / TIMINGS).is_file():
@@ -122,9 +127,7 @@ class RunDirectory:
             text = "".join(json.dumps(row) + "\n" for row in kept)
             _replace_text(path / TIMINGS, text)
         if self.script:
-            rows = (row for row in read_rows(path / METRICS) if row.get("env") == 0 and acts(row))
-            lines = [SCRIPT_HEADING, *map(script_line, rows)]
-            _replace_text(path / ACTIONS, "\n".join(lines) + "\n")
+            _replace_text(path / ACTIONS, _script(read_rows(path / METRICS), 0))
         _replace_text(path / CONFIG, to_toml(config))
         self._open_history()
 
@@ -136,7 +139,7 @@ class RunDirectory:
 
     def metrics(self, row: Mapping[str, Any]) -> None:
         self._write(METRICS, row)
-        if self.script and row.get("env") == 0 and acts(row):
+        if self.script and row.get("env") == 0 and is_action(row):
             self._append(ACTIONS, script_line(row))
 
     def outcome(self, outcome: EpisodeOutcome) -> None:
@@ -146,7 +149,7 @@ class RunDirectory:
         self._write(TIMINGS, row)
 
     def sync(self) -> dict[str, int]:
-        """Lengths of the history files in bytes, once they are safely on disk."""
+        """Flush the history files to disk, and give their lengths in bytes."""
         for name in HISTORY:
             os.fsync(self._files[name].fileno())
         return {name: os.fstat(self._files[name].fileno()).st_size for name in HISTORY}
@@ -167,7 +170,7 @@ class RunDirectory:
             self._open(name)
 
     def _open(self, name: str) -> IO[bytes]:
-        # Without a buffer: a row is on its way, or it has failed, before the next thing happens.
+        # Unbuffered: a row is written, or has failed, before the run continues.
         if name not in self._files:
             self._files[name] = (self.path / name).open("ab", buffering=0)
         return self._files[name]
@@ -186,20 +189,6 @@ class RunDirectory:
 
 def check_free(path: Path, *, overwrite: bool) -> None:
     """Raises ConfigError if a new run may not begin in the folder; changes nothing."""
-    _check_name(path)
-    taken = [name for name in OWN if (path / name).exists()]
-    if taken and not (path / LOCK).exists():
-        raise ConfigError(f"{path} holds a {taken[0]} that is of no run; choose another folder")
-    if taken and not overwrite:
-        resume = f", or go on with it (--resume {path})" if CHECKPOINTS in taken else ""
-        raise ConfigError(
-            f"{path} already holds a run; choose another folder, or overwrite it "
-            f"(--overwrite){resume}"
-        )
-
-
-def _check_name(path: Path) -> None:
-    """Found here, it costs nothing; found at the end of a run, it costs the run."""
     try:
         path.exists()
         str(path).encode()
@@ -207,45 +196,38 @@ def _check_name(path: Path) -> None:
         raise ConfigError(f"{shortened(str(path))}: {error.strerror}") from error
     except ValueError as error:
         raise ConfigError(f"{str(path)!r} cannot be the name of a folder: {error}") from error
-
-
-def _refuse_newer(run: Path, since: float | None) -> None:
-    config = run / CONFIG
-    if since is not None and config.is_file() and config.stat().st_mtime > since:
+    taken = [name for name in OWN if (path / name).exists()]
+    if taken and not (path / LOCK).exists():
+        raise ConfigError(f"{path} holds a {taken[0]} but no run; choose another folder")
+    if taken and not overwrite:
+        resume = f", or continue it (--resume {path})" if CHECKPOINTS in taken else ""
         raise ConfigError(
-            f"another run has begun in {run} since this command did; choose another folder"
+            f"{path} already holds a run; choose another folder, or overwrite it "
+            f"(--overwrite){resume}"
         )
 
 
 def lock_folder(path: Path, name: str = LOCK) -> IO[bytes]:
-    """A lock on the folder until the file is closed, which the kernel does for a killed process.
+    """Lock the folder until the file is closed; the kernel closes it when the process ends.
 
-    The file itself stays: whoever removed it would take it from under another's lock.
+    The file is never removed, because another process might hold the lock on it.
     """
     try:
         file = (path / name).open("ab")
     except OSError as error:
         raise ConfigError(f"cannot write to {path}: {error.strerror}") from error
-    try:
-        _lock_soon(file)
-    except OSError as error:
-        file.close()
-        if isinstance(error, BlockingIOError):
-            raise ConfigError(
-                f"{path} is in use by another run; wait until it ends, or stop it, first"
-            ) from error
-        raise ConfigError(f"cannot lock {path / name}: {error.strerror}") from error
-    return file
-
-
-def _lock_soon(file: IO[bytes]) -> None:
-    """A view that asks whether a run goes on holds the lock for an instant; a run for long."""
+    # A view that checks whether a run is running holds the lock for an instant, hence the retries.
     for _ in range(20):
         try:
-            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return file
         except BlockingIOError:
             time.sleep(0.005)
-    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            file.close()
+            raise ConfigError(f"cannot lock {path / name}: {error.strerror}") from error
+    file.close()
+    raise ConfigError(f"{path} is in use by another run; wait until it ends, or stop it, first")
 
 
 def _remove(path: Path) -> None:
@@ -256,7 +238,7 @@ def _remove(path: Path) -> None:
 
 
 def _replace_text(path: Path, text: str) -> None:
-    """Whoever looks, or kills us, finds the old file or the new one, never a part."""
+    """Replace a file at once, so that it is never incomplete."""
     unfinished = path.with_name(f"{path.name}.unfinished")
     unfinished.write_text(text, encoding="utf-8")
     os.replace(unfinished, path)
@@ -264,9 +246,9 @@ def _replace_text(path: Path, text: str) -> None:
 
 def _unwritten(run: Path, name: str, error: OSError) -> ConfigError:
     cure = (
-        f"the checkpoints are intact, so make room and go on with --resume {run}"
+        f"free some space and continue with --resume {run}"
         if (run / CHECKPOINTS).is_dir()
-        else "the record ends there; make room and start again with --overwrite"
+        else "free some space and start again with --overwrite"
     )
     return ConfigError(f"{run / name} could not be written: {error.strerror}; {cure}")
 
@@ -279,15 +261,15 @@ def write_summary(run: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a .jsonl file; a last line that is still being written is left out."""
+    """The rows of a .jsonl file, without a last line that is not yet complete."""
     with path.open(encoding="utf-8") as file:
         for line in file:
             if line.endswith("\n"):
                 yield json.loads(line)
 
 
-def acts(row: Mapping[str, Any]) -> bool:
-    """Whether a row of metrics is of a step that did more than wait."""
+def is_action(row: Mapping[str, Any]) -> bool:
+    """Whether a metrics row is of a step with an action other than WAIT."""
     return row["kind"] == "step" and row["op"] != "WAIT"
 
 
@@ -299,26 +281,23 @@ def script_line(row: Mapping[str, Any]) -> str:
 
 def episode_script(run: Path, round_: int, env: int) -> str:
     """The actions of one episode of a run of many rounds, as a script."""
-    rows = (row for row in read_rows(run / METRICS) if row["round"] == round_)
-    lines = [script_line(row) for row in rows if row.get("env") == env and acts(row)]
+    return _script((row for row in read_rows(run / METRICS) if row["round"] == round_), env)
+
+
+def _script(rows: Iterable[Mapping[str, Any]], env: int) -> str:
+    lines = [script_line(row) for row in rows if row.get("env") == env and is_action(row)]
     return "\n".join([SCRIPT_HEADING, *lines]) + "\n"
 
 
 def to_toml(config: Mapping[str, Any]) -> str:
-    """A flat mapping as TOML; absent values stand as comments."""
+    """A flat mapping as TOML; None values become comments."""
     lines = []
     for key, value in config.items():
         if value is None:
             lines.append(f"# {key} is not set")
-        elif value == {}:
-            lines.append(f"{key} = {{}}")
-        elif isinstance(value, bool):
-            lines.append(f"{key} = {str(value).lower()}")
-        elif isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)):
-            lines.append(f"{key} = {value!r}")
-        elif isinstance(value, tuple | list):
-            lines.append(f"{key} = {json.dumps(list(value))}")
         else:
-            # A JSON string without control characters is a TOML basic string.
-            lines.append(f"{key} = {json.dumps(str(value))}")
+            # JSON of these types is TOML too; everything else is written as text.
+            finite = isinstance(value, float) and math.isfinite(value)
+            same = finite or value == {} or isinstance(value, int | tuple | list)
+            lines.append(f"{key} = {json.dumps(value if same else str(value))}")
     return "\n".join(lines) + "\n"

@@ -1,8 +1,11 @@
-"""The web page of a folder of runs: its data as JSON, and word when something changes."""
+"""`esper serve`: a web page of the runs in a folder, updated while they run."""
 
 import asyncio
 import hashlib
+import ipaddress
 import json
+import secrets
+import socket
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -10,47 +13,91 @@ from time import monotonic
 from typing import Any
 from urllib.parse import parse_qs
 
+import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
-from starlette.routing import Route
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import Receive, Scope, Send
 
 from esper.leyline import ConfigError
-from esper.observatory.beside import side_by_side
-from esper.observatory.described import describe, shown_line
-from esper.observatory.guard import COOKIE, Guard, Receive, Scope, Send, is_token
+from esper.observatory.access import COOKIE, AccessControl, is_token
+from esper.observatory.comparison import compare_curves
+from esper.observatory.describe import describe, summary_as_dict
 from esper.observatory.report import web_file
-from esper.observatory.runs import find_runs, is_run, look_at, stamp
+from esper.observatory.runs import find_runs, fingerprint, is_run, summarize_run
 
-LOOK = 0.5  # seconds between looks at a run that somebody watches
-LOOK_AROUND = 2.0  # and at the whole folder
+POLL_RUN, POLL_LIST = 0.5, 2.0  # seconds between checks of one run, and of the whole folder
 HEARTBEAT = 15.0
-MOST_STREAMS, MOST_ANSWERS, MOST_COMPARED = 128, 32, 8
-STATIC = {
-    "app.js": "text/javascript",
-    "views.js": "text/javascript",
-    "evaluation.js": "text/javascript",
-    "style.css": "text/css",
-    "vendor/htm-preact.umd.js": "text/javascript",
-    "vendor/uPlot.iife.min.js": "text/javascript",
-    "vendor/uPlot.min.css": "text/css",
-}
+MAX_STREAMS, MAX_ANSWERS, MAX_COMPARED, MAX_CONNECTIONS = 128, 32, 8, 256
+MAX_HEAD = 16_384  # bytes of a request before its body
+LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]", "::1"})
 
 
-def make_app(root: Path, hosts: frozenset[str], token: str | None = None) -> Guard:
-    """The guarded application. `root` is the folder that is shown; nothing outside it is read."""
-    shop = Shop(root)
+def serve(folder: Path, host: str, port: int, say: Callable[[str], None]) -> None:
+    """Show the runs of a folder on a web page until Ctrl-C.
+
+    `say` gets the address and, if `host` is reachable from other machines, the token. Raises
+    ConfigError if there is no such folder, or the address cannot be used.
+    """
+    if not folder.is_dir():
+        raise ConfigError(f"there is no folder {folder}; give the one that holds your runs")
+    bound = _bind(host, port)
+    token = None if _is_loopback(host) else secrets.token_urlsafe(24)
+    hosts = LOOPBACK | {host.lower(), socket.gethostname().lower()}
+    shown = f"[{host}]" if ":" in host else host
+    say(f"runs of {folder} on http://{shown}:{bound.getsockname()[1]}/ (stop with Ctrl-C)")
+    if token is not None:
+        say(f"token    {token}")
+    config = uvicorn.Config(
+        make_app(folder, hosts, token),
+        log_level="critical",
+        access_log=False,
+        server_header=False,
+        lifespan="off",
+        ws="none",
+        http="h11",
+        loop="asyncio",
+        limit_concurrency=MAX_CONNECTIONS,
+        timeout_keep_alive=5,
+        timeout_graceful_shutdown=1,
+        h11_max_incomplete_event_size=MAX_HEAD,
+    )
+    with bound:
+        uvicorn.Server(config).run(sockets=[bound])
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        bound = socket.socket(family, kind)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+        bound.listen(128)
+    except (OSError, OverflowError) as error:
+        raise ConfigError(
+            f"cannot serve on {host}, port {port}: {getattr(error, 'strerror', None) or error}; "
+            "choose another with --port or --host"
+        ) from error
+    return bound
+
+
+def make_app(root: Path, hosts: frozenset[str], token: str | None = None) -> AccessControl:
+    """The application with access control. Nothing outside the folder `root` is read."""
+    api = RunApi(root)
 
     async def page(request: Request) -> Response:
         return HTMLResponse(web_file("index.html"))
-
-    async def static(request: Request) -> Response:
-        name = request.path_params["name"]
-        if name not in STATIC:
-            raise HTTPException(404, "there is no such file")
-        return Response(web_file(name), media_type=STATIC[name])
 
     async def login(request: Request) -> Response:
         if request.method != "POST":
@@ -63,100 +110,92 @@ def make_app(root: Path, hosts: frozenset[str], token: str | None = None) -> Gua
         answer.set_cookie(COOKIE, offered, httponly=True, samesite="strict")
         return answer
 
+    async def http_error(request: Request, error: HTTPException) -> Response:
+        return _json(json.dumps({"error": error.detail}).encode(), error.status_code)
+
+    async def no_run(request: Request, error: ConfigError) -> Response:
+        return _json(b'{"error": "there is no such run"}', 404)
+
     routes = [
         Route("/", page),
         Route("/login", login, methods=["GET", "POST"]),
-        Route("/static/{name:path}", static),
-        Route("/api/runs", shop.runs),
-        Route("/api/run", shop.run),
-        Route("/api/compare", shop.compare),
-        Route("/api/live", shop.live),
+        Mount("/static", StaticFiles(directory=Path(__file__).parent / "web")),
+        Route("/api/runs", api.runs),
+        Route("/api/run", api.run),
+        Route("/api/compare", api.compare),
+        Route("/api/live", api.live),
     ]
-    handlers: dict[Any, Any] = {HTTPException: _said, ConfigError: _not_there}
-    return Guard(Starlette(routes=routes, exception_handlers=handlers), hosts, token)
+    handlers: dict[Any, Any] = {HTTPException: http_error, ConfigError: no_run}
+    return AccessControl(Starlette(routes=routes, exception_handlers=handlers), hosts, token)
 
 
-async def _said(request: Request, error: HTTPException) -> Response:
-    return _json({"error": error.detail}, error.status_code)
-
-
-async def _not_there(request: Request, error: ConfigError) -> Response:
-    return _json({"error": "there is no such run"}, 404)
-
-
-def _json(value: Any, status: int = 200) -> Response:
-    return _as_json(json.dumps(value, allow_nan=False).encode(), status)
-
-
-def _as_json(body: bytes, status: int = 200) -> Response:
+def _json(body: bytes, status: int = 200) -> Response:
     return Response(body, status, media_type="application/json")
 
 
-class Shop:
-    """Answers about the runs of a folder; equal questions are answered once.
+class RunApi:
+    """Answers requests about the runs of a folder.
 
-    An answer is kept until the files that it is made from change, so many who look at one run cost
-    hardly more than one.
+    An answer is cached until the files behind it change, so many viewers of one run cost hardly
+    more than one.
     """
 
     def __init__(self, root: Path) -> None:
         self.root = root.resolve()
         self.streams = 0
         self._answers: OrderedDict[Any, bytes] = OrderedDict()
-        self._stamps: dict[Path | None, tuple[float, str]] = {}
-        self._locks: dict[Any, asyncio.Lock] = {}
+        self._marks: dict[Path | None, tuple[float, str]] = {}
+        # One lock: Python threads would not compute two answers faster than one after the other.
+        self._lock = asyncio.Lock()
 
     async def runs(self, request: Request) -> Response:
-        mark = await self._stamp(None)
-        return _as_json(await self._answer(("runs",), mark, self._list))
+        return await self._answer(("runs",), await self._mark(None), self._list)
 
     async def run(self, request: Request) -> Response:
         folder = self._folder(request.query_params.get("id", ""))
-        round_, env = _whole(request, "round"), _whole(request, "env") or 0
+        round_, env = _integer(request, "round"), _integer(request, "env") or 0
 
-        def told() -> Any:
+        def make() -> Any:
             return describe(folder, self.root, round_=round_, env=env)
 
-        mark = await self._stamp(folder)
-        return _as_json(await self._answer(("run", folder, round_, env), mark, told))
+        return await self._answer(("run", folder, round_, env), await self._mark(folder), make)
 
     async def compare(self, request: Request) -> Response:
         folders = [self._folder(id_) for id_ in request.query_params.getlist("id")]
-        if not 0 < len(folders) <= MOST_COMPARED:
-            raise HTTPException(400, f"up to {MOST_COMPARED} runs can be compared")
+        if not 0 < len(folders) <= MAX_COMPARED:
+            raise HTTPException(400, f"up to {MAX_COMPARED} runs can be compared")
 
-        def told() -> Any:
-            lines = [shown_line(look_at(folder, self.root)) for folder in folders]
-            return {"lines": lines, **side_by_side(folders, [line["name"] for line in lines])}
+        def make() -> Any:
+            runs = [summary_as_dict(summarize_run(folder, self.root)) for folder in folders]
+            return {"runs": runs, **compare_curves(folders, [run["name"] for run in runs])}
 
-        mark = " ".join([await self._stamp(folder) for folder in folders])
-        return _as_json(await self._answer(("compare", *folders), mark, told))
+        mark = " ".join([await self._mark(folder) for folder in folders])
+        return await self._answer(("compare", *folders), mark, make)
 
     async def live(self, request: Request) -> Response:
-        """Server-sent events: `change` whenever the run, or without an id any run, does."""
+        """Server-sent events: `change` whenever the run changes, or without an id any run."""
         id_ = request.query_params.get("id")
         folder = None if id_ is None else self._folder(id_)
-        if self.streams >= MOST_STREAMS:
-            raise HTTPException(503, "too many are watching")
+        if self.streams >= MAX_STREAMS:
+            raise HTTPException(503, "too many pages are open")
         self.streams += 1
-        return _Counted(self, self._changes(folder))
+        return _CountedStream(self, self._changes(folder))
 
     async def _changes(self, folder: Path | None) -> AsyncIterator[bytes]:
-        """Until the one who listens has gone, when the server ends it."""
-        before, said = await self._stamp(folder), monotonic()
+        before, sent = await self._mark(folder), monotonic()
         yield b": hello\n\n"
         while True:
-            await asyncio.sleep(LOOK)
-            mark = await self._stamp(folder)
+            await asyncio.sleep(POLL_RUN)
+            mark = await self._mark(folder)
             if mark != before:
-                before, said = mark, monotonic()
+                before, sent = mark, monotonic()
                 yield b"event: change\ndata: {}\n\n"
-            elif monotonic() - said > HEARTBEAT:
-                said = monotonic()
+            elif monotonic() - sent > HEARTBEAT:
+                sent = monotonic()
                 yield b": still here\n\n"
 
     def _folder(self, id_: str) -> Path:
-        """The run with this id. Raises 404 for anything that is no run below the root."""
+        """The run with this id. Raises 404 for anything that is not a run below the root."""
         parts = [] if id_ == "." else id_.split("/")
         folder = self.root.joinpath(*parts)
         try:
@@ -166,65 +205,60 @@ class Shop:
                 and is_run(folder)
             )
         except (OSError, ValueError):
-            inside = False  # too long, with a zero in it, or otherwise no name of a file
+            inside = False  # too long, with a null byte, or otherwise not a file name
         if not inside:
             raise HTTPException(404, "there is no such run")
         return folder
 
     def _list(self) -> Any:
-        return [shown_line(line) for line in find_runs(self.root)]
+        return [summary_as_dict(run) for run in find_runs(self.root)]
 
-    async def _stamp(self, folder: Path | None) -> str:
-        """Of one run, or of the list of all; looked up anew if the last look is some time ago."""
-        async with self._lock(("stamp", folder)):
-            looked, mark = self._stamps.get(folder, (float("-inf"), ""))
-            if monotonic() - looked > (LOOK_AROUND if folder is None else LOOK):
-                mark = await run_in_threadpool(self._look, folder)
-                self._stamps[folder] = (monotonic(), mark)
-                if len(self._stamps) > 4 * MOST_STREAMS:
-                    self._stamps.clear()
+    async def _mark(self, folder: Path | None) -> str:
+        """The fingerprint of one run, or of the list of all; checked at most once per interval."""
+        async with self._lock:
+            checked, mark = self._marks.get(folder, (float("-inf"), ""))
+            if monotonic() - checked > (POLL_LIST if folder is None else POLL_RUN):
+                mark = await run_in_threadpool(self._read_mark, folder)
+                self._marks[folder] = (monotonic(), mark)
+                if len(self._marks) > 4 * MAX_STREAMS:
+                    self._marks.clear()
             return mark
 
-    def _look(self, folder: Path | None) -> str:
+    def _read_mark(self, folder: Path | None) -> str:
         if folder is not None:
-            return stamp(folder)
+            return fingerprint(folder)
         return hashlib.sha256(json.dumps(self._list()).encode()).hexdigest()
 
-    async def _answer(self, question: Any, mark: str, told: Callable[[], Any]) -> bytes:
-        async with self._lock(question):
-            kept = (question, mark)
-            if kept not in self._answers:
-                value = await run_in_threadpool(told)
-                self._answers[kept] = json.dumps(value, allow_nan=False).encode()
-                while len(self._answers) > MOST_ANSWERS:
+    async def _answer(self, question: Any, mark: str, make: Callable[[], Any]) -> Response:
+        async with self._lock:
+            cached = (question, mark)
+            if cached not in self._answers:
+                value = await run_in_threadpool(make)
+                self._answers[cached] = json.dumps(value, allow_nan=False).encode()
+                while len(self._answers) > MAX_ANSWERS:
                     self._answers.popitem(last=False)
-            self._answers.move_to_end(kept)
-            return self._answers[kept]
-
-    def _lock(self, name: Any) -> asyncio.Lock:
-        if len(self._locks) > 8 * MOST_STREAMS:
-            self._locks = {key: lock for key, lock in self._locks.items() if lock.locked()}
-        return self._locks.setdefault(name, asyncio.Lock())
+            self._answers.move_to_end(cached)
+            return _json(self._answers[cached])
 
 
-class _Counted(StreamingResponse):
-    """A stream that is taken off the count however it ends, also before it has begun."""
+class _CountedStream(StreamingResponse):
+    """A stream that leaves the count however it ends, even before it has begun."""
 
-    def __init__(self, shop: Shop, changes: AsyncIterator[bytes]) -> None:
+    def __init__(self, api: RunApi, changes: AsyncIterator[bytes]) -> None:
         super().__init__(changes, media_type="text/event-stream")
-        self.shop = shop
+        self.api = api
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self.shop.streams -= 1
+            self.api.streams -= 1
 
 
-def _whole(request: Request, name: str) -> int | None:
+def _integer(request: Request, name: str) -> int | None:
     text = request.query_params.get(name)
     if text is None:
         return None
     if not (text.isascii() and text.isdecimal() and len(text) < 10):
-        raise HTTPException(400, f"{name} is a whole number")
+        raise HTTPException(400, f"{name} must be a whole number")
     return int(text)

@@ -1,4 +1,4 @@
-"""Runs on the terminal, after the fact: a table of all, and one of them summed up again."""
+"""Runs on the terminal: a table of all, and the summary of one."""
 
 import time
 from collections.abc import Sequence
@@ -10,95 +10,87 @@ from rich.markup import escape
 from rich.table import Table
 
 from esper.leyline import ConfigError
-from esper.observatory.described import shown_line
+from esper.observatory.describe import summary_as_dict
 from esper.observatory.evaluation import arms_table, comparisons_table, seeds_worth_table
-from esper.observatory.looks import plain, presentable
+from esper.observatory.formatting import format_duration, format_number, safe_text, sanitize
 from esper.observatory.quantities import POLICY
 from esper.observatory.reading import UnreadableError, number
-from esper.observatory.runs import RunLine, glance, is_run, kept_seeds, look_at, read_evaluation
+from esper.observatory.runs import RunSummary, is_run, read_evaluation, read_run, summarize_run
 from esper.observatory.terminal import (
-    clock,
     growth_in_words,
     plain_table,
     say,
     seeds_table,
-    shown,
     summary_table,
 )
 
-STATE_STYLES = {"running": "bold green", "finished": "", "stopped": "yellow", "broken": "red"}
+STATE_STYLES = {"running": "bold green", "finished": "none", "stopped": "yellow", "broken": "red"}
 
 
-def runs_as_json(lines: Sequence[RunLine]) -> list[dict[str, Any]]:
-    return [shown_line(line) for line in lines]
+def runs_as_json(runs: Sequence[RunSummary]) -> list[dict[str, Any]]:
+    return [summary_as_dict(run) for run in runs]
 
 
-def runs_table(lines: Sequence[RunLine]) -> Table:
-    table = plain_table(
-        "run", "task", "controller", "val", "test", "params", "done", "state", gap=1
-    )
+def runs_table(runs: Sequence[RunSummary]) -> Table:
+    headings = ("run", "task", "controller", "val", "test", "params", "done", "state")
+    table = plain_table(*headings, gap=1)
     for column in table.columns[1:3]:
         column.justify, column.no_wrap, column.overflow = "left", False, "fold"
-    for line in lines:
-        style = STATE_STYLES[line.state]
-        state = f"[{style}]{line.state}[/]" if style else line.state
+    for run in runs:
         table.add_row(
-            escape(plain(line.id)),
-            escape(plain(line.task or "-", 24)),
-            escape(plain(line.controller or "-", 40)),
-            shown(line.val_score, ".1f"),
-            shown(line.test_score, ".1f"),
-            shown(line.params, ",.0f"),
-            done_of(line),
-            state,
+            escape(safe_text(run.id)),
+            escape(safe_text(run.task or "-", 24)),
+            escape(safe_text(run.controller or "-", 40)),
+            format_number(run.val_score, ".1f"),
+            format_number(run.test_score, ".1f"),
+            format_number(run.params, ",.0f"),
+            _progress(run),
+            f"[{STATE_STYLES[run.state]}]{run.state}[/]",
         )
     return table
 
 
-def done_of(line: RunLine) -> str:
-    if line.done is None:
+def _progress(run: RunSummary) -> str:
+    if run.done is None:
         return "-"
-    return str(line.done) if line.total is None else f"{line.done}/{line.total}"
+    return str(run.done) if run.total is None else f"{run.done}/{run.total}"
 
 
 def show_run(console: Console, folder: Path) -> None:
     """Print the summary of a run or evaluation. Raises ConfigError if it is neither."""
     if not is_run(folder):
         raise ConfigError(f"{folder} is neither a run nor an evaluation")
-    line = look_at(folder)
-    about = f": {plain(line.why, 400)}" if line.why else ""
-    say(console, f"{plain(line.id)}: {line.kind}, {line.state}{about}", whole=True)
-    if line.started and line.updated:
-        left = "" if line.left is None else f", about {clock(line.left)} left"
-        took = clock(max(0.0, line.updated - line.started))
-        last = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(line.updated))
-        say(console, f"{done_of(line)} {line.unit} in {took}{left}; last row {last}")
+    run = summarize_run(folder)
+    about = f": {safe_text(run.why, 400)}" if run.why else ""
+    say(console, f"{safe_text(run.id)}: {run.kind}, {run.state}{about}", whole=True)
+    if run.started and run.updated:
+        left = "" if run.left is None else f", about {format_duration(run.left)} left"
+        took = format_duration(max(0.0, run.updated - run.started))
+        last = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.updated))
+        say(console, f"{_progress(run)} {run.unit} in {took}{left}; last row {last}")
     console.print()
-    if line.kind == "evaluation":
-        _show_evaluation(console, folder)
-    elif line.kind == "training":
-        _show_training(console, folder)
-    else:
-        _show_growth(console, folder)
+    show = {"evaluation": _show_evaluation, "training": _show_training}
+    show.get(run.kind, _show_growth)(console, folder)
 
 
 def run_as_json(folder: Path) -> dict[str, Any]:
-    """What `show_run` tells of a run that it can tell of."""
-    line = look_at(folder)
-    if line.kind == "evaluation":
-        return {**shown_line(line), "report": read_evaluation(folder)}
-    seen = glance(folder)
-    if line.kind == "training":
-        return {**shown_line(line), "round": seen.round}
-    return {**shown_line(line), "arms": seen.summary, "outcome": seen.outcome}
+    """The summary of a run or evaluation as data."""
+    summary = summarize_run(folder)
+    data = summary_as_dict(summary)
+    if summary.kind == "evaluation":
+        return {**data, "report": read_evaluation(folder)}
+    run = read_run(folder)
+    if summary.kind == "training":
+        return {**data, "round": run.round}
+    return {**data, "arms": run.summary, "outcome": run.outcome}
 
 
 def _show_evaluation(console: Console, folder: Path) -> None:
     try:
-        report = presentable(read_evaluation(folder))
+        report = sanitize(read_evaluation(folder))
         tables = [arms_table(report), comparisons_table(report), seeds_worth_table(report)]
     except (FileNotFoundError, UnreadableError, KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"{folder}: its report cannot be read: {error}") from error
+        raise ConfigError(f"the report of {folder} cannot be read: {error}") from error
     for table in tables:
         if table is not None:
             console.print(table)
@@ -106,12 +98,11 @@ def _show_evaluation(console: Console, folder: Path) -> None:
 
 
 def _show_growth(console: Console, folder: Path) -> None:
-    seen = glance(folder)
-    summary, outcome = presentable(seen.summary), presentable(seen.outcome)
+    run = read_run(folder)
+    summary, outcome, seeds = map(sanitize, (run.summary, run.outcome, run.seeds))
     try:
         if summary:
             console.print(summary_table(summary, "score"))
-        seeds = presentable(kept_seeds(seen))
         if seeds:
             console.print()
             console.print(seeds_table(seeds, "score"))
@@ -119,16 +110,16 @@ def _show_growth(console: Console, folder: Path) -> None:
             console.print()
             say(console, growth_in_words(outcome, seeds))
     except (KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"{folder}: its summary is damaged: {error}") from error
+        raise ConfigError(f"the summary of {folder} is damaged: {error}") from error
 
 
 def _show_training(console: Console, folder: Path) -> None:
-    row = glance(folder).round
+    row = read_run(folder).round
     table = plain_table("the latest round", "", "")
     table.columns[2].justify, table.columns[2].no_wrap = "left", False
     for name, quantity in POLICY.items():
-        value = number(row, name)
-        table.add_row(quantity.label, shown(value, ",.4g"), f"[dim]{quantity.meaning}[/]")
+        value = format_number(number(row, name), ",.4g")
+        table.add_row(quantity.label, value, f"[dim]{quantity.meaning}[/]")
     console.print(table)
     if row.get("anomalies"):
-        say(console, f"\nanomalies: {plain(row['anomalies'])}")
+        say(console, f"\nanomalies: {safe_text(row['anomalies'])}")

@@ -1,7 +1,8 @@
-"""What a run shows on the terminal: a live progress bar, and tables at the end."""
+"""Progress bars and tables for the terminal."""
 
+import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 from rich.console import Console
 from rich.markup import escape
@@ -9,22 +10,43 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column, Table
 from rich.text import Text
 
-from esper.leyline import IS_LIVE, NullRecorder, SeedStage
-from esper.observatory.looks import STAGE_COLOURS
+from esper.leyline import HEAD_NAMES, IS_LIVE, NullRecorder, SeedStage
+from esper.observatory.formatting import (
+    STAGE_COLOURS,
+    format_columns,
+    format_duration,
+    format_number,
+    modules_of,
+    seed_location,
+    stage_name,
+)
 
-ON_ITS_WAY = [stage.name for stage in SeedStage if IS_LIVE[stage]]
+LIVE_STAGES = [stage.name for stage in SeedStage if IS_LIVE[stage]]
 
 
 def say(console: Console, text: str, *, whole: bool = False) -> None:
-    """Print text as it is, brackets included; a `whole` line is not broken, so it can be copied."""
+    """Print text without markup; a `whole` line is not wrapped, so that it can be copied."""
     console.print(text, markup=False, highlight=False, soft_wrap=whole)
 
 
-class StepProgress(NullRecorder):
-    """A progress bar over the steps of one run: a recorder that shows the metrics it is told."""
+class _Bar:
+    progress: Progress
+
+    def __enter__(self) -> Self:
+        self.progress.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.progress.stop()
+
+
+class StepProgress(_Bar, NullRecorder):
+    """A recorder that shows the metrics rows of one run as a progress bar.
+
+    `first` is the number to show for step 0.
+    """
 
     def __init__(self, console: Console, label: str, steps: int, first: int = 0) -> None:
-        """`first` is the number of the first step, which rows count as 0."""
         self.first = first
         self.progress = Progress(
             TextColumn("{task.description}", justify="left", markup=False),
@@ -39,13 +61,6 @@ class StepProgress(NullRecorder):
         )
         self.task = self.progress.add_task(label, total=steps, score="", seeds="")
 
-    def __enter__(self) -> "StepProgress":
-        self.progress.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.progress.stop()
-
     def metrics(self, row: Mapping[str, Any]) -> None:
         score = row["val_score"]
         self.progress.update(
@@ -57,7 +72,7 @@ class StepProgress(NullRecorder):
 
 
 class EpochLines(NullRecorder):
-    """A line for every epoch, for where there is no terminal to draw on."""
+    """A recorder that prints a line per epoch, for output that is not a terminal."""
 
     def __init__(self, console: Console, label: str, epochs: int) -> None:
         self.console, self.label, self.epochs = console, label, epochs
@@ -72,7 +87,7 @@ class EpochLines(NullRecorder):
         seeds = Text.from_markup(_seeds(row)).plain
         words = [
             f"{self.label} epoch {row['step'] + 1}/{self.epochs}",
-            f"validation {shown(row['val_score'], '.2f')}",
+            f"validation {format_number(row['val_score'], '.2f')}",
             *([seeds] if seeds else []),
         ]
         say(self.console, "  ".join(words), whole=True)
@@ -86,8 +101,8 @@ def epoch_progress(label: str, epochs: int) -> StepProgress | EpochLines:
     return EpochLines(console, label, epochs)
 
 
-class PhaseProgress:
-    """One progress bar for whatever is under way; it moves on from phase to phase."""
+class PhaseProgress(_Bar):
+    """One progress bar for work in several phases."""
 
     def __init__(self, console: Console) -> None:
         self.progress = Progress(
@@ -100,38 +115,71 @@ class PhaseProgress:
         )
         self.bar = self.progress.add_task("starting", total=None)
 
-    def __enter__(self) -> "PhaseProgress":
-        self.progress.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.progress.stop()
-
     def show(self, phase: str, done: int, total: int) -> None:
         self.progress.update(self.bar, description=phase, completed=done, total=total)
 
 
-def modules_of(row: Mapping[str, Any]) -> list[str]:
-    """The modules that have a slot, from the columns of a row of metrics, in their order."""
-    return [column.removesuffix(".stage") for column in row if column.endswith(".stage")]
+class RoundProgress(_Bar):
+    """A line per round of PPO training, and a bar for the steps of the current round."""
+
+    def __init__(self, console: Console, rounds: int, steps: int) -> None:
+        self.console, self.rounds = console, rounds
+        self.began, self.played = time.monotonic(), 0
+        columns = (TextColumn("{task.description}"), BarColumn(bar_width=24))
+        self.progress = Progress(*columns, console=console, transient=True)
+        self.task = self.progress.add_task("playing", total=steps)
+
+    def step(self, step: int) -> None:
+        self.progress.update(self.task, completed=step)
+
+    def round(self, number: int, row: Mapping[str, Any], timing: Mapping[str, Any]) -> None:
+        self.played += 1
+        per_round = (time.monotonic() - self.began) / self.played
+        left = per_round * (self.rounds - number - 1)
+        line = round_line(row, timing, number, self.rounds, left)
+        self.console.print(line, highlight=False, soft_wrap=True)
+
+
+def round_line(
+    row: Mapping[str, Any], timing: Mapping[str, Any], number: int, rounds: int, left: float
+) -> str:
+    """Round, return, scores, entropy by head, KL, speed, share of time in the hosts, time left."""
+    entropies = " ".join(
+        f"{head} {format_number(row.get(f'{head}_entropy'), '.2f')}" for head in HEAD_NAMES
+    )
+    hosts = timing["seconds.hosts"] / timing["seconds"]
+    words = [
+        f"round {number + 1}/{rounds}",
+        f"return {format_number(row['return'], '+.3f')}",
+        f"score {format_number(row['val_score'], '.1f')}",
+        f"entropy {entropies}",
+        f"KL {format_number(row['approx_kl'], '.4f')}",
+        f"{timing['steps_per_second']:.0f} steps/s (hosts {hosts:.0%})",
+        f"left {format_duration(left)}",
+    ]
+    if row.get("unseen_score") is not None:
+        words.insert(3, f"validation hosts {row['unseen_score']:.2f}")
+    if row.get("anomalies"):
+        words.append(f"[yellow]{row['anomalies']}[/]")
+    return "  ".join(words)
 
 
 def _seeds(row: Mapping[str, Any]) -> str:
-    """'2 kept, mlp blending in layer1': fossils are counted, seeds on their way are named."""
+    """'2 kept, mlp blending in layer1': kept seeds are counted, live ones are named."""
     stages = {module: row[f"{module}.stage"] for module in modules_of(row)}
     kept = sum(stage == "FOSSILIZED" for stage in stages.values())
     words = [f"[{STAGE_COLOURS['FOSSILIZED']}]{kept} kept[/]"] if kept else []
     for module, stage in stages.items():
-        if stage in ON_ITS_WAY:
-            seed = escape(f"{row[f'{module}.blueprint']} {stage.lower()} in {module}")
+        if stage in LIVE_STAGES:
+            seed = escape(f"{row[f'{module}.blueprint']} {stage_name(stage)} in {module}")
             words.append(f"[{STAGE_COLOURS[stage]}]{seed}[/]")
     return ", ".join(words)
 
 
 def plain_table(*headings: str, gap: int = 2) -> Table:
-    """A table without lines: words on the left under the first heading, then numbers.
+    """A table without borders: text in the first column, numbers in the others.
 
-    What goes into its cells is read as markup: `escape` what a user has named.
+    Cells are read as markup, so names that users have chosen must be escaped.
     """
     table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold")
     table.add_column(headings[0], overflow="fold")
@@ -140,62 +188,40 @@ def plain_table(*headings: str, gap: int = 2) -> Table:
     return table
 
 
-def shown(value: float | None, form: str) -> str:
-    """A number in the given format; '-' for what was not measured."""
-    return "-" if value is None else format(value, form)
-
-
-def clock(seconds: float) -> str:
-    """1:02:03, or 2:03 for less than an hour."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
-
-
 def summary_table(rows: Sequence[Mapping[str, Any]], score: str) -> Table:
-    """One line per arm: score on test data, and what the network costs."""
+    """One line per arm: score on test data, and the cost of the network."""
     table = plain_table("", f"test {score}", "parameters", "multiply-adds")
     for row in rows:
-        table.add_row(
-            escape(row["arm"]),
-            shown(row["test_score"], ".1f"),
-            shown(row["params"], ",d"),
-            shown(row["macs"], ",d"),
-        )
+        forms = {"test_score": ".1f", "params": ",.0f", "macs": ",.0f"}
+        table.add_row(escape(row["arm"]), *format_columns(row, forms))
     return table
 
 
-def place(seed: Mapping[str, Any]) -> str:
-    """Where a seed is: the user's name of the module, and the slot."""
-    return f"{seed['module']} ({seed['slot_id']})"
-
-
 def seeds_table(seeds: Sequence[Mapping[str, Any]], score: str) -> Table:
-    """One line per kept seed: what it is, where, its size, and what it is worth, in points.
+    """One line per kept seed: blueprint, module, size, and contribution on validation data.
 
-    Worth is measured twice on validation data: by leaving out this seed alone, and as its Shapley
-    value, its share of what all seeds gain together (± the standard error, if it was sampled).
+    The contribution is the score lost without this seed alone. The Shapley value is its share of
+    the gain of all seeds together (± the standard error, if it was sampled).
     """
-    table = plain_table("kept seed", "parameters", "lost without it", "Shapley value")
+    table = plain_table("kept seed", "parameters", "contribution", "Shapley value")
     for seed in seeds:
         error = seed.get("shapley_error")
-        table.add_row(
-            escape(f"{seed['blueprint']} in {place(seed)}"),
-            shown(seed.get("params"), ",d"),
-            shown(seed.get("contribution"), "+.2f"),
-            shown(seed.get("shapley"), "+.2f") + ("" if error is None else f" ± {error:.2f}"),
-        )
-    table.caption = f"points of validation {score} that a seed is worth"
+        forms = {"params": ",.0f", "contribution": "+.2f", "shapley": "+.2f"}
+        params, contribution, shapley = format_columns(seed, forms)
+        shapley += "" if error is None else f" ± {error:.2f}"
+        name = escape(f"{seed['blueprint']} in {seed_location(seed)}")
+        table.add_row(name, params, contribution, shapley)
+    table.caption = f"in points of validation {score}"
     table.caption_justify = "left"
     return table
 
 
 def growth_in_words(outcome: Mapping[str, Any], seeds: Sequence[Mapping[str, Any]]) -> str:
-    """What became of the seeds of one network, in a sentence."""
-    kept = ", ".join(f"{seed['blueprint']} in {place(seed)}" for seed in seeds) or "no seed"
+    """One sentence about the seeds of one network."""
+    kept = ", ".join(f"{seed['blueprint']} in {seed_location(seed)}" for seed in seeds) or "no seed"
     early = "Interrupted; " if outcome["ended"] == "interrupted" else ""
     return (
         f"{early}{outcome['germinated']} seed{'' if outcome['germinated'] == 1 else 's'} "
-        f"germinated, {outcome['culled']} culled; the network of epoch {outcome['best_step']} "
-        f"is kept, with {kept}."
+        f"planted, {outcome['culled']} removed; the network of epoch {outcome['best_step']} is the "
+        f"result, with {kept}."
     )

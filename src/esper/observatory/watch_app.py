@@ -1,4 +1,4 @@
-"""`esper watch`: a run in the terminal, live or played again. What is written is in watch_text."""
+"""`esper watch`: a run in the terminal, live or replayed. The text comes from watch_text."""
 
 from pathlib import Path
 from typing import Any, ClassVar
@@ -9,27 +9,37 @@ from textual.containers import VerticalScroll
 from textual.screen import ModalScreen, Screen
 from textual.widgets import ContentSwitcher, DataTable, Footer, Static
 
+from esper.leyline import ConfigError
 from esper.observatory import watch_text
-from esper.observatory.described import describe
-from esper.observatory.runs import is_run, stamp
-from esper.observatory.story import TOPICS
+from esper.observatory.describe import describe
+from esper.observatory.event_text import TOPICS
+from esper.observatory.runs import fingerprint, is_run, summarize_run
 
-LOOK = 0.5  # seconds between looks at the run
-FRAME = 0.25  # seconds that an epoch lasts when it is played again
+POLL = 0.5  # seconds between checks of the run
+FRAME = 0.25  # seconds per epoch of a replay
 
 
-class Explanation(ModalScreen[None]):
+def watch(folder: Path) -> None:
+    """Show a run in the terminal until the user presses q. Raises ConfigError if it is no run."""
+    if not is_run(folder):
+        raise ConfigError(f"{folder} is not a run")
+    if summarize_run(folder).kind == "evaluation":
+        raise ConfigError(f"{folder} is an evaluation; see it with esper show, report or serve")
+    WatchApp(folder).run()
+
+
+class Help(ModalScreen[None]):
     BINDINGS: ClassVar[list[BindingType]] = [("escape,question_mark,q", "dismiss", "Back")]
-    CSS = "Explanation VerticalScroll { background: $surface; padding: 1 2; }"
+    CSS = "Help VerticalScroll { background: $surface; padding: 1 2; }"
 
     def compose(self) -> ComposeResult:
         with VerticalScroll():
-            yield Static(watch_text.explanation(), id="explanation")
+            yield Static(watch_text.help_text(), id="help")
         yield Footer()
 
 
 class WatchApp(App[None]):
-    """`at` is the frame that is shown; None follows the newest."""
+    """`at` is the frame that is shown; None is the newest."""
 
     CSS = """
     #heading { height: 3; padding: 0 1; }
@@ -48,7 +58,7 @@ class WatchApp(App[None]):
         Binding("p", "view('policy')", "Policy"),
         Binding("v", "view('events')", "Events"),
         Binding("f", "filter", "Filter", show=False),
-        Binding("question_mark", "explain", "Help", key_display="?"),
+        Binding("question_mark", "help", "Help", key_display="?"),
         Binding("q", "quit", "Quit"),
     ]
 
@@ -61,12 +71,12 @@ class WatchApp(App[None]):
         self.round_: int | None = None
         self.paused = self.playing = False
         self.topic: str | None = None
-        self.told: dict[str, Any] = describe(folder)
-        self.seen = stamp(folder)
+        self.data: dict[str, Any] = describe(folder)
+        self.mark = fingerprint(folder)
 
     def compose(self) -> ComposeResult:
         yield Static(id="heading", markup=False)
-        training = self.told["line"]["kind"] == "training"
+        training = self.data["run"]["kind"] == "training"
         with ContentSwitcher(initial="environments" if training else "network"):
             yield Static(id="network", markup=False)
             yield DataTable(id="environments", cursor_type="row", zebra_stripes=False)
@@ -78,10 +88,10 @@ class WatchApp(App[None]):
     def on_mount(self) -> None:
         table = self.page.query_one(DataTable)
         table.add_columns("env", "epoch", "score", "return", "params", "stages")
-        self.set_interval(LOOK, self.look)
-        self.set_interval(FRAME, self.play_on)
+        self.set_interval(POLL, self.poll)
+        self.set_interval(FRAME, self.next_frame)
         self.show()
-        if self.told["line"]["kind"] == "training":
+        if self.data["run"]["kind"] == "training":
             table.focus()
 
     def on_resize(self) -> None:
@@ -89,55 +99,54 @@ class WatchApp(App[None]):
 
     @property
     def page(self) -> Screen[None]:
-        """The screen with the run, also while the explanation lies over it."""
+        """The screen with the run, also while the help covers it."""
         return self.screen_stack[0]
 
-    def look(self) -> None:
-        """Read the run anew if it has changed and nobody has paused."""
-        if self.paused or stamp(self.folder) == self.seen:
-            return
-        self.read()
+    def poll(self) -> None:
+        """Read the run again if it has changed, unless paused."""
+        if not self.paused and fingerprint(self.folder) != self.mark:
+            self.read()
 
     def read(self) -> None:
-        self.seen = stamp(self.folder)
+        self.mark = fingerprint(self.folder)
         if is_run(self.folder):
-            self.told = describe(self.folder, round_=self.round_, env=self.env)
+            self.data = describe(self.folder, round_=self.round_, env=self.env)
         else:
-            gone = "the folder of the run has gone; this is what it last was"
-            self.told["line"] |= {"state": "broken", "why": gone}
+            why = "the folder of the run is gone; this is its last state"
+            self.data["run"] |= {"state": "broken", "why": why}
         self.show()
 
-    def play_on(self) -> None:
+    def next_frame(self) -> None:
         if self.playing:
             self.action_scrub(1)
             self.playing = self.at is not None
 
     @property
     def frame(self) -> int:
-        last = max(0, len(self.told["episode"]["frames"]) - 1)
+        last = max(0, len(self.data["episode"]["frames"]) - 1)
         return last if self.at is None else min(self.at, last)
 
     def show(self) -> None:
         width, height = max(20, self.size.width - 2), self.size.height - 4
         stopped = self.paused and not self.playing
-        heading = watch_text.heading(self.told, width, stopped)
+        heading = watch_text.heading(self.data, width, stopped)
         self.page.query_one("#heading", Static).update(heading)
-        network = watch_text.network(self.told, self.frame, width, height)
+        network = watch_text.network(self.data, self.frame, width, height)
         self.page.query_one("#network", Static).update(network)
-        self.page.query_one("#policy-text", Static).update(watch_text.policy(self.told, width))
-        self.page.query_one("#events-text", Static).update(watch_text.events(self.told, self.topic))
+        self.page.query_one("#policy-text", Static).update(watch_text.policy(self.data, width))
+        self.page.query_one("#events-text", Static).update(watch_text.events(self.data, self.topic))
         table = self.page.query_one(DataTable)
         row = table.cursor_row
         table.clear()
-        for environment in self.told["environments"]:
+        for environment in self.data["environments"]:
             table.add_row(*watch_text.environment_row(environment))
         table.move_cursor(row=row)
 
     # --- keys ------------------------------------------------------------------------------------
 
     def action_pause(self) -> None:
-        """A run that goes on stops to be followed; one that has ended is played again."""
-        if self.told["line"]["state"] == "running":
+        """Pause or follow a live run; replay a run that has ended."""
+        if self.data["run"]["state"] == "running":
             self.paused = not self.paused
             self.at = self.frame if self.paused else None
         else:
@@ -147,17 +156,17 @@ class WatchApp(App[None]):
         self.show()
 
     def action_scrub(self, epochs: int) -> None:
-        """Through the epochs of a network; through the rounds where they are shown."""
-        if self.view in ("environments", "policy") and self.told.get("last_round") is not None:
-            self.turn_rounds(epochs)
+        """Move through the epochs of a network, or through the rounds where these are shown."""
+        if self.view in ("environments", "policy") and self.data.get("last_round") is not None:
+            self.move_rounds(epochs)
             return
-        last = len(self.told["episode"]["frames"]) - 1
+        last = len(self.data["episode"]["frames"]) - 1
         to = max(0, self.frame + epochs)
         self.at = None if to >= last else to
         self.show()
 
-    def turn_rounds(self, rounds: int) -> None:
-        last = self.told["last_round"]
+    def move_rounds(self, rounds: int) -> None:
+        last = self.data["last_round"]
         to = max(0, (last if self.round_ is None else self.round_) + rounds)
         self.round_ = None if to >= last else to
         self.read()
@@ -182,11 +191,11 @@ class WatchApp(App[None]):
         self.action_view("events")
         self.show()
 
-    def action_explain(self) -> None:
-        self.push_screen(Explanation())
+    def action_help(self) -> None:
+        self.push_screen(Help())
 
     def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
-        self.env = self.told["environments"][event.cursor_row]["env"]
+        self.env = self.data["environments"][event.cursor_row]["env"]
         self.at = None
         self.read()
         self.action_view("network")

@@ -1,6 +1,6 @@
-"""What `esper watch` writes on the screen: text of a given width, from the data of a run.
+"""The text of `esper watch`, for a given width, from the data of a run.
 
-Every stage has its letter, so that nothing depends on colour.
+Every stage has a letter, so that nothing depends on colour.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,36 +9,43 @@ from typing import Any
 
 from rich.text import Text
 
-from esper.observatory.looks import STAGE_COLOURS, STAGE_LETTERS
+from esper.observatory.explain import slot_text
+from esper.observatory.formatting import (
+    STAGE_COLOURS,
+    STAGE_LETTERS,
+    format_columns,
+    format_duration,
+    format_number,
+    stage_name,
+)
 from esper.observatory.quantities import HOST, POLICY
-from esper.observatory.terminal import clock, shown
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
 CURVE, MARKED = "#56b4e9 on #202428", "#ffffff on #5c5c5c"
 NAME = 14  # columns for the name of a slot or a quantity
-DARK = ("TRAINING", "EMBARGOED", "CULLED", "FOSSILIZED")  # colours that white letters stand out on
+DARK = ("TRAINING", "EMBARGOED", "RESETTING", "CULLED", "FOSSILIZED")  # need white letters
 
 
 def heading(data: Mapping[str, Any], width: int, paused: bool) -> Text:
-    """Two lines: who, in which state; how far, how fast, how long still."""
-    line = data["line"]
-    state = line["state"] + (", paused" if paused else "")
+    """Name and state; progress, speed and time left; faults."""
+    run = data["run"]
+    state = run["state"] + (", paused" if paused else "")
     first = Text(no_wrap=True, overflow="ellipsis")
-    first.append(_cut(line["name"], max(10, width - len(state) - 3)), "bold")
-    first.append(f"  {state}", "bold" if line["state"] == "running" else "")
-    done, total = line["done"], line["total"]
-    words = [] if done is None else [f"{done}{'' if total is None else f'/{total}'} {line['unit']}"]
+    first.append(_cut(run["name"], max(10, width - len(state) - 3)), "bold")
+    first.append(f"  {state}", "bold" if run["state"] == "running" else "")
+    done, total = run["done"], run["total"]
+    words = [] if done is None else [f"{done}{'' if total is None else f'/{total}'} {run['unit']}"]
     speed = (data.get("timing") or {}).get("steps_per_second")
     if isinstance(speed, float):
         words.append(f"{speed:.1f} steps/s")
-    if line["left"] is not None:
-        words.append(f"{clock(line['left'])} left")
-    if line["val_score"] is not None:
-        words.append(f"score {line['val_score']:.1f}")
-    if line["params"] is not None:
-        words.append(f"{line['params']:,.0f} parameters")
+    if run["left"] is not None:
+        words.append(f"{format_duration(run['left'])} left")
+    if run["val_score"] is not None:
+        words.append(f"score {run['val_score']:.1f}")
+    if run["params"] is not None:
+        words.append(f"{run['params']:,.0f} parameters")
     second = "\n" + _cut(_bar(done, total, 10) + "  " + "  ".join(words), width)
-    problem = line["why"] or "; ".join(data["faults"])
+    problem = run["why"] or "; ".join(data["faults"])
     third = Text(f"\n{_cut(problem, width)}", "bold") if problem else Text("\n")
     return first.append(second).append_text(third)
 
@@ -49,52 +56,44 @@ def _bar(done: int | None, total: int | None, width: int) -> str:
 
 
 def network(data: Mapping[str, Any], at: int, width: int, height: int) -> Text:
-    """The score over the epochs, a line of stages for every slot under it, and the slots now."""
+    """The score by epoch, below it the stages of every slot, and the slots at this epoch."""
     episode = data["episode"]
     frames = episode["frames"]
     if not frames:
         return Text("No epoch has ended yet.")
     slots = len(episode["modules"])
     columns = columns_of(len(frames), max(10, width - NAME - 1))
-    here = [at in column for column in columns]
-    scores = [_last_of(frames, column, "val_score") for column in columns]
-    text = curve(scores, here, max(3, min(9, height - 2 * slots - 5)))
+    marked = [at in column for column in columns]
+    scores = _by_column([frame["val_score"] for frame in frames], columns)
+    text = curve(scores, marked, max(3, min(9, height - 2 * slots - 5)))
     text.append("\n")
     for i, module in enumerate(episode["modules"]):
         text.append(f"{_cut(module, NAME):<{NAME}} ")
         for n, column in enumerate(columns):
             stage = frames[column[-1]]["slots"][i][0]
-            text.append(*cell(stage, marked=here[n]))
+            text.append(*cell(stage, marked=marked[n]))
         text.append("\n")
-    text.append(now_line(frames, at))
+    text.append(_epoch_line(frames, at))
     for module, slot in zip(episode["modules"], frames[at]["slots"], strict=True):
-        text.append(f"\n{_cut(module, NAME):<{NAME}} {slot_in_words(slot)}")
+        text.append(f"\n{_cut(module, NAME):<{NAME}} {slot_text(*slot)}")
     return text
 
 
-def now_line(frames: Sequence[Mapping[str, Any]], at: int) -> str:
+def _epoch_line(frames: Sequence[Mapping[str, Any]], at: int) -> str:
     frame = frames[at]
     spent = [f["train_macs"] for f in frames[: at + 1] if f["train_macs"] is not None]
     words = [
         f"epoch {frame['step']}",
-        f"validation {shown(frame['val_score'], '.1f')}",
-        f"training {shown(frame['train_score'], '.1f')}",
-        f"{shown(frame['params'], ',.0f')} parameters",
-        f"bill {sum(spent) / 1e6:,.0f} M" if spent else "bill -",
+        f"validation {format_number(frame['val_score'], '.1f')}",
+        f"training {format_number(frame['train_score'], '.1f')}",
+        f"{format_number(frame['params'], ',.0f')} parameters",
+        f"cost {sum(spent) / 1e6:,.0f} M" if spent else "cost -",
     ]
     return "  ".join(words)
 
 
-def slot_in_words(slot: Sequence[Any]) -> str:
-    stage, blueprint, alpha, contribution = slot
-    if blueprint is None:
-        return "empty" if stage == "DORMANT" else str(stage).lower()
-    worth = "" if contribution is None else f", worth {contribution:+.1f} points"
-    return f"{blueprint} {str(stage).lower()}, alpha {shown(alpha, '.2f')}{worth}"
-
-
 def columns_of(count: int, width: int) -> list[range]:
-    """Which frames stand in which column: up to three columns each, or equal groups of frames."""
+    """The frames of every column: up to three columns per frame, or equal groups of frames."""
     if count <= width:
         times = min(3, width // max(1, count))
         return [range(i, i + 1) for i in range(count) for _ in range(times)]
@@ -102,13 +101,14 @@ def columns_of(count: int, width: int) -> list[range]:
     return [range(a, b) for a, b in pairwise(edges)]
 
 
-def _last_of(frames: Sequence[Mapping[str, Any]], column: range, name: str) -> float | None:
-    measured = [frames[i][name] for i in column if frames[i][name] is not None]
-    return measured[-1] if measured else None
+def _by_column(values: Sequence[float | None], columns: Sequence[range]) -> list[float | None]:
+    """The last measured value of every column."""
+    measured = [[values[i] for i in column if values[i] is not None] for column in columns]
+    return [own[-1] if own else None for own in measured]
 
 
-def curve(values: Sequence[float | None], here: Sequence[bool], height: int) -> Text:
-    """Columns of blocks between the lowest and the highest of the later values."""
+def curve(values: Sequence[float | None], marked: Sequence[bool], height: int) -> Text:
+    """A bar chart between the lowest and the highest value after the first tenth."""
     measured = [value for value in values[len(values) // 10 :] if value is not None]
     low, high = (min(measured), max(measured)) if measured else (0.0, 1.0)
     span = (high - low) or 1.0
@@ -119,7 +119,7 @@ def curve(values: Sequence[float | None], here: Sequence[bool], height: int) -> 
         for i, value in enumerate(values):
             eighths = -1 if value is None else round((value - low) / span * (8 * height - 1)) + 1
             block = BLOCKS[max(0, min(8, eighths - 8 * line))]
-            text.append(block, MARKED if here[i] else CURVE)
+            text.append(block, MARKED if marked[i] else CURVE)
         text.append("\n")
     text.right_crop(1)
     return text
@@ -139,41 +139,29 @@ def environment_row(environment: Mapping[str, Any]) -> list[Text]:
     for stage in environment["stages"]:
         stages.append(*cell(stage))
         stages.append(" ")
-    return [
-        Text(str(environment["env"])),
-        Text(str(environment["step"])),
-        Text(shown(environment["val_score"], ".1f")),
-        Text(shown(environment["return"], "+.3f")),
-        Text(shown(environment["params"], ",.0f")),
-        stages,
-    ]
+    forms = {"env": "d", "step": "d", "val_score": ".1f", "return": "+.3f", "params": ",.0f"}
+    return [*map(Text, format_columns(environment, forms)), stages]
 
 
 def policy(data: Mapping[str, Any], width: int) -> Text:
-    """Every quantity of the policy: its latest value and its course over the rounds."""
+    """The latest value of every quantity, and its values over the rounds."""
     rounds = data["rounds"]
     if not rounds or not rounds["round"]:
-        return Text("No round has ended yet. Runs without rounds have no policy to show.")
+        return Text("No round has ended yet; only runs of esper train ppo have rounds.")
     text = Text()
     text.append(f"round {rounds['round'][-1]}", "bold")
     alarms = [what for what in rounds["anomalies"][-1:] if what]
     text.append(f"   anomalies: {alarms[0] if alarms else 'none'}", "bold" if alarms else "")
-    room = max(8, width - 33)
+    space = max(8, width - 33)
     for name, quantity in POLICY.items():
         values = rounds[name]
-        columns = columns_of(len(values), room)
-        course = [_last_measured(values, column) for column in columns]
-        latest = shown(values[-1], ",.4g")
+        course = _by_column(values, columns_of(len(values), space))
+        latest = format_number(values[-1], ",.4g")
         text.append(f"\n{_cut(quantity.label, 19):<19} {latest:>10}  {sparkline(course)}")
-    if data["bill"]:
-        what, spent = data["bill"][0]
-        text.append(f"\n{what}: {shown(spent, ',.0f')} multiply-adds")
+    if data["cost"]:
+        what, spent = data["cost"][0]
+        text.append(f"\n{what}: {format_number(spent, ',.0f')} multiply-adds")
     return text
-
-
-def _last_measured(values: Sequence[float | None], column: range) -> float | None:
-    measured = [values[i] for i in column if values[i] is not None]
-    return measured[-1] if measured else None
 
 
 def sparkline(values: Sequence[float | None]) -> str:
@@ -187,36 +175,36 @@ def sparkline(values: Sequence[float | None]) -> str:
 
 
 def events(data: Mapping[str, Any], topic: str | None) -> Text:
-    told = [e for e in data["episode"]["events"] if topic is None or e["topic"] == topic]
+    found = [e for e in data["episode"]["events"] if topic is None or e["topic"] == topic]
     text = Text()
-    text.append(f"events: {topic or 'all'} (f filters)", "bold")
-    for event in reversed(told):
-        text.append(f"\nepoch {event['step']!s:>4}  {event['words']}")
-    if not told:
+    text.append(f"events: {topic or 'all'} (f: next filter)", "bold")
+    for event in reversed(found):
+        text.append(f"\nepoch {event['step']!s:>4}  {event['text']}")
+    if not found:
         text.append("\nnone")
     return text
 
 
 KEYS = """\
-space      stop following a run that goes on; play again one that has ended
-left right back and on: epochs of a network, rounds of a training run; home end: first and last
-n e p v    the network, the environments, the policy, the events; enter opens an environment
-f          narrow the events down
+space      pause a live run; replay a run that has ended
+left right previous and next epoch (or round of a training run); home and end: first and last
+n e p v    network, environments, policy, events; enter opens an environment
+f          filter the events
 q          quit
 
 """
 
 
-def explanation() -> Text:
+def help_text() -> Text:
     """Keys, stages, and every quantity with what a bad value looks like."""
     text = Text()
     text.append("Keys\n", "bold")
     text.append(KEYS)
     text.append("Stages\n", "bold")
-    for stage in STAGE_LETTERS:
+    for name, stage in {stage_name(stage): stage for stage in STAGE_LETTERS}.items():
         text.append(*cell(stage))
-        text.append(f" {stage.lower()}\n")
-    for title, table in (("The network", HOST), ("The policy", POLICY)):
+        text.append(f" {name}\n")
+    for title, table in (("Network", HOST), ("Policy", POLICY)):
         text.append(f"\n{title}\n", "bold")
         for quantity in table.values():
             text.append(quantity.label, "underline")

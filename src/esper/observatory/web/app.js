@@ -1,10 +1,10 @@
-/* The page that `esper serve` shows. What a run looks like is in views.js; here is how one gets there.
+/* The page of `esper serve`: the list of runs, addresses and live updates. The views of a run are in views.js.
  *
  *   address   #                                    the list of runs
  *             #run=ID&round=5&env=3&epoch=12       one run or evaluation, one network, one epoch
- *             #compare=ID&compare=ID               several runs over each other
+ *             #compare=ID&compare=ID               several runs in one plot
  *   data      GET /api/runs, /api/run?id=, /api/compare?id=&id=
- *   live      /api/live tells that something has changed (server-sent events); the page then asks again
+ *   live      /api/live sends an event when something has changed; the page then fetches its data again
  */
 "use strict";
 (() => {
@@ -17,67 +17,67 @@
   async function ask(path) {
     const answer = await fetch(path, { headers: { Accept: "application/json" } });
     if (answer.status === 401) location.reload();
-    const told = await answer.json();
-    if (!answer.ok) throw new Error(told.error || `the server answers ${answer.status}`);
-    return told;
+    const data = await answer.json();
+    if (!answer.ok) throw new Error(data.error || `the server answers ${answer.status}`);
+    return data;
   }
 
-  /** [data, fault]: asked again whenever the server says that it has changed. */
+  /** [data, fault]: fetched again whenever the server reports a change. */
   function useLive(path, live) {
-    const [told, tell] = useState({ path: null, data: null, fault: null });
+    const [state, setState] = useState({ path: null, data: null, fault: null });
     useEffect(() => {
-      let wanted = true, asking = false, again = false;
+      let wanted = true, loading = false, repeat = false;
       const load = async () => {
-        if (asking) { again = true; return; }
-        asking = true;
+        if (loading) { repeat = true; return; }
+        loading = true;
         try {
           const data = await ask(path);
-          if (wanted) tell({ path, data, fault: null });
+          if (wanted) setState({ path, data, fault: null });
         } catch (error) {
-          if (wanted) tell((before) => ({ ...before, path, fault: error.message }));
+          if (wanted) setState((before) => ({ ...before, path, fault: error.message }));
         }
-        asking = false;
-        if (again && wanted) { again = false; load(); }
+        loading = false;
+        if (repeat && wanted) { repeat = false; load(); }
       };
       load();
       const source = new EventSource(live);
       source.addEventListener("change", load);
-      source.onerror = () => tell((before) => ({ ...before, fault: "no connection to the server; trying again" }));
-      source.onopen = () => tell((before) => ({ ...before, fault: null }));
+      source.onerror = () => setState((before) => ({ ...before, fault: "no connection to the server; trying again" }));
+      source.onopen = () => setState((before) => ({ ...before, fault: null }));
       return () => { wanted = false; source.close(); };
     }, [path, live]);
-    return told.path === path || told.data ? [told.data, told.fault] : [null, told.fault];
+    return state.path === path || state.data ? [state.data, state.fault] : [null, state.fault];
   }
 
   const Fault = ({ text }) => text && html`<div class="fault" role="alert"><p>${text}</p></div>`;
 
   function List() {
-    const [lines, fault] = useLive("/api/runs", "/api/live");
+    const [runs, fault] = useLive("/api/runs", "/api/live");
     const [words, search] = useState(""), [tags, setTags] = useState([]), [chosen, choose] = useState([]);
-    if (!lines) return html`<${Fault} text=${fault} />`;
-    const tagsOf = (line) => [line.state, line.kind, line.task].filter(Boolean);
-    const all = [...new Set(lines.flatMap(tagsOf))];
+    if (!runs) return html`<${Fault} text=${fault} />`;
+    const tagsOf = (run) => [run.state, run.kind, run.task].filter(Boolean);
+    const all = [...new Set(runs.flatMap(tagsOf))];
     const wanted = words.toLowerCase().split(/\s+/).filter(Boolean);
-    const shown = lines.filter((line) => {
-      const text = [line.name, line.task, line.controller, line.state, line.kind].join(" ").toLowerCase();
-      return wanted.every((word) => text.includes(word)) && tags.every((tag) => tagsOf(line).includes(tag));
+    const shown = runs.filter((run) => {
+      const text = [run.name, run.task, run.controller, run.state, run.kind].join(" ").toLowerCase();
+      return wanted.every((word) => text.includes(word)) && tags.every((tag) => tagsOf(run).includes(tag));
     });
     const flip = (list, item) => (list.includes(item) ? list.filter((other) => other !== item) : [...list, item]);
     return html`<div><h1>Runs</h1><${Fault} text=${fault} />
-      <div class="tools"><label class="unseen" for="search">Search</label><input id="search" type="search" placeholder="Search" value=${words} onInput=${(event) => search(event.target.value)} />
-        <button type="button" disabled=${chosen.length < 2} onClick=${() => { location.hash = link(chosen.map((id) => ["compare", id])); }}>Compare ${chosen.length || ""} chosen</button></div>
+      <div class="tools"><label class="hidden" for="search">Search</label><input id="search" type="search" placeholder="Search" value=${words} onInput=${(event) => search(event.target.value)} />
+        <button type="button" disabled=${chosen.length < 2} onClick=${() => { location.hash = link(chosen.map((id) => ["compare", id])); }}>Compare ${chosen.length || ""} selected</button></div>
       <div class="filters">${all.map((tag) => html`<button type="button" key=${tag} aria-pressed=${tags.includes(tag) ? "true" : "false"} onClick=${() => setTags(flip(tags, tag))}>${tag}</button>`)}</div>
-      <div class="scroll below" tabindex="0" role="region" aria-label="Runs"><table><caption class="unseen">Runs</caption>
+      <div class="scroll below" tabindex="0" role="region" aria-label="Runs"><table><caption class="hidden">Runs</caption>
         <thead><tr><th scope="col">run</th><th scope="col" class="left">task, controller</th><th scope="col">validation</th><th scope="col">test</th><th scope="col">parameters</th><th scope="col">done</th><th scope="col">state</th><th scope="col">compare</th></tr></thead>
-        <tbody>${shown.map((line) => html`<tr key=${line.id}>
-          <th scope="row"><a class="name" href=${link({ run: line.id })}>${line.name}</a></th><td class="left name">${[line.task, line.controller].filter(Boolean).join(", ")}</td>
-          <td>${score(line.val_score)}</td><td>${score(line.test_score)}</td><td>${count(line.params)}</td>
-          <td>${line.done == null ? "–" : count(line.done) + (line.total == null ? "" : `/${count(line.total)}`)}</td>
-          <td><${State} line=${line} /></td>
-          <td>${line.kind !== "evaluation" && html`<input type="checkbox" aria-label=${`compare ${line.name}`} checked=${chosen.includes(line.id)} onChange=${() => choose(flip(chosen, line.id))} />`}</td>
+        <tbody>${shown.map((run) => html`<tr key=${run.id}>
+          <th scope="row"><a class="name" href=${link({ run: run.id })}>${run.name}</a></th><td class="left name">${[run.task, run.controller].filter(Boolean).join(", ")}</td>
+          <td>${score(run.val_score)}</td><td>${score(run.test_score)}</td><td>${count(run.params)}</td>
+          <td>${run.done == null ? "–" : count(run.done) + (run.total == null ? "" : `/${count(run.total)}`)}</td>
+          <td><${State} run=${run} /></td>
+          <td>${run.kind !== "evaluation" && html`<input type="checkbox" aria-label=${`compare ${run.name}`} checked=${chosen.includes(run.id)} onChange=${() => choose(flip(chosen, run.id))} />`}</td>
         </tr>`)}</tbody></table></div>
-      ${!lines.length && html`<p>No runs here yet. <code>esper grow --task digits</code> makes one, and it appears here by itself.</p>`}
-      ${lines.length > 0 && !shown.length && html`<p>No run fits.</p>`}
+      ${!runs.length && html`<p>No runs here yet. <code>esper grow --task digits</code> starts one; it appears here automatically.</p>`}
+      ${runs.length > 0 && !shown.length && html`<p>No run matches.</p>`}
     </div>`;
   }
 
@@ -85,7 +85,7 @@
     const id = at.get("run"), query = new URLSearchParams({ id });
     for (const name of ["round", "env"]) if (at.get(name)) query.set(name, at.get(name));
     const [data, fault] = useLive(`/api/run?${query}`, `/api/live?${new URLSearchParams({ id })}`);
-    useEffect(() => { if (data) document.title = `${data.line.name} - Esper`; }, [data]);
+    useEffect(() => { if (data) document.title = `${data.run.name} - Esper`; }, [data]);
     if (!data) return html`<${Fault} text=${fault} />`;
     const go = (changes, replace) => {
       const next = link({ ...Object.fromEntries(address()), ...changes });
@@ -99,9 +99,9 @@
 
   function Several({ at }) {
     const query = new URLSearchParams(at.getAll("compare").map((id) => ["id", id]));
-    const [told, fault] = useLive(`/api/compare?${query}`, "/api/live");
-    if (!told) return html`<${Fault} text=${fault} />`;
-    return html`<div><${Fault} text=${fault} /><${Comparison} lines=${told.lines} told=${told} /></div>`;
+    const [data, fault] = useLive(`/api/compare?${query}`, "/api/live");
+    if (!data) return html`<${Fault} text=${fault} />`;
+    return html`<div><${Fault} text=${fault} /><${Comparison} data=${data} /></div>`;
   }
 
   function App() {
@@ -112,7 +112,7 @@
       return () => removeEventListener("hashchange", moved);
     }, []);
     const page = at.get("run") != null ? html`<${One} key=${at.get("run")} at=${at} />` : at.get("compare") != null ? html`<${Several} at=${at} />` : html`<${List} />`;
-    return html`<a class="skip" href="#main" onClick=${(event) => { event.preventDefault(); document.getElementById("main").focus(); }}>To the content</a>
+    return html`<a class="skip" href="#main" onClick=${(event) => { event.preventDefault(); document.getElementById("main").focus(); }}>Skip to content</a>
       <header class="top"><nav aria-label="Main"><a href="#">All runs</a></nav><button type="button" onClick=${darken}>Dark or light</button></header>
       <main id="main" tabindex="-1">${page}</main>`;
   }

@@ -1,11 +1,11 @@
-/* What an evaluation looks like: differences with their intervals, score against cost, tables.
+/* The page of an evaluation: differences with intervals, score against cost, tables.
  *
- * Shared by the web page and the report, like views.js, whose helpers it uses and to which it adds its page.
+ * Shared by the web page and the report; it adds its page to views.js and uses the helpers there.
  */
 "use strict";
 (() => {
   const { html } = htmPreact;
-  const { Heading, Faults, Again, Table, big, count, cut, fine, score, short, signed } = EsperViews;
+  const { Heading, Faults, Repeat, Table, big, count, cut, fine, score, short, signed } = EsperViews;
 
   function ticks(low_, high, wanted = 6) {
     const span = Math.max(high - low_, 1e-9), raw = span / wanted, power = 10 ** Math.floor(Math.log10(raw));
@@ -24,16 +24,16 @@
       ${ticks(from, to).map((mark) => html`<g key=${mark}><path class="grid" d=${`M${x(mark)} 4 V${bottom}`} /><text class="quiet" x=${x(mark)} y=${bottom + 16} text-anchor="middle" font-size="12">${signed(mark, 1)}</text></g>`)}
       <path class="axis" d=${`M${x(0)} 4 V${bottom}`} />
       ${rows.map((row, i) => {
-        const y = 24 + 34 * i, sure = row.p_holm != null && row.p_holm < 0.05, mark = sure ? (row.mean > 0 ? "good" : "bad") : "open";
+        const y = 24 + 34 * i, significant = row.p_holm != null && row.p_holm < 0.05, mark = significant ? (row.mean > 0 ? "good" : "bad") : "open";
         return html`<g key=${i}><text x="282" y=${y + 4} text-anchor="end" font-size="13"><title>${`${row.arm} − ${row.versus}`}</title>${cut(`${row.arm} − ${row.versus}`, 42)}</text>
           ${row.low != null && html`<path class=${mark} d=${`M${x(row.low)} ${y} H${x(row.high)}`} stroke-width="3" />`}
-          <circle class=${mark} cx=${x(row.mean)} cy=${y} r="5.5" /><text x="706" y=${y + 4} font-size="13">${signed(row.mean)}${sure ? " *" : ""}</text></g>`;
+          <circle class=${mark} cx=${x(row.mean)} cy=${y} r="5.5" /><text x="706" y=${y + 4} font-size="13">${signed(row.mean)}${significant ? " *" : ""}</text></g>`;
       })}
-      <text class="quiet" x="490" y=${bottom + 36} text-anchor="middle" font-size="12.5">${what}; * sure: p below 0.05 after Holm</text>
+      <text class="quiet" x="490" y=${bottom + 36} text-anchor="middle" font-size="12.5">${what}; * p below 0.05 after Holm</text>
     </svg>`;
   }
 
-  /** Score against a cost, one dot per arm, with the frontier of the networks that do not grow. */
+  /** Score against a cost, one dot per arm, with the Pareto frontier of the fixed networks. */
   function Scatter({ arms, cost, what }) {
     const grows = (arm) => arm.germinated > 0, logs = arms.map((arm) => Math.log10(Math.max(arm[cost], 1)));
     const pad = 0.12 * (Math.max(...logs) - Math.min(...logs) || 1), from = Math.min(...logs) - pad, to = Math.max(...logs) + pad;
@@ -62,21 +62,21 @@
   }
 
   function EvaluationPage({ data }) {
-    const { line, evaluation } = data;
-    if (!evaluation) return html`<div><${Heading} line=${line} /><${Faults} line=${line} faults=${data.faults} /></div>`;
+    const { run, evaluation } = data;
+    if (!evaluation) return html`<div><${Heading} run=${run} /><${Faults} run=${run} faults=${data.faults} /></div>`;
     const { arms, comparisons } = evaluation;
     return html`<div>
-      <${Heading} line=${line} sub=${[evaluation.task, `${evaluation.steps} epochs`].join(", ")} />
-      <${Faults} line=${line} faults=${data.faults} />
+      <${Heading} run=${run} sub=${[evaluation.task, `${evaluation.steps} epochs`].join(", ")} />
+      <${Faults} run=${run} faults=${data.faults} />
       ${comparisons.length > 0 && html`<section><h2>Differences on paired keys</h2><div class="panel scroll" tabindex="0" role="region" aria-label="Forest plot"><${Forest} rows=${comparisons} what=${`difference of test ${evaluation.score}, 95 % interval`} /></div></section>`}
-      <section><h2>Score against cost</h2><p class="quiet">Circles grow, squares do not; the dashed line is the best that networks which do not grow reach at each cost.</p><div class="pair">
+      <section><h2>Score against cost</h2><p class="quiet">Circles: networks that grow. Squares: fixed networks; the dashed line is the best of them at each cost.</p><div class="pair">
         <div class="panel"><${Scatter} arms=${arms} cost="params" what="parameters" /></div>
         <div class="panel"><${Scatter} arms=${arms} cost="train_macs" what="multiply-adds of the training" /></div></div></section>
-      <section><h2>Arms</h2><${Table} caption="Arms" head=${["arm", `test ${evaluation.score}`, "parameters", "multiply-adds", "training", "planted", "kept", "culled"]}
+      <section><h2>Arms</h2><${Table} caption="Arms" head=${["arm", `test ${evaluation.score}`, "parameters", "multiply-adds", "training", "planted", "kept", "removed"]}
         rows=${arms.map((arm) => [arm.arm, fine(arm.test_score), count(arm.params), count(arm.macs), big(arm.train_macs), score(arm.germinated), score(arm.fossilized), score(arm.culled)])} /></section>
       ${comparisons.length > 0 && html`<section><h2>Comparisons</h2><${Table} caption="Comparisons" head=${["difference", "mean", "95 % interval", "p (Holm)"]}
         rows=${comparisons.map((row) => [`${row.arm} − ${row.versus}`, signed(row.mean), row.low == null ? "–" : `${signed(row.low)} … ${signed(row.high)}`, row.p_holm == null ? "–" : row.p_holm < 0.001 ? "< 0.001" : row.p_holm.toFixed(3)])} /></section>`}
-      <${Again} data=${data} />
+      <${Repeat} data=${data} />
     </div>`;
   }
 

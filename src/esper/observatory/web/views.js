@@ -1,8 +1,8 @@
-/* What a run looks like. Shared by the web page (app.js) and the report (report.js).
+/* The views of a run, shared by the web page (app.js) and the report (report.js).
  *
  * Plain scripts, no build step: vendor/htm-preact.umd.js gives `html` and hooks, vendor/uPlot draws curves.
- * Everything here is a function of the data that observatory/described.py makes; nothing is fetched.
- * Text only ever becomes text nodes and attributes, never markup.
+ * All views are functions of the data that observatory/describe.py makes; nothing is fetched.
+ * Text becomes text nodes and attributes, never markup.
  *
  *   the network   Network, Lanes, Player   modules in order, their seeds, a slider through the epochs
  *   curves        Plot                     uPlot in a component; plots with one `group` zoom together
@@ -30,7 +30,9 @@ const EsperViews = (() => {
     return (hours ? hours + ":" + String(minutes).padStart(2, "0") : minutes) + ":" + String(whole % 60).padStart(2, "0");
   };
   const cut = (text, longest) => (text.length > longest ? text.slice(0, longest - 1) + "…" : text);
-  const low = (stage) => String(stage).toLowerCase();
+  const low = (text) => String(text).toLowerCase();
+  let stages = { colours: {}, letters: {}, names: {} };  // Page sets it from its data
+  const stageName = (stage) => stages.names[stage] || low(stage);
 
   // --- the network --------------------------------------------------------------------------------
 
@@ -38,13 +40,13 @@ const EsperViews = (() => {
   const holdsSeed = (stage) => !["DORMANT", "EMBARGOED", "RESETTING", null, undefined].includes(stage);
 
   function slotInWords(module, [stage, blueprint, alpha, contribution]) {
-    if (!holdsSeed(stage)) return stage === "DORMANT" ? `${module}: empty` : `${module}: ${low(stage)}`;
-    const worth = contribution == null ? "" : `, worth ${signed(contribution, 1)} points`;
-    return `${module}: ${blueprint} ${low(stage)}, alpha ${fine(alpha)}${worth}`;
+    if (!holdsSeed(stage)) return `${module}: ${stageName(stage)}`;
+    const worth = contribution == null ? "" : `, contribution ${signed(contribution, 1)} points`;
+    return `${module}: ${blueprint} ${stageName(stage)}, alpha ${fine(alpha)}${worth}`;
   }
 
   /** The network at one epoch: the trunk goes down, seeds hang on its right. */
-  function Network({ episode, at, looks }) {
+  function Network({ episode, at }) {
     const frame = episode.frames[at];
     if (!frame) return html`<p class="quiet">No epoch has ended yet.</p>`;
     const bottom = TOP + ROW * episode.modules.length;
@@ -52,7 +54,7 @@ const EsperViews = (() => {
     return html`<svg class="network" viewBox="0 0 452 ${bottom + 50}" role="img" aria-label=${`Network at epoch ${frame.step}. ${words}`}>
       <path class="trunk" d="M${TRUNK} 40 V${bottom + 6}" />
       <${End} y=${12} text="input" />
-      ${episode.modules.map((module, i) => html`<${Module} key=${i} y=${TOP + i * ROW} bottom=${bottom} module=${module} slot=${frame.slots[i]} looks=${looks} />`)}
+      ${episode.modules.map((module, i) => html`<${Module} key=${i} y=${TOP + i * ROW} bottom=${bottom} module=${module} slot=${frame.slots[i]} />`)}
       <${End} y=${bottom + 6} text="output" />
     </svg>`;
   }
@@ -62,24 +64,24 @@ const EsperViews = (() => {
     <text x=${TRUNK} y=${y + 20} text-anchor="middle" font-size="14">${text}</text>
   </g>`;
 
-  function Module({ y, bottom, module, slot, looks }) {
+  function Module({ y, bottom, module, slot }) {
     const [stage, blueprint, alpha, contribution] = slot;
     const join = y + 62, seedY = y + 46;  // where a seed adds to the trunk; where it stands
     return html`<g>
       <rect class="module" x=${TRUNK - 76} y=${y} width="152" height="38" rx="7" />
       <text x=${TRUNK} y=${y + 24} text-anchor="middle" font-size="14"><title>${module}</title>${cut(module, 18)}</text>
       ${holdsSeed(stage)
-        ? html`<${Seed} y=${seedY} join=${join} bottom=${bottom} stage=${stage} blueprint=${blueprint} alpha=${alpha} contribution=${contribution} looks=${looks} />`
+        ? html`<${Seed} y=${seedY} join=${join} bottom=${bottom} stage=${stage} blueprint=${blueprint} alpha=${alpha} contribution=${contribution} />`
         : html`<g>
             <circle class="empty" cx=${SEED} cy=${seedY} r="13" />
-            <text class="quiet" x=${SEED + 30} y=${seedY + 5} font-size="13">${stage === "DORMANT" ? "empty slot" : low(stage)}</text>
+            <text class="quiet" x=${SEED + 30} y=${seedY + 5} font-size="13">${stageName(stage)}</text>
           </g>`}
     </g>`;
   }
 
   /** Reads from the trunk; adds to it, or to the output if it is a branch, as strongly as alpha. */
-  function Seed({ y, join, bottom, stage, blueprint, alpha, contribution, looks }) {
-    const colour = looks.colours[stage] || looks.colours.EMBARGOED, kept = stage === "FOSSILIZED", gone = stage === "CULLED";
+  function Seed({ y, join, bottom, stage, blueprint, alpha, contribution }) {
+    const colour = stages.colours[stage] || stages.colours.EMBARGOED, kept = stage === "FOSSILIZED", gone = stage === "CULLED";
     const radius = stage === "GERMINATED" ? 11 : 17, around = 2 * Math.PI * (radius + 5);
     const branch = String(blueprint).startsWith("branch");
     const adds = branch
@@ -93,9 +95,9 @@ const EsperViews = (() => {
         ? html`<rect class="seed" x=${SEED - radius} y=${y - radius} width=${2 * radius} height=${2 * radius} rx="6" fill=${colour} />`
         : html`<circle class="seed" cx=${SEED} cy=${y} r=${radius} fill=${colour} />
                <circle class="ring" cx=${SEED} cy=${y} r=${radius + 5} stroke-dasharray=${`${around * strength} ${around}`} transform=${`rotate(-90 ${SEED} ${y})`} />`}
-      <${Letter} x=${SEED} y=${y + 5} colour=${colour} letter=${gone ? "×" : looks.letters[stage]} />
+      <${Letter} x=${SEED} y=${y + 5} colour=${colour} letter=${stages.letters[stage]} />
       <text x=${SEED + 30} y=${y - 8} font-size="14" font-weight="600"><title>${blueprint}</title>${cut(String(blueprint), 18)}</text>
-      <text class="quiet" x=${SEED + 30} y=${y + 8} font-size="12.5">${low(stage)}${kept || gone ? "" : `, α ${fine(alpha)}`}</text>
+      <text class="quiet" x=${SEED + 30} y=${y + 8} font-size="12.5">${stageName(stage)}${kept || gone ? "" : `, α ${fine(alpha)}`}</text>
       <text x=${SEED + 30} y=${y + 23} font-size="12.5">${contribution == null ? "" : `${signed(contribution, 1)} points`}</text>
     </g>`;
   }
@@ -107,7 +109,7 @@ const EsperViews = (() => {
   }
 
   /** One line per slot: its stages under the epochs of the curve above. */
-  function Lanes({ episode, at, looks, range }) {
+  function Lanes({ episode, at, range }) {
     const [from, to] = range || bounds(episode);
     const blocks = useMemo(() => episode.modules.map((_, i) => stageBlocks(episode.frames, i)), [episode]);
     const now = episode.frames[at] && episode.frames[at].step;
@@ -117,9 +119,9 @@ const EsperViews = (() => {
         <span class="label name">${module}</span>
         <svg viewBox="0 0 1000 16" preserveAspectRatio="none" role="img" aria-label=${laneInWords(module, blocks[i])}>
           <rect class="slotless" x="0" y="6" width="1000" height="4" />
-          ${blocks[i].filter((block) => looks.colours[block.stage]).map((block) => {
+          ${blocks[i].filter((block) => stages.colours[block.stage]).map((block) => {
             const left = Math.max(0, (1000 * (block.from - 0.5 - from)) / width), right = Math.min(1000, (1000 * (block.to + 0.5 - from)) / width);
-            return right > left && html`<rect x=${left} y="0" width=${right - left} height="16" fill=${looks.colours[block.stage]}><title>${`${block.blueprint || ""} ${low(block.stage)}, epochs ${block.from} to ${block.to}`}</title></rect>`;
+            return right > left && html`<rect x=${left} y="0" width=${right - left} height="16" fill=${stages.colours[block.stage]}><title>${`${block.blueprint || ""} ${stageName(block.stage)}, epochs ${block.from} to ${block.to}`}</title></rect>`;
           })}
           ${now >= from && now <= to && html`<rect class="now" x=${(1000 * (now - from)) / width - 1} y="0" width="2.5" height="16" />`}
         </svg>
@@ -138,12 +140,13 @@ const EsperViews = (() => {
     }
     return blocks;
   }
-  const laneInWords = (module, blocks) => `${module}: ` + (blocks.filter((b) => b.stage !== "DORMANT").map((b) => `${low(b.stage)} ${b.from} to ${b.to}`).join(", ") || "empty throughout");
+  const laneInWords = (module, blocks) => `${module}: ` + (blocks.filter((b) => b.stage !== "DORMANT").map((b) => `${stageName(b.stage)} ${b.from} to ${b.to}`).join(", ") || "empty throughout");
 
-  function StageKeys({ episode, looks }) {
-    const seen = new Set(episode.frames.flatMap((frame) => frame.slots.map((slot) => slot[0])));
-    return html`<ul class="keys">${Object.entries(looks.colours).filter(([stage]) => seen.has(stage)).map(([stage, colour]) => html`<li key=${stage}>
-      <svg viewBox="0 0 12 12" aria-hidden="true"><rect width="12" height="12" rx="2" fill=${colour} /></svg>${looks.letters[stage]} ${low(stage)}</li>`)}</ul>`;
+  function StageKeys({ episode }) {
+    const seen = new Set(episode.frames.flatMap((frame) => frame.slots.map((slot) => stageName(slot[0]))));
+    const byName = new Map(Object.keys(stages.colours).map((stage) => [stageName(stage), stage]));
+    return html`<ul class="keys">${[...byName].filter(([name]) => seen.has(name)).map(([name, stage]) => html`<li key=${name}>
+      <svg viewBox="0 0 12 12" aria-hidden="true"><rect width="12" height="12" rx="2" fill=${stages.colours[stage]} /></svg>${stages.letters[stage]} ${name}</li>`)}</ul>`;
   }
 
   /** A slider through the epochs that can also play. */
@@ -169,7 +172,7 @@ const EsperViews = (() => {
   const WHOLE = [1, 10, 100, 1e3, 1e4, 1e5, 1e6, 1e7].flatMap((n) => [n, 2 * n, 5 * n]);
   const DASHES = [[], [7, 4], [2, 4], [9, 3, 2, 3], [1, 3]];
 
-  /** series: [{label, y}] over x. `now` is marked, `zoomed` is told the range of x; what lies below `lowest` is out of view. */
+  /** series: [{label, y}] over x. `now` is marked, `zoomed` is called with the range of x, values below `lowest` are out of view. */
   function Plot({ title, x, series, height = 220, now, group, zoomed, lowest, over = "epoch" }) {
     const box = useRef(null), plot = useRef(null), mark = useRef(now);
     const theme = useTheme();
@@ -242,11 +245,11 @@ const EsperViews = (() => {
   function useTheme() {
     const [theme, change] = useState(0);
     useEffect(() => {
-      const media = matchMedia("(prefers-color-scheme: dark)"), again = () => change((n) => n + 1);
-      media.addEventListener("change", again);
-      const watcher = new MutationObserver(again);
+      const media = matchMedia("(prefers-color-scheme: dark)"), redraw = () => change((n) => n + 1);
+      media.addEventListener("change", redraw);
+      const watcher = new MutationObserver(redraw);
       watcher.observe(document.documentElement, { attributes: true, attributeFilter: ["data-theme"] });
-      return () => { media.removeEventListener("change", again); watcher.disconnect(); };
+      return () => { media.removeEventListener("change", redraw); watcher.disconnect(); };
     }, []);
     return theme;
   }
@@ -266,7 +269,7 @@ const EsperViews = (() => {
   // --- tables -------------------------------------------------------------------------------------
 
   const Table = ({ head, rows, caption }) => html`<div class="scroll" tabindex="0" role="region" aria-label=${caption}><table>
-    <caption class="unseen">${caption}</caption>
+    <caption class="hidden">${caption}</caption>
     <thead><tr>${head.map((cell) => html`<th scope="col">${cell}</th>`)}</tr></thead>
     <tbody>${rows.map((row) => html`<tr>${row.map((cell, i) => (i ? html`<td>${cell}</td>` : html`<th scope="row" class="name">${cell}</th>`))}</tr>`)}</tbody>
   </table></div>`;
@@ -278,31 +281,31 @@ const EsperViews = (() => {
     const [hidden, hide] = useState({});
     if (!events.length) return null;
     const shown = events.filter((event) => !hidden[event.topic]);
-    return html`<section><h2>What happened</h2>
+    return html`<section><h2>Events</h2>
       <div class="filters">${topics.map((topic) => html`<button type="button" key=${topic} aria-pressed=${hidden[topic] ? "false" : "true"} onClick=${() => hide({ ...hidden, [topic]: !hidden[topic] })}>${topic}</button>`)}</div>
-      <ul class="feed" tabindex="0" aria-label="Events">${shown.map((event, i) => html`<li key=${i}><span class="quiet">epoch ${event.step}</span><span class="name">${event.words}</span></li>`)}</ul>
+      <ul class="feed" tabindex="0" aria-label="Events">${shown.map((event, i) => html`<li key=${i}><span class="quiet">epoch ${event.step}</span><span class="name">${event.text}</span></li>`)}</ul>
     </section>`;
   }
 
-  const Faults = ({ line, faults }) => {
-    const said = [line.why, ...(faults || [])].filter((text, i, all) => text && all.indexOf(text) === i && !(i && all[0].includes(text)));
-    return said.length ? html`<div class="fault" role="status">${said.map((text) => html`<p class="name">${text}</p>`)}</div>` : null;
+  const Faults = ({ run, faults }) => {
+    const shown = [run.why, ...(faults || [])].filter((text, i, all) => text && all.indexOf(text) === i && !(i && all[0].includes(text)));
+    return shown.length ? html`<div class="fault" role="status">${shown.map((text) => html`<p class="name">${text}</p>`)}</div>` : null;
   };
 
-  const State = ({ line }) => html`<span class=${`state state-${line.state}`}>${line.state}</span>`;
+  const State = ({ run }) => html`<span class=${`state state-${run.state}`}>${run.state}</span>`;
 
-  function Heading({ line, sub }) {
-    const when = line.updated ? new Date(line.updated * 1000).toLocaleString("en-GB") : null;
-    const progress = line.done == null ? "" : `, ${count(line.done)}${line.total == null ? "" : ` of ${count(line.total)}`} ${line.unit}`;
-    return html`<h1 class="name">${line.name}</h1>
-      <p class="wide"><${State} line=${line} />${progress}${line.left == null ? "" : `, about ${clock(line.left)} left`}${sub ? `, ${sub}` : ""}${when ? html`<span class="quiet">, last change ${when}</span>` : ""}</p>`;
+  function Heading({ run, sub }) {
+    const when = run.updated ? new Date(run.updated * 1000).toLocaleString("en-GB") : null;
+    const progress = run.done == null ? "" : `, ${count(run.done)}${run.total == null ? "" : ` of ${count(run.total)}`} ${run.unit}`;
+    return html`<h1 class="name">${run.name}</h1>
+      <p class="wide"><${State} run=${run} />${progress}${run.left == null ? "" : `, about ${clock(run.left)} left`}${sub ? `, ${sub}` : ""}${when ? html`<span class="quiet">, last change ${when}</span>` : ""}</p>`;
   }
 
   // --- pages --------------------------------------------------------------------------------------
 
-  /** epoch: where the slider stands, or null for the newest; told of changes by onEpoch. */
+  /** epoch: the position of the slider, or null for the newest; onEpoch is called when it changes. */
   function RunPage({ data, epoch, onEpoch, onEnvironment }) {
-    const { line, episode, looks } = data, last = Math.max(0, episode.frames.length - 1);
+    const { run, episode } = data, last = Math.max(0, episode.frames.length - 1);
     const [own, setOwn] = useState(null), [playing, play] = useState(false), [range, zoom] = useState(null);
     const wanted = epoch !== undefined ? epoch : own;
     const at = wanted == null ? last : nearest(episode.frames, wanted);
@@ -311,22 +314,22 @@ const EsperViews = (() => {
     const training = data.rounds && data.rounds.round.length > 0;
     const which = training ? `environment ${episode.env} in round ${episode.round}` : null;
     return html`<div>
-      <${Heading} line=${line} sub=${[line.task, line.controller, line.key == null ? null : `key ${line.key}`].filter(Boolean).join(", ")} />
-      <${Faults} line=${line} faults=${data.faults} />
+      <${Heading} run=${run} sub=${[run.task, run.controller, run.key == null ? null : `key ${run.key}`].filter(Boolean).join(", ")} />
+      <${Faults} run=${run} faults=${data.faults} />
       <${Cards} items=${[
-        ["test score", line.test_score == null ? null : score(line.test_score)],
-        ["validation score", line.val_score == null ? null : score(line.val_score)],
-        ["parameters", line.params == null ? null : count(line.params)],
+        ["test score", run.test_score == null ? null : score(run.test_score)],
+        ["validation score", run.val_score == null ? null : score(run.val_score)],
+        ["parameters", run.params == null ? null : count(run.params)],
         ["seeds kept", training || data.outcome.fossilized == null ? null : `${count(data.seeds.length)} of ${count(data.outcome.germinated)}`],
         ["speed", data.timing && data.timing.steps_per_second ? `${Number(data.timing.steps_per_second.toPrecision(2))} steps/s` : null],
       ]} />
-      <section aria-label="The network"><h2>The network${which ? `: ${which}` : ""}</h2>
+      <section aria-label="Network"><h2>Network${which ? `: ${which}` : ""}</h2>
         <${Player} episode=${episode} at=${at} seek=${seek} playing=${playing} play=${play} />
         <div class="two">
-          <div class="panel"><${Network} episode=${episode} at=${at} looks=${looks} /><${StageKeys} episode=${episode} looks=${looks} /></div>
+          <div class="panel"><${Network} episode=${episode} at=${at} /><${StageKeys} episode=${episode} /></div>
           <div class="panel">
             <${Score} data=${data} now=${now ? now.step : null} zoom=${zoom} />
-            <${Lanes} episode=${episode} at=${at} looks=${looks} range=${range} />
+            <${Lanes} episode=${episode} at=${at} range=${range} />
           </div>
         </div>
       </section>
@@ -336,8 +339,8 @@ const EsperViews = (() => {
       <${Seeds} data=${data} />
       <${Decisions} data=${data} training=${training} />
       <${Feed} events=${episode.events} />
-      ${data.bill.length > 0 && html`<section><h2>The bill</h2><${Table} caption="The bill" head=${["what", "multiply-adds"]} rows=${data.bill.map(([what, macs]) => [what, big(macs)])} /></section>`}
-      <${Again} data=${data} />
+      ${data.cost.length > 0 && html`<section><h2>Cost</h2><${Table} caption="Cost" head=${["what", "multiply-adds"]} rows=${data.cost.map(([what, macs]) => [what, big(macs)])} /></section>`}
+      <${Repeat} data=${data} />
       <${Quantities} quantities=${data.quantities} />
     </div>`;
   }
@@ -352,24 +355,24 @@ const EsperViews = (() => {
     const { episode } = data;
     const { x, series } = useMemo(() => joined([
       { label: data.compared.length ? "grown" : "validation", x: episode.frames.map((f) => f.step), y: episode.frames.map((f) => f.val_score) },
-      ...data.compared.map((curve) => ({ label: curve.label, x: curve.step, y: curve.val_score })),
+      ...data.compared.map((curve) => ({ label: curve.label, x: curve.x, y: curve.y })),
       ...(data.compared.length ? [] : [{ label: "training", x: episode.frames.map((f) => f.step), y: episode.frames.map((f) => f.train_score) }]),
     ]), [data]);
-    // The first tenth of a run lies far below the rest, and is out of view.
+    // The low scores of the first tenth are out of view.
     const later = episode.frames.slice(Math.floor(episode.frames.length / 10)).map((f) => f.val_score).filter((value) => value != null);
     const lowest = later.length > 5 ? Math.min(...later) : null;
     return html`<${Plot} title="Validation score" x=${x} series=${series} now=${now} group="host" zoomed=${zoom} lowest=${lowest} height=${250} />`;
   }
 
-  /** open(round, env) shows another network; without it the grid is only there to be read. */
+  /** open(round, env) shows another network; in a report there is none to open. */
   function Environments({ data, open }) {
-    const { looks } = data, { round, env } = data.episode;
+    const { round, env } = data.episode;
     return html`<section><h2>Environments of round ${round}</h2>
       ${open && data.last_round > 0 && html`<div class="player"><label for="round">Round</label><input id="round" type="range" min="0" max=${data.last_round} value=${round} onChange=${(event) => open(Number(event.target.value), env)} /><output>${round} of ${data.last_round}</output></div>`}
       <ul class="environments">
       ${data.environments.map((one) => html`<li key=${one.env}><button type="button" aria-pressed=${one.env === env ? "true" : "false"} disabled=${!open} onClick=${() => open(round, one.env)}>
         ${one.env}: score ${score(one.val_score)}<br /><span>${one.ended ? `return ${signed(one.return)}` : `epoch ${one.step}`}</span>
-        <span class="cells">${one.stages.map((stage) => html`<svg viewBox="0 0 16 16" role="img" aria-label=${low(stage)}><rect width="16" height="16" rx="3" fill=${looks.colours[stage] || "var(--line)"} /></svg>`)}</span>
+        <span class="cells">${one.stages.map((stage) => html`<svg viewBox="0 0 16 16" role="img" aria-label=${stageName(stage)}><rect width="16" height="16" rx="3" fill=${stages.colours[stage] || "var(--line)"} /></svg>`)}</span>
       </button></li>`)}</ul></section>`;
   }
 
@@ -385,67 +388,71 @@ const EsperViews = (() => {
     const { rounds, quantities, policy } = data;
     const plots = useMemo(() => PLOTS.map(([title, names]) => [title, names.filter((name, i) => !i || rounds[name].some((value) => value != null)).map((name) => ({ label: quantities[name][0], y: rounds[name] }))]), [data]);
     const alarms = rounds.round.map((n, i) => [n, rounds.anomalies[i]]).filter(([, what]) => what);
-    return html`<section><h2>The policy</h2>
+    return html`<section><h2>Policy</h2>
       ${alarms.length > 0 && html`<div class="fault"><p>Anomalies in ${alarms.length} of the rounds shown; the latest: ${alarms[alarms.length - 1][1]} (round ${alarms[alarms.length - 1][0]}).</p></div>`}
       <div class="plots">${plots.map(([title, series]) => html`<${Plot} key=${title} title=${title} x=${rounds.round} series=${series} height=${150} group="rounds" over="round" />`)}</div>
-      ${policy && html`<${Explain} policy=${policy} />`}
+      ${policy && html`<${Actions} policy=${policy} />`}
     </section>`;
   }
 
-  /** What it does, counted in the latest rounds. */
-  function Explain({ policy }) {
+  /** Actions of the policy, counted over the latest rounds. */
+  function Actions({ policy }) {
     const total = policy.steps.map((_, i) => Object.values(policy.ops).reduce((sum, of) => sum + of[i], 0));
     const series = Object.entries(policy.ops).filter(([op]) => op !== "WAIT").map(([op, of]) => ({ label: low(op), y: of.map((n, i) => (100 * n) / total[i]) }));
-    return html`<div><h2>What it does (rounds ${policy.rounds[0]} to ${policy.rounds[1]})</h2>
+    return html`<div><h2>Actions (rounds ${policy.rounds[0]} to ${policy.rounds[1]})</h2>
       <div class="plots">
-        <${Plot} title="Share of environments that act, % by epoch" x=${policy.steps} series=${series} height=${180} />
-        <div><h3>What it plants</h3><${Table} caption="Blueprints planted" head=${["blueprint", "times"]} rows=${policy.blueprints} /></div>
-        <div><h3>Where</h3><${Table} caption="Slots planted in" head=${["slot", "times"]} rows=${policy.slots} /></div>
+        <${Plot} title="Share of environments with an action, % by epoch" x=${policy.steps} series=${series} height=${180} />
+        <div><h3>Blueprints</h3><${Table} caption="Blueprints planted" head=${["blueprint", "times"]} rows=${policy.blueprints} /></div>
+        <div><h3>Slots</h3><${Table} caption="Slots planted in" head=${["slot", "times"]} rows=${policy.slots} /></div>
       </div></div>`;
   }
 
-  const Compared = ({ data }) => data.arms.length > 0 && html`<section><h2>What the growth was worth</h2>
+  const Compared = ({ data }) => data.arms.length > 0 && html`<section><h2>Comparison</h2>
     <${Table} caption="Arms" head=${["on test data", "score", "parameters", "multiply-adds"]} rows=${data.arms.map((arm) => [arm.arm, score(arm.test_score), count(arm.params), count(arm.macs)])} /></section>`;
 
-  /** What a learned policy thought before each epoch. A training run keeps no record of it; there one can ask. */
+  /** Probabilities and values of a learned policy before each epoch. Training runs do not record them. */
   function Decisions({ data, training }) {
     const { round, env, decisions } = data.episode;
-    if (training) return html`<p class="quiet name">esper explain ${data.line.name} --round ${round} --env ${env} --step 1 says what the policy thinks of this episode.</p>`;
+    if (training) return html`<p class="quiet name">esper explain ${data.run.name} --round ${round} --env ${env} --step 1 explains the decisions of this episode.</p>`;
     if (!decisions.length) return null;
     const parts = (list) => list.map(([name, p]) => (p == null ? name : `${name} ${fine(p)}`)).join(", ") || "–";
-    return html`<section><h2>What the policy thought</h2>
-      <${Table} caption="What the policy thought before each epoch" head=${["before epoch", "what it did, and how probable", "expected", "second choice"]} rows=${decisions.map((one) => [one.step, parts(one.did), signed(one.value), parts(one.instead)])} />
+    return html`<section><h2>Decisions of the policy</h2>
+      <${Table} caption="Decisions of the policy" head=${["before epoch", "action with probabilities", "value", "second choice"]} rows=${decisions.map((one) => [one.step, parts(one.action), signed(one.value), parts(one.second)])} />
     </section>`;
   }
 
-  const Seeds = ({ data }) => data.seeds.length > 0 && html`<section><h2>Seeds that were kept</h2>
-    <${Table} caption="Kept seeds" head=${["seed", "parameters", "lost without it", "Shapley value"]}
+  const Seeds = ({ data }) => data.seeds.length > 0 && html`<section><h2>Kept seeds</h2>
+    <${Table} caption="Kept seeds" head=${["seed", "parameters", "contribution", "Shapley value"]}
       rows=${data.seeds.map((seed) => [`${seed.blueprint} in ${seed.module} (${seed.slot_id})`, count(seed.params), signed(seed.contribution), signed(seed.shapley) + (seed.shapley_error == null ? "" : ` ± ${fine(seed.shapley_error)}`)])} />
     <p class="quiet">In points of the validation score.</p></section>`;
 
-  const Again = ({ data }) => html`<section>
-    ${data.reproduce && html`<div><h2>Do it again</h2><pre tabindex="0">${data.reproduce}</pre></div>`}
+  const Repeat = ({ data }) => html`<section>
+    ${data.reproduce && html`<div><h2>Command to repeat it</h2><pre tabindex="0">${data.reproduce}</pre></div>`}
     ${data.settings && data.settings.length > 0 && html`<details><summary>All settings</summary><${Table} caption="Settings" head=${["setting", "value"]} rows=${data.settings.map(([name, value]) => [name, html`<span class="name">${String(value)}</span>`])} /></details>`}
   </section>`;
 
-  const Quantities = ({ quantities }) => html`<details><summary>What the quantities mean, and what a bad value looks like</summary>
-    <${Table} caption="Quantities" head=${["quantity", "what it is", "bad"]} rows=${Object.values(quantities).map(([label, meaning, bad]) => [label, html`<span class="left">${meaning}</span>`, bad])} /></details>`;
+  const Quantities = ({ quantities }) => html`<details><summary>What the quantities mean</summary>
+    <${Table} caption="Quantities" head=${["quantity", "meaning", "bad"]} rows=${Object.values(quantities).map(([label, meaning, bad]) => [label, html`<span class="left">${meaning}</span>`, bad])} /></details>`;
 
-  /** Several runs over each other. */
-  function Comparison({ lines, told }) {
-    const over = [...new Set(told.curves.map((curve) => curve.over))];
-    const plots = useMemo(() => over.map((unit) => [unit, joined(told.curves.filter((curve) => curve.over === unit).map((curve) => ({ label: curve.name, x: curve.x, y: curve.y })))]), [told]);
-    return html`<div><h1>${lines.length} runs compared</h1>
+  /** Several runs in one plot. */
+  function Comparison({ data }) {
+    const { runs } = data;
+    const over = [...new Set(data.curves.map((curve) => curve.over))];
+    const plots = useMemo(() => over.map((unit) => [unit, joined(data.curves.filter((curve) => curve.over === unit).map((curve) => ({ label: curve.name, x: curve.x, y: curve.y })))]), [data]);
+    return html`<div><h1>${runs.length} runs compared</h1>
       ${plots.map(([unit, { x, series }]) => html`<div class="panel below" key=${unit}><${Plot} title=${`Validation score by ${unit}`} x=${x} series=${series} height=${300} over=${unit} group=${`compare-${unit}`} /></div>`)}
-      <h2>Outcomes</h2><${Table} caption="Outcomes" head=${["run", "state", "validation", "test", "parameters"]} rows=${lines.map((line) => [line.name, line.state, score(line.val_score), score(line.test_score), count(line.params)])} />
+      <h2>Outcomes</h2><${Table} caption="Outcomes" head=${["run", "state", "validation", "test", "parameters"]} rows=${runs.map((run) => [run.name, run.state, score(run.val_score), score(run.test_score), count(run.params)])} />
       <h2>On the same keys</h2>
-      ${told.pairs.length ? html`<${Table} caption="Paired differences" head=${["difference of validation score", "keys", "mean", "± standard error"]} rows=${told.pairs.map((pair) => [`${pair.a} − ${pair.b}`, count(pair.n), signed(pair.mean), fine(pair.error)])} />`
-        : html`<p class="quiet">No two of these runs share a key, so nothing can be paired.</p>`}
+      ${data.pairs.length ? html`<${Table} caption="Paired differences" head=${["difference of validation score", "keys", "mean", "± standard error"]} rows=${data.pairs.map((pair) => [`${pair.a} − ${pair.b}`, count(pair.n), signed(pair.mean), fine(pair.error)])} />`
+        : html`<p class="quiet">No two of these runs share a key.</p>`}
     </div>`;
   }
 
-  const views = { Comparison, RunPage, Heading, Faults, Again, State, Table, big, count, cut, fine, score, short, signed };
+  const views = { Comparison, RunPage, Heading, Faults, Repeat, State, Table, big, count, cut, fine, score, short, signed };
   // evaluation.js adds the page of an evaluation.
-  views.Page = (props) => (props.data.line.kind === "evaluation" ? html`<${views.EvaluationPage} ...${props} />` : html`<${RunPage} ...${props} />`);
+  views.Page = (props) => {
+    stages = props.data.stages;
+    return props.data.run.kind === "evaluation" ? html`<${views.EvaluationPage} ...${props} />` : html`<${RunPage} ...${props} />`;
+  };
   return views;
 })();

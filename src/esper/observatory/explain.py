@@ -1,0 +1,347 @@
+"""Explains decisions: the situation, the probabilities of the policy, the action and its result."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from esper.leyline import ConfigError
+from esper.observatory.evaluation import DECISIONS, REPORT
+from esper.observatory.event_text import in_words, is_told
+from esper.observatory.formatting import (
+    format_number,
+    modules_of,
+    sanitize,
+    stage_name,
+    with_stage_names,
+)
+from esper.observatory.reading import Row, integer, number, open_rows
+from esper.observatory.run_directory import EVENTS, METRICS, OUTCOMES
+from esper.observatory.runs import is_run, read_run
+
+HEADS = ("op", "slot", "blueprint", "blend")
+
+
+@dataclass(frozen=True)
+class EpisodeRecord:
+    """The recorded rows of one environment, in order. `round` is None for runs without rounds."""
+
+    folder: Path
+    kind: str
+    config: Mapping[str, Any]
+    round: int | None
+    env: int
+    steps: Mapping[int, Row]
+    events: Sequence[Row]
+    outcome: Row
+
+    def decision(self, step: int) -> Row | None:
+        """The `Decided` event of a step, if there is one."""
+        own = (e for e in self.events if e.get("event") == "Decided")
+        return next((e for e in own if integer(e, "step") == step), None)
+
+
+def read_episode(folder: Path, env: int, round_: int | None = None) -> EpisodeRecord:
+    """Raises ConfigError if there is no such run, round or environment."""
+    if not is_run(folder):
+        raise ConfigError(f"{folder} is not the folder of a run")
+    run = read_run(folder)
+    newest = integer(run.metrics, "round")
+    if newest is None and round_ is not None:
+        raise ConfigError(f"{folder} has no rounds; leave out --round")
+    if newest is not None:
+        # The row of a round is its last: without it, the newest round is incomplete.
+        complete = newest if run.metrics.get("kind") == "round" else newest - 1
+        if round_ is None:
+            round_ = max(0, complete)
+        if not 0 <= round_ <= newest:
+            raise ConfigError(f"{folder} has no round {round_}; choose one from 0 to {newest}")
+    metrics, events, outcomes = (
+        [row for row in _rows(folder / name, round_) if integer(row, "env") == env]
+        for name in (METRICS, EVENTS, OUTCOMES)
+    )
+    steps = {
+        step: row
+        for row in metrics
+        if row.get("kind") == "step" and (step := integer(row, "step")) is not None
+    }
+    if not steps:
+        where = "" if round_ is None else f" in round {round_}"
+        raise ConfigError(f"{folder} has no environment {env}{where}; the first is 0")
+    outcome = outcomes[-1] if outcomes else {}
+    return EpisodeRecord(folder, run.kind, run.config, round_, env, steps, events, outcome)
+
+
+def _rows(path: Path, round_: int | None) -> list[Row]:
+    with open_rows(path) as lines:
+        if round_ is None:
+            return list(lines.rows())
+        return list(lines.rows(lines.start_of_round(round_), lines.start_of_round(round_ + 1)))
+
+
+def is_evaluation(folder: Path) -> bool:
+    return (folder / REPORT).is_file() or (folder / DECISIONS).is_file()
+
+
+def read_evaluation_episode(folder: Path, arm: str | None, key: int | None) -> EpisodeRecord:
+    """One episode of a learned policy in an evaluation. Raises ConfigError that lists the arms and
+    keys if there is no such arm or key."""
+    rows = _rows(folder / DECISIONS, None)
+    own = [row for row in rows if row.get("label") == arm and integer(row, "key") == key]
+    metrics, events, outcomes = (
+        [part for row in own if isinstance(part := row.get(name), dict)]
+        for name in ("metrics", "event", "outcome")
+    )
+    steps = {step: row for row in metrics if (step := integer(row, "step")) is not None}
+    if not steps:
+        raise ConfigError(_available_episodes(folder, rows))
+    outcome = outcomes[0] if outcomes else {}
+    config = {"task": outcome.get("task"), "controller": arm, "key": key}
+    env = integer(outcome, "env") or 0
+    return EpisodeRecord(folder, "evaluation", config, None, env, steps, events, outcome)
+
+
+def _available_episodes(folder: Path, rows: Sequence[Row]) -> str:
+    arms = list(dict.fromkeys(str(row.get("label")) for row in rows))
+    if not arms:
+        return (
+            f"{folder} is an evaluation without learned policies, and decisions of rules are not "
+            "recorded in evaluations; run esper grow with the same task, controller and key"
+        )
+    keys = {key for row in rows if (key := integer(row, "key")) is not None}
+    return (
+        f"{folder} is an evaluation: name a learned policy with --arm ({', '.join(arms)}) and a "
+        f"key from {min(keys, default=0)} to {max(keys, default=0)} with --key"
+    )
+
+
+# --- one row per decision, for tables ------------------------------------------------------------
+
+
+def decision_row(event: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a `Decided` event: the next epoch, the chosen names with their probabilities, the value,
+    and the second most probable op."""
+    legal: dict[str, dict[str, float]] = {}
+    for row in _columns(event, ("heads", "choices", "probabilities")):
+        if (probability := number(row, "probabilities")) is not None:
+            legal.setdefault(str(row["heads"]), {})[str(row["choices"])] = probability
+    taken = event.get("taken")
+    names = taken if isinstance(taken, list | tuple) and len(taken) == len(HEADS) else [None] * 4
+    action = {head: str(name) for head, name in zip(HEADS, names, strict=True) if name is not None}
+    second = [[op, p] for op, p in legal.get("op", {}).items() if op != action.get("op")][:1]
+    if second and second[0][0] == "GERMINATE" and event.get("supposed") is True:
+        for head in ("slot", "blueprint"):
+            second += [list(choice) for choice in list(legal.get(head, {}).items())[:1]]
+    return {
+        "step": integer(event, "step"),
+        "value": number(event, "value"),
+        "action": [[name, legal.get(head, {}).get(name)] for head, name in action.items()],
+        "second": second,
+    }
+
+
+def choices_text(choices: Sequence[Sequence[Any]]) -> str:
+    """'GERMINATE 0.37, blocks.1 0.80'."""
+    return ", ".join(name if p is None else f"{name} {p:.2f}" for name, p in choices)
+
+
+def _columns(event: Mapping[str, Any], names: Sequence[str]) -> list[dict[str, Any]]:
+    """The fields of equal length of an event as rows."""
+    found = [event.get(name) for name in names]
+    columns = [each if isinstance(each, list | tuple) else [] for each in found]
+    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=False)]
+
+
+# --- one decision in full ------------------------------------------------------------------------
+
+
+def explain_decision(
+    record: EpisodeRecord, step: int, decision: Row | None, source: Sequence[str]
+) -> dict[str, Any]:
+    """Everything known about the decision before the epoch `step`, as plain data.
+
+    The sentences of `source` say where the probabilities come from, or why there are none. Raises
+    ConfigError if there is no such step.
+    """
+    if step not in record.steps or step < 1:
+        raise ConfigError(
+            f"environment {record.env} of {record.folder} has no decision before step {step}; "
+            f"choose a step from 1 to {max(record.steps)}"
+        )
+    before, after = record.steps.get(step - 1, {}), record.steps[step]
+    return {
+        "run": str(record.folder),
+        "task": record.config.get("task"),
+        "controller": record.config.get("controller", record.kind),
+        "key": record.config.get("key"),
+        "round": record.round,
+        "env": record.env,
+        "step": step,
+        "source": list(source),
+        "situation": _situation(before),
+        "observations": _observations(decision or {}),
+        "policy": None if decision is None else _policy(decision),
+        "action": {head: after.get(head) for head in HEADS},
+        "result": _result(record, step, before, after),
+    }
+
+
+def _situation(row: Row) -> dict[str, Any]:
+    names = ("step", "val_score", "train_score", "val_loss", "plateau_epochs", "params")
+    slots = [
+        {
+            "module": module,
+            "stage": row.get(f"{module}.stage"),
+            "blueprint": row.get(f"{module}.blueprint"),
+            "alpha": number(row, f"{module}.alpha"),
+            "contribution": number(row, f"{module}.contribution"),
+        }
+        for module in modules_of(row)
+    ]
+    return {**{name: number(row, name) for name in names}, "slots": slots}
+
+
+def _observations(decision: Row) -> list[dict[str, Any]]:
+    rows = _columns(decision, ("blocks", "entries", "numbers", "unusual"))
+    names = ("block", "entry", "value", "normalized")
+    return [dict(zip(names, row.values(), strict=True)) for row in rows]
+
+
+def _policy(decision: Row) -> dict[str, Any]:
+    heads: dict[str, list[dict[str, Any]]] = {}
+    for row in _columns(decision, ("heads", "choices", "probabilities", "reasons")):
+        choice = {"choice": row["choices"], "probability": row["probabilities"]}
+        heads.setdefault(str(row["heads"]), []).append(
+            {**choice, "forbidden": row["reasons"] or None}
+        )
+    return {
+        "value": number(decision, "value"),
+        "hypothetical": decision.get("supposed") is True,
+        "heads": heads,
+        "left_out": integer(decision, "left_out"),
+    }
+
+
+def _result(record: EpisodeRecord, step: int, before: Row, after: Row) -> dict[str, Any]:
+    score, previous = number(after, "val_score"), number(before, "val_score")
+    events = [e for e in record.events if integer(e, "step") == step and is_told(e)]
+    return {
+        "val_score": score,
+        "change": None if score is None or previous is None else score - previous,
+        "reward": number(after, "reward"),
+        "rolled_back": after.get("rolled_back") is True,
+        "events": [in_words(event) for event in events],
+        "seed": _seed_result(record, step, after.get("slot")),
+        "final_score": number(record.outcome, "val_score"),
+        "ended": record.outcome.get("ended"),
+    }
+
+
+def _seed_result(record: EpisodeRecord, step: int, slot: str | None) -> str | None:
+    """What became of the seed in the slot of the decision; None without a slot."""
+    if slot is None:
+        return None
+    for event in record.events:
+        at = integer(event, "step")
+        ended = event.get("event") in ("SeedFossilized", "SeedCulled")
+        if ended and event.get("module") == slot and at is not None and at >= step:
+            return f"{in_words(event)}, in epoch {at}"
+    last = max(record.steps)
+    return f"{stage_name(record.steps[last].get(slot + '.stage'))} in epoch {last}, the last one"
+
+
+# --- as text -------------------------------------------------------------------------------------
+
+
+def explanation_in_words(explanation: Mapping[str, Any]) -> str:
+    """The explanation as text for a terminal, without control characters."""
+    data = sanitize(dict(explanation))
+    of_round = "" if data["round"] is None else f", round {data['round']}"
+    lines = [
+        f"{data['run']}: {data['controller']}, key {data['key']}{of_round}, environment "
+        f"{data['env']}, the decision before epoch {data['step']}",
+        *data["source"],
+        "",
+        *_situation_lines(data["situation"]),
+    ]
+    if data["observations"]:
+        lines += ["", "The most unusual observations (in brackets: as the network gets them):"]
+        lines += _observation_lines(data["observations"])
+    if data["policy"] is not None:
+        lines += ["", *_policy_lines(data["policy"], data["action"])]
+    return "\n".join([*lines, "", *_result_lines(data["action"], data["result"])])
+
+
+def _situation_lines(s: Mapping[str, Any]) -> list[str]:
+    if s["step"] is None:
+        return ["The epoch before is not recorded."]
+    lines = [
+        f"After epoch {s['step']}: validation score {format_number(s['val_score'], '.2f')}, "
+        f"training score {format_number(s['train_score'], '.2f')}, "
+        f"{format_number(s['plateau_epochs'], '.0f')} epochs without progress, "
+        f"{format_number(s['params'], ',.0f')} parameters."
+    ]
+    return lines + [
+        f"  {slot['module']}: "
+        + slot_text(slot["stage"], slot["blueprint"], slot["alpha"], slot["contribution"])
+        for slot in s["slots"]
+    ]
+
+
+def slot_text(stage: Any, blueprint: Any, alpha: float | None, contribution: float | None) -> str:
+    """'conv_light blending, alpha 0.60, contribution +1.2 points', or the stage alone."""
+    if not blueprint:
+        return stage_name(stage)
+    worth = "" if contribution is None else f", contribution {contribution:+.1f} points"
+    return f"{blueprint} {stage_name(stage)}, alpha {format_number(alpha, '.2f')}{worth}"
+
+
+def _observation_lines(observations: Sequence[Mapping[str, Any]]) -> list[str]:
+    blocks: dict[str, list[str]] = {}
+    for entry in observations:
+        text = f"{with_stage_names(entry['entry'])} = {entry['value']:g}"
+        if entry["normalized"] != entry["value"]:
+            text += f" ({entry['normalized']:+g})"
+        blocks.setdefault(entry["block"], []).append(text)
+    return [f"  {block}: {'; '.join(entries)}" for block, entries in blocks.items()]
+
+
+def _policy_lines(policy: Mapping[str, Any], action: Mapping[str, Any]) -> list[str]:
+    lines = [f"Value of the state (normalized return): {format_number(policy['value'], '+.3f')}."]
+    slots = policy["heads"].get("slot", [])
+    slot = slots[0]["choice"] if policy["hypothetical"] and slots else action.get("slot")
+    for head in HEADS:
+        choices = policy["heads"].get(head, [])
+        if not choices:
+            continue
+        hypothetical = policy["hypothetical"] and head != "op"
+        of_slot = f" for {slot}" if head == "blueprint" else ""
+        lines.append(f"{head}{of_slot}{', if it had planted a seed' if hypothetical else ''}:")
+        forbidden: dict[str, list[str]] = {}
+        for choice in choices:
+            if choice["forbidden"] is not None:
+                reason = with_stage_names(choice["forbidden"])
+                forbidden.setdefault(reason, []).append(str(choice["choice"]))
+                continue
+            mark = "*" if not hypothetical and choice["choice"] == action.get(head) else " "
+            probability = format_number(choice["probability"], ".4f")
+            lines.append(f"  {mark} {probability} {choice['choice']}")
+        lines += [f"    masked: {', '.join(names)} ({why})" for why, names in forbidden.items()]
+    return lines
+
+
+def _result_lines(action: Mapping[str, Any], result: Mapping[str, Any]) -> list[str]:
+    what = str(action["op"])
+    for head, form in (("blueprint", " {}"), ("slot", " in {}"), ("blend", ", blended {}")):
+        if action[head] is not None:
+            what += form.format(action[head])
+    change = "" if result["change"] is None else f" ({result['change']:+.2f})"
+    reward = "" if result["reward"] is None else f" Reward {result['reward']:+.4f}."
+    score = format_number(result["val_score"], ".2f")
+    lines = [f"Action: {what}.", f"Result: validation score {score}{change}.{reward}"]
+    lines += [f"  {text}" for text in result["events"]]
+    if result["seed"] is not None:
+        lines.append(f"The seed: {result['seed']}.")
+    if result["final_score"] is not None:
+        lines.append(f"Validation score of the final network: {result['final_score']:.2f}.")
+    return lines
