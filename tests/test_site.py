@@ -149,7 +149,7 @@ def test_from_a_folder_it_asks_nobody_and_finds_things(site: Path) -> None:
             wide = page.evaluate("document.documentElement.scrollWidth")
             assert wide <= 390, name
         page.locator("label[for=__search]").first.click()
-        page.locator("input.md-search__input").press_sequentially("chooses no slot")
+        page.locator("input.md-search__input").press_sequentially("matches no slot")
         page.locator(".md-search-result__item a[href*=troubleshooting]").first.wait_for()
     assert not noise.errors
     assert not noise.foreign("file:")

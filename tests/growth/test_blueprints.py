@@ -37,7 +37,7 @@ MAPS = {"cnn1d": (6,), "cnn": (4, 4), "cnn3d": (3, 3, 3)}
 def site(topology: str, width: int, *, causal: bool = False) -> InjectionSpec:
     maps = {name: (width, *space) for name, space in MAPS.items()}
     shape = {**maps, "transformer": (6, width), "mlp": (width,)}[topology]
-    return InjectionSpec("r0c0", width, 1.0, (0, 1), "", topology, shape, causal=causal)
+    return InjectionSpec("r0c0", width, 1.0, "", topology, shape, causal=causal)
 
 
 def cases() -> list[tuple[str, str, int]]:

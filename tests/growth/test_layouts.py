@@ -153,7 +153,7 @@ def test_seeds_keep_examples_apart_and_read_channels(case: str) -> None:
 
 def test_the_permutations_lead_there_and_back() -> None:
     for layout, topology in (("BHWC", "cnn"), ("TBC", "transformer"), ("BCL", "transformer")):
-        site = InjectionSpec("r0c0", 2, 1.0, (0, 1), "", topology, (2, 2, 2), layout=layout)
+        site = InjectionSpec("r0c0", 2, 1.0, "", topology, (2, 2, 2), layout=layout)
         x = torch.randn(*range(2, 2 + len(layout)))
         read = x.permute(site.reading)
         assert torch.equal(read.permute(site.writing), x)
@@ -191,7 +191,7 @@ def test_what_is_not_clear_is_refused_until_it_is_said() -> None:
     ("layout", "message"),
     [
         ({"body": "BXC"}, "'BXC' of 'body' must be one of BCHW, BTC"),
-        ({"nobody": "BTC"}, "'nobody', which is no module"),
+        ({"nobody": "BTC"}, "layout names 'nobody'"),
         ({"body": "BCHW"}, "has 4 dimensions, its output has 3"),
         ({"body": "TBC"}, "has a batch of 5, the example has 6"),
     ],
@@ -206,7 +206,7 @@ def test_a_time_first_layer_that_is_fed_batch_first_is_refused_whatever_the_size
     for x in (SQUARE, torch.randn(B, 5, 8)):
         for body in (nn.LSTM(8, 4), nn.GRU(8, 4), encoder(8, 2)):
             model = made(lambda body=body: Through(body), x)  # type: ignore[misc]
-            with pytest.raises(ConfigError, match=r"'body' .* cannot be a slot yet.*disagree"):
+            with pytest.raises(ConfigError, match=r"'body' .* cannot be a slot yet"):
                 GrownModule.wrap(model, ["body"], x)
 
 

@@ -96,7 +96,7 @@ def test_what_cannot_work_is_refused() -> None:
         add_slot_groups(optimizer, ids)
     optimizer = SGD(network.host_parameters(), lr=0.1)
     add_slot_groups(optimizer, ids)
-    with pytest.raises(ConfigError, match="already serves"):
+    with pytest.raises(ConfigError, match="already trains"):
         add_slot_groups(optimizer, ids)
 
 

@@ -86,9 +86,9 @@ def test_a_module_that_is_called_just_so_is_meant_alone() -> None:
         ([3], "names of modules, got 3"),
         (["layer9"], "has no module 'layer9'"),
         (["layer1", "layer1.0.skip", "nope"], "has no module 'nope'"),
-        (r"nothing\d", "chooses no slot"),
-        (lambda name, module: False, "chooses no slot"),
-        ([], "chooses no slot"),
+        (r"nothing\d", "matches no slot"),
+        (lambda name, module: False, "matches no slot"),
+        ([], "matches no slot"),
         ("layer[", "not a regular expression"),
     ],
 )
@@ -100,7 +100,7 @@ def test_bad_choices_are_refused(slots: object, message: str) -> None:
 def test_an_example_that_does_not_run_is_refused() -> None:
     with pytest.raises(ConfigError, match="does not run on the example"):
         list_slots(ResNet20(), torch.zeros(2, 1, 8, 8))
-    with pytest.raises(ConfigError, match="holds no tensor"):
+    with pytest.raises(ConfigError, match="has no tensor"):
         list_slots(ResNet20(), "text")
 
 
