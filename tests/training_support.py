@@ -13,6 +13,7 @@ import numpy as np
 from esper.api.training import resume_ppo, train_ppo
 from esper.growth.hosts.cnn import CNNHost
 from esper.leyline import BLUEPRINT, OP, SLOT, History, LifecycleOp
+from esper.leyline.growth_settings import user_settings
 from esper.simic import analytic
 from esper.simic.training.checkpoint import load_checkpoint
 from esper.simic.training.config import TrainingConfig, load_config
@@ -95,10 +96,14 @@ def tiny_spec(config: TrainingConfig, envs: tuple[int, ...], device: str = "cpu"
     return ShardSpec(config, task, task.load(Path("unused")), envs, device)
 
 
+GROWTH = frozenset(name for name, _, _ in user_settings())
+
+
 def tiny_config(**flags: Any) -> TrainingConfig:
+    """Growth settings may be given without their table."""
     sizes = {"network.feature_dim": 16, "network.lstm_hidden_dim": 16}
-    settings = {"rounds": 3, "envs": 4, "key": 5, **sizes, **flags}
-    return load_config(flags=settings)
+    own = {f"growth.{name}" if name in GROWTH else name: value for name, value in flags.items()}
+    return load_config(flags={"rounds": 3, "envs": 4, "key": 5, **sizes, **own})
 
 
 def tiny_run(

@@ -3,7 +3,6 @@
 import tomllib
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
 
 from esper.api.checks import checked
 from esper.leyline import ConfigError
@@ -19,7 +18,6 @@ from esper.simic.training.state import TrainState
 from esper.tolaria.data.catalogue import data_root
 from esper.tolaria.data.splits import DataSplits
 from esper.tolaria.families.base import Family
-from esper.tolaria.fused.choice import PopulationKind
 
 
 @checked()
@@ -58,7 +56,8 @@ class ValidationHosts:
 
     def score(self, state: TrainState) -> float:
         """Of the policy by its most probable actions."""
-        kind = cast(PopulationKind, self.config.population)
+        kind = self.config.growth.population
+        assert kind != "auto", "a run has chosen its population"
         controller = LearnedController(state)
         return validation_score(self.family, controller, self.data, data_root(), population=kind)
 

@@ -152,7 +152,12 @@ def _config(
     group: int | None = None,
 ) -> TrainingConfig:
     """As PPO has it by default, so that it can go on from here."""
-    given: dict[str, Any] = {"key": key, "network.kind": network, "steps": steps, "group": group}
+    given: dict[str, Any] = {
+        "key": key,
+        "network.kind": network,
+        "growth.steps": steps,
+        "group": group,
+    }
     if family is None:
         given |= {"task": task, "envs": SIDE_BY_SIDE}
     else:
@@ -164,7 +169,7 @@ def _folder(
     out: str | Path, overwrite: bool, config: TrainingConfig, command: str, **settings: Any
 ) -> RunDirectory:
     common = {"command": command, "task": config.task, "family": config.family, "key": config.key}
-    common |= {"steps": config.steps, "network": config.network.kind}
+    common |= {"steps": config.growth.steps, "network": config.network.kind}
     return RunDirectory.create(Path(out), common | settings, overwrite=overwrite)
 
 

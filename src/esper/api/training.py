@@ -149,7 +149,7 @@ def episode_steps(config: TrainingConfig) -> int:
     """The most decisions of an episode of a run with these settings."""
     chosen = Chosen.of(config, None, None)
     if chosen.family is None:
-        return config.steps or chosen.task.steps
+        return config.growth.steps or chosen.task.steps
     return chosen.family.most_steps(chosen.task.load(data_root()))
 
 
@@ -213,8 +213,8 @@ def _settled(
     before anything is written."""
     recipe = recipe_of(config, chosen.task, data, chosen.family)
     count = env_batch_size(config, chosen.family)
-    kind = choose_population(recipe, count, config.population, devices[0])
-    return replace(config, population=kind)
+    kind = choose_population(recipe, count, config.growth.population, devices[0])
+    return replace(config, growth=replace(config.growth, population=kind))
 
 
 def _check_unchanged(run: Path, config: TrainingConfig, chosen: Chosen, state: TrainState) -> None:

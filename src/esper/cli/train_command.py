@@ -2,11 +2,12 @@
 
 import shlex
 import signal
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from esper.cli.options import RAY, cluster_at, option
+from esper.cli.options import RAY, cluster_at, growth_options, option
 from esper.cli.printing import AS_JSON, QUIET, consoles, print_json
 from esper.cli.tracking import TRACK, check_track, open_tracker
 from esper.leyline.constants import MOST_COUNT, MOST_KEY
@@ -24,6 +25,13 @@ def setting(name: str, help: str, **more: Any) -> Any:
     return option(None, help, setting=name, **more)
 
 
+# Settings that the task or family has, or that are for runs with one network.
+NOT_FOR_TRAINING = (
+    *("start", "schedule.warmup", "schedule.decay", "cooling", "insured", "max_grad_norm"),
+    *("batches_per_epoch", "patience", "max_time", "progress"),
+)
+
+
 @dataclass(frozen=True)
 class PPOSettings:
     task: str | None = setting("task", "What the hosts learn; default digits.")
@@ -32,9 +40,6 @@ class PPOSettings:
     )
     envs: int | None = setting(
         "envs", "Host trainings per round; default 16.", min=1, max=MOST_COUNT
-    )
-    steps: int | None = setting(
-        "steps", "Decisions per episode; each task has its default.", min=1, max=MOST_COUNT
     )
     family: str | None = setting(
         "family", "Draw hosts from this family, such as digits:mixed; default: all are alike."
@@ -50,12 +55,6 @@ class PPOSettings:
     resume: str | None = option(None, "Go on with the run in this folder instead.")
     network: str | None = setting(
         "network.kind", "flat, for its task's slots; or set, for any slots and blueprints."
-    )
-    population: str | None = setting(
-        "population", "How hosts are trained: looped, fused or auto; default auto."
-    )
-    precision: str | None = setting(
-        "precision", "In what hosts compute: fp32 or bf16; default fp32."
     )
     workers: str | None = option(
         None,
@@ -93,12 +92,14 @@ class PPOSettings:
     track: str | None = option(None, TRACK)
     quiet: bool = option(False, QUIET)
     json: bool = option(False, AS_JSON)
+    growth: Mapping[str, Any] = growth_options(without=NOT_FOR_TRAINING)
 
     def given(self) -> dict[str, Any]:
         """The settings of the run that were given as flags, by their dotted names."""
         flags = {f.metadata["setting"]: f.name for f in fields(self) if "setting" in f.metadata}
         values = {name: getattr(self, flag) for name, flag in flags.items()}
-        return {name: value for name, value in values.items() if value is not None}
+        own = {f"growth.{name}": value for name, value in self.growth.items()}
+        return own | {name: value for name, value in values.items() if value is not None}
 
 
 def ppo(settings: PPOSettings) -> None:

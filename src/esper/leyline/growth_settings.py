@@ -234,8 +234,9 @@ class GrowthSettings:
         return None if own == RateSchedule() else own
 
     def flat(self) -> dict[str, Any]:
-        """All settings by name, dotted inside `budget` and `schedule`: for TOML and records."""
-        return dict(flatten(self))
+        """What users can set, by name, dotted inside `budget` and `schedule`: for records."""
+        known = dict(flatten(self))
+        return {name: known.get(name) for name, _, _ in user_settings()}
 
     def updated(self, given: Mapping[str, Any]) -> "GrowthSettings":
         """With settings by name, dotted or as tables. Raises ConfigError for unknown ones."""

@@ -27,7 +27,7 @@ from esper.tamiyo.controllers.scripted import ScriptedController
 from helpers import small_digits
 from recorded import play_analytic, random_player
 
-FREE = {"steps": 5, "reward.param_cost": 0.0, "reward.compute_cost": 0.0, "ppo.gamma": 0.99}
+FREE = {"growth.steps": 5, "reward.param_cost": 0.0, "reward.compute_cost": 0.0, "ppo.gamma": 0.99}
 
 
 def record(controller: Any, episodes: int = 3, key: int = 0, **given: Any) -> Episodes:

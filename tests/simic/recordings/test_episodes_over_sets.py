@@ -32,7 +32,7 @@ TEACHER = ScriptedController("2 GERMINATE r0c1 branch linear\n4 CULL r0c1\n", "t
 @cache
 def recorded(network: str = "set") -> Episodes:
     task, data = small_digits(96)
-    config = load_config(None, {"steps": 5, "network.kind": network})
+    config = load_config(None, {"growth.steps": 5, "network.kind": network})
     return record_episodes(config, task, data, TEACHER, episodes=4)
 
 

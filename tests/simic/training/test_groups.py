@@ -156,7 +156,7 @@ def test_a_family_brings_its_task_its_groups_and_its_reward():
     [
         ({"family": "digits:no"}, "there are digits:mixed"),
         ({"family": "digits:trained", "task": "pydocs"}, "task 'digits', not 'pydocs'"),
-        ({"family": "digits:trained", "steps": 5}, "leave out steps"),
+        ({"family": "digits:trained", "growth.steps": 5}, "leave out steps"),
         ({"envs": 6, "group": 4}, "6 environments .* groups of 4"),
         ({"envs": 8, "group": 8, "ab_reward_mode": "shaped"}, "half of 8 environments"),
     ],

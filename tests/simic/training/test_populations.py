@@ -32,7 +32,7 @@ def used(monkeypatch: pytest.MonkeyPatch) -> list[type]:
 
 
 def population_of(run: Path) -> str:
-    return tomllib.loads((run / "config.toml").read_text())["population"]
+    return tomllib.loads((run / "config.toml").read_text())["growth"]["population"]
 
 
 @pytest.mark.parametrize(

@@ -4,26 +4,28 @@ Later ones override earlier ones; there are presets for tasks, families and warm
 and messages a setting inside a table is written with a dot, as in `ppo.learning_rate`.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from esper.leyline import ConfigError, LifecycleOp, constants
-from esper.leyline.growth_settings import Budget
+from esper.leyline.growth_settings import GrowthSettings, flatten, user_settings
 from esper.leyline.settings import check_types, nearest, read_toml, refuse_unknown, settings_of
 from esper.simic.agent.config import PPOConfig
 from esper.simic.agent.network import Kind
 from esper.simic.rewards.config import RewardConfig, check_gamma
 from esper.simic.rewards.modes import MODES
-from esper.tolaria.engine.recipe import Precision, check_precision
 from esper.tolaria.families import find_family
-from esper.tolaria.fused.choice import check_population
 
 # The costs of growth come at once and its gains epochs later, and episodes are finite: any discount
 # is a bias against growing. Rewards are divided by their standard deviation, so returns are of the
 # order of the episode's length; with the agent's default weight of the value loss, the gradient of
 # the critic would dominate that of the policy.
+# Small hosts of one architecture are trained together.
+BY_SIZE = GrowthSettings(population="auto")
+USER_SETTINGS = frozenset(name for name, _, _ in user_settings())
+
 DEFAULT_PPO = PPOConfig(gamma=1.0, gae_lambda=1.0, value_coef=0.05)
 
 
@@ -54,8 +56,6 @@ RANGES = (
     ("rounds", 1, constants.MOST_COUNT),
     ("envs", 1, constants.MOST_ENVS),
     ("group", 1, constants.MOST_ENVS),
-    ("steps", 1, constants.MOST_COUNT),
-    ("max_seeds", 1, constants.MOST_COUNT),
     ("validate_every", 1, constants.MOST_COUNT),
     ("key", 0, constants.MOST_KEY),
 )
@@ -75,24 +75,11 @@ class TrainingConfig:
     rounds: int = 200
     # Hosts that are trained in each round.
     envs: int = 16
-    # Decisions per episode, one per epoch of the host; None: the number of the task.
-    steps: int | None = None
     # Runs with the same key and settings are identical to the bit.
     key: int = 0
     # What is rewarded; and, for an A/B comparison, the mode of the second half of the environments.
     reward_mode: str = "objective"
     ab_reward_mode: str | None = None
-    # 'isolated': a seed learns without acting before it is blended in; 'joint': it acts from birth.
-    incubation: str = "isolated"
-    # How hosts are trained: 'looped', one after another; 'fused', all at once; 'auto', by a
-    # rule. The run's own file says what it came to.
-    population: str = "auto"
-    # In what the hosts compute: 'fp32' or 'bf16'. The policy is float32 in either case.
-    precision: Precision = "fp32"
-    # Caps on the grown network, as multiples of the host; and on seeds at a time. None: no cap.
-    max_params: float | None = None
-    max_macs: float | None = None
-    max_seeds: int | None = None
     # Divide rewards by the standard deviation of the returns from each step on, without clipping;
     # False: by their own standard deviation, clipped at 10.
     scale_returns: bool = False
@@ -103,6 +90,8 @@ class TrainingConfig:
     keep_episodes: bool = False
     # Run whose policy and observation statistics are the start of training; None: from scratch.
     warm_start: str | None = None
+    # How hosts are trained and grow. With a family its members decide on start, steps and schedule.
+    growth: GrowthSettings = BY_SIZE
     # Settings of PPO, of the policy's network, and of the reward modes (param_cost, ...).
     ppo: PPOConfig = DEFAULT_PPO
     network: NetworkSizes = field(default_factory=NetworkSizes)
@@ -115,10 +104,6 @@ class TrainingConfig:
                 raise ConfigError(f"{name} must be at least {least}, got {value}")
             if value is not None and value > most:
                 raise ConfigError(f"{name} must be at most {most}, got {value}")
-        if self.incubation not in ("isolated", "joint"):
-            raise ConfigError(f"incubation must be isolated or joint, got {self.incubation!r}")
-        check_population(self.population)
-        check_precision(self.precision)
         if self.ab_reward_mode is not None:
             if self.envs < 2:
                 raise ConfigError("comparing two reward modes needs at least 2 environments")
@@ -126,7 +111,6 @@ class TrainingConfig:
                 raise ConfigError(f"both reward modes are {self.reward_mode!r}; give another one")
         self._check_groups()
         self._check_family()
-        Budget(params=self.max_params, macs=self.max_macs)
         for mode in self.modes:
             check_gamma(make_reward(mode, self.reward, self.modes), self.ppo.gamma)
 
@@ -150,7 +134,7 @@ class TrainingConfig:
             raise ConfigError(
                 f"family {self.family!r} is for task {task!r}, not {self.task!r}; leave out task"
             )
-        if self.steps is not None:
+        if self.growth.steps is not None:
             raise ConfigError(f"family {self.family!r} determines steps; leave out steps")
 
     @property
@@ -167,7 +151,12 @@ class TrainingConfig:
 
     def flat(self) -> dict[str, Any]:
         """All settings by dotted name, for a flat TOML file that `load_config` reads."""
-        return dict(_flatten(self, ""))
+        known = dict(flatten(self))
+        return {
+            name: value
+            for name, value in known.items()
+            if not name.startswith("growth.") or name.removeprefix("growth.") in USER_SETTINGS
+        }
 
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -249,9 +238,11 @@ def make_reward(mode: str, settings: Mapping[str, Any], modes: tuple[str, ...]) 
 
 
 def _put(settings: dict[str, Any], dotted: str, value: Any) -> None:
-    table, _, name = dotted.rpartition(".")
-    where = settings.setdefault(table, {}) if table else settings
-    where[name] = value
+    table, dot, name = dotted.partition(".")
+    if dot:
+        settings.setdefault(table, {})[name] = value
+    else:
+        settings[table] = value
 
 
 def _build(settings: dict[str, Any]) -> TrainingConfig:
@@ -264,17 +255,10 @@ def _build(settings: dict[str, Any]) -> TrainingConfig:
             check_types({name: value}, TrainingConfig, "")
         elif not isinstance(value, dict):
             raise ConfigError(f"{name} must be a table of settings, got {value!r}")
+        elif isinstance(default, GrowthSettings):
+            chosen[name] = default.updated(value)
         elif is_dataclass(default) and not isinstance(default, type):
             refuse_unknown(value, settings_of(type(default)), f"{name}.")
             check_types(value, type(default), f"{name}.")
             chosen[name] = replace(default, **value)
     return TrainingConfig(**chosen)
-
-
-def _flatten(value: Any, prefix: str) -> Iterator[tuple[str, Any]]:
-    items = vars(value) if is_dataclass(value) else value
-    for name, entry in items.items():
-        if is_dataclass(entry) or (isinstance(entry, Mapping) and entry):
-            yield from _flatten(entry, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", entry

@@ -2,13 +2,12 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import cast
 
 import numpy as np
 
 from esper.growth.blueprints.catalogue import default_catalogue
 from esper.leyline import ConfigError, Recorder, draw_key
-from esper.leyline.growth_settings import Budget, GrowthSettings, Incubation
+from esper.leyline.growth_settings import GrowthSettings
 from esper.simic.agent.network import Kind
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.space import Space
@@ -72,8 +71,8 @@ def recipe_of(
 ) -> HostRecipe:
     """How the hosts of a run are made and trained; with a family, the hosts of its first member."""
     if family is not None:
-        return family.members("train")[0].recipe(data, config.precision)
-    return replace(task, precision=config.precision).recipe(data)
+        return family.members("train")[0].recipe(data, config.growth.precision or "fp32")
+    return replace(task, precision=config.growth.precision or "fp32").recipe(data)
 
 
 def most_steps(
@@ -82,7 +81,7 @@ def most_steps(
     """The most decisions of an episode."""
     if family is not None:
         return family.most_steps(data)
-    return config.steps or task.steps
+    return config.growth.steps or task.steps
 
 
 def env_batch_size(config: TrainingConfig, family: Family | None = None) -> int:
@@ -109,15 +108,15 @@ class RoundSpecs:
         config, family = shard_spec.config, shard_spec.family
         self.recipe = recipe_of(config, shard_spec.task, shard_spec.data, family)
         self.population = choose_population(
-            self.recipe, env_batch_size(config, family), config.population, shard_spec.device
+            self.recipe, env_batch_size(config, family), config.growth.population, shard_spec.device
         )
 
     def of_round(self, round_: int) -> Iterator[EnvSpec]:
         shard = self.shard_spec
         keys = [episode_key(shard.config.key, round_, group) for group in self.groups.tolist()]
         if shard.family is None:
-            rules = self._rules(GrowthSettings(shard.config.steps or shard.task.steps))
-            rules = replace(rules, schedule=shard.task.schedule, population=self.population)
+            steps = shard.config.growth.steps or shard.task.steps
+            rules = self._rules(GrowthSettings(steps, schedule=shard.task.schedule))
             yield EnvSpec(slice(0, len(keys)), self.recipe, tuple(keys), rules)
             return
         firsts = np.flatnonzero(np.diff(self.groups, prepend=-1)).tolist()
@@ -126,24 +125,25 @@ class RoundSpecs:
             yield self._of_member(member, key, slice(first, end))
 
     def _of_member(self, member: Member, key: int, rows: slice) -> EnvSpec:
-        shard, precision = self.shard_spec, self.shard_spec.config.precision
+        shard, precision = self.shard_spec, self.shard_spec.config.growth.precision or "fp32"
         hosts = hosts_of(member, shard.data, data_root(), precision)
         recipe = replace(member.recipe(shard.data, precision), weights=hosts.weights)
         rules = self._rules(member.rules(shard.data, hosts.cost, self.population))
         return EnvSpec(rows, recipe, (key,) * (rows.stop - rows.start), rules)
 
     def _rules(self, rules: GrowthSettings) -> GrowthSettings:
-        """Add the caps of the run; for hosts that start fresh, also its incubation."""
-        config = self.shard_spec.config
+        """The settings of the run, with those that `rules`, of the task or a member, decide on. An
+        episode of a fresh host ends with a rollback, and with its last epoch, not its best."""
         rules = replace(
-            rules,
-            budget=Budget(params=config.max_params, macs=config.max_macs),
-            max_seeds=config.max_seeds,
+            self.shard_spec.config.growth,
+            steps=rules.steps,
+            start=rules.start,
+            schedule=rules.schedule,
+            max_train_macs=rules.max_train_macs,
+            extra=rules.extra,
+            population=self.population,
         )
-        if rules.start == "trained":
-            return rules
-        incubation = cast(Incubation, config.incubation)
-        return replace(rules, incubation=incubation, on_panic="terminate", keep_best=False)
+        return rules if rules.trained else replace(rules, on_panic="terminate", keep_best=False)
 
 
 def episode_env(

@@ -37,7 +37,7 @@ class LearnedController:
         family = BUILT_IN.get(state.settings.get("family") or "")
         # How its hosts started, fresh or trained; empty if that is not known.
         self.starts: tuple[str, ...] = () if family is None else family.starts
-        self.max_seeds: int | None = state.settings.get("max_seeds")
+        self.max_seeds: int | None = state.settings.get("growth.max_seeds")
         self.known_blueprints = state.space.blueprints
         self.name, self.deterministic = name, deterministic
 
