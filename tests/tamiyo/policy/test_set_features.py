@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from esper.growth.blueprints.catalogue import BlueprintCatalogue
+from esper.growth.slot_table import SlotTable
 from esper.leyline import ActionMasks, ConfigError, LifecycleOp
 from esper.leyline.growth_settings import GrowthSettings
 from esper.tamiyo.controllers import make_controller
@@ -123,9 +124,7 @@ def permuted(s: Situation, order: np.ndarray) -> Situation:
     assert s.facts is not None
     facts = {f.name: getattr(s.facts, f.name) for f in fields(s.facts)}
     moved = {n: v[order] for n, v in facts.items() if isinstance(v, np.ndarray)}
-    table = s.table.copy()
-    for column in fields(table):
-        getattr(table, column.name)[:] = getattr(s.table, column.name)[:, order]
+    table = SlotTable(**{name: column[:, order] for name, column in vars(s.table).items()})
     masks = ActionMasks(
         s.masks.op, s.masks.slot[..., order], s.masks.blueprint[:, order], s.masks.blend
     )
