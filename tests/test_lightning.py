@@ -15,7 +15,7 @@ import esper
 from esper.growth.export import largest_difference
 from esper.growth.sites import evaluating
 from esper.leyline import ConfigError, ForgottenCallError, PackageMissingError
-from esper.lightning import validate_again
+from esper.lightning import repeat_validation
 from growth_comparison import check_same_growth
 from lightning_support import CLIP, EPOCHS, Lit, data, grower, loaders, plain_loop, trainer
 
@@ -77,12 +77,12 @@ def test_validation_is_repeated_as_the_trainer_does_it(several: bool, tmp_path: 
     class Look(Callback):
         def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
             wanted = {k: float(v) for k, v in trainer.callback_metrics.items()}
-            again = validate_again(trainer, pl_module)
+            again = repeat_validation(trainer, pl_module)
             for _ in range(2):
                 assert again == pytest.approx(
                     {k: v for k, v in wanted.items() if "step" not in k and k in again}
                 )
-                again = validate_again(trainer, pl_module)
+                again = repeat_validation(trainer, pl_module)
             found.append(again)
 
     train, val = loaders()
@@ -176,7 +176,7 @@ class Dreams(Lit):
 
 
 def test_a_validation_that_differs_is_told(tmp_path: Path) -> None:
-    with pytest.warns(esper.EsperWarning, match="and once more"):
+    with pytest.warns(esper.EsperWarning, match="and its repetition"):
         trainer(tmp_path, grower(), max_epochs=2).fit(Dreams(), *loaders())
 
 
@@ -199,13 +199,13 @@ class Unlogged(Lit):
 BAD: list[tuple[type[Lit], dict[str, Any], dict[str, Any], str]] = [
     (Lit, {"slots": ["layer9"]}, {}, "layer9"),
     (Unlogged, {}, {}, r"no metric 'val_acc' \(there are val_loss\); log it"),
-    (Lit, {"example": None}, {}, "give example=x, or set example_input_array"),
+    (Lit, {"example": None}, {}, "example_input_array"),
     (Lit, {"module": "body"}, {}, "Lit has no module 'body'; it has net"),
-    (Lit, {}, {"limit_val_batches": 0}, "decides by validation, and there is none"),
+    (Lit, {}, {"limit_val_batches": 0}, "Grow needs validation"),
     (Lit, {}, {"val_check_interval": 0.5}, "give steps="),
     (Lit, {}, {"max_epochs": -1}, "give steps="),
-    (Lit, {}, {"callbacks": [ModelCheckpoint(save_weights_only=True)]}, "leave all seeds out"),
-    (Two, {}, {}, "one optimiser, and configure_optimizers gave 2"),
+    (Lit, {}, {"callbacks": [ModelCheckpoint(save_weights_only=True)]}, "saves no seeds"),
+    (Two, {}, {}, "configure_optimizers gave 2"),
     (Lit, {"controller": "wise"}, {}, "no controller 'wise'"),
 ]
 

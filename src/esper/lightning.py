@@ -32,18 +32,18 @@ except ModuleNotFoundError as error:
 
 
 class Grow(Callback):
-    """Grows a LightningModule, or the part of it called `module`, while a Trainer fits it.
+    """Grows a LightningModule, or its submodule `module`, while a Trainer fits it.
 
-    `slots` are names of modules in it, as for `esper.attach`, and so are `options` (`controller`,
-    `budget`, `key`, `settings`). `monitor` is a metric that validation logs; every
-    validation is a step. `example` is one input of what grows (default: `example_input_array`).
-    `steps` is how many validations there will be at most (default: the Trainer's `max_epochs`).
-    `seed_lr` and `seed_weight_decay` are for seeds.
+    `slots` and `options` (`controller`, `budget`, `key`, `settings`) are those of `esper.attach`.
+    `monitor` is a metric that validation logs; every validation is a step. `example` is one input
+    of the module that grows (default: `example_input_array`). `steps` is the maximum number of
+    validations (default: the Trainer's `max_epochs`). `seed_lr` and `seed_weight_decay` are for
+    seeds.
 
-    To see what a seed contributes, validation is run again without it, by the module's own
-    `validation_step`; `evaluate(module)`, if given, measures the score instead. After `fit` the
-    module is at its best epoch. Checkpoints hold the growth; `fit`, `validate` and `test` restore
-    it from `ckpt_path`, if this callback is among theirs. Raises ConfigError for what cannot work.
+    To measure what a seed contributes, validation is repeated without it, with the module's
+    `validation_step` or with `evaluate(module)`, if given. After `fit` the module is at its best
+    epoch. Checkpoints include the growth; `fit`, `validate` and `test` with this callback restore
+    it from `ckpt_path`. Raises ConfigError for arguments that cannot work.
     """
 
     def __init__(
@@ -73,19 +73,19 @@ class Grow(Callback):
         self._repeated = False
 
     def export(self) -> nn.Module:
-        """What has grown as a plain module that needs no Esper."""
+        """The grown module as a plain module that needs no Esper."""
         if self.body is None:
-            raise ForgottenCallError("nothing grew: trainer.fit was never called with this Grow")
+            raise ForgottenCallError("trainer.fit was never called with this Grow callback")
         return self.body.export()
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         _check_trainer(trainer)
-        grows = self._part(pl_module)
+        grows = self._growing(pl_module)
         self.body = attach(
             grows,
             slots=self.slots,
             example=self._example(trainer, pl_module),
-            evaluate=lambda: self._score_again(trainer, pl_module),
+            evaluate=lambda: self._measure(trainer, pl_module),
             steps=self.steps or _validations(trainer),
             **self.options,
         )
@@ -103,7 +103,7 @@ class Grow(Callback):
         score = self._monitored(trainer)
         if trainer.sanity_checking:
             return
-        # Parameters that are made in inference mode could never be trained.
+        # Parameters that are created in inference mode cannot be trained.
         with torch.inference_mode(False), torch.enable_grad():
             if not self._repeated:
                 self._check_repeatable(trainer, pl_module, score)
@@ -115,7 +115,7 @@ class Grow(Callback):
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.body is not None:
-            self.body.model.to(pl_module.device)  # to where the Trainer has left the module
+            self.body.model.to(pl_module.device)  # the Trainer may have moved the module
             clear_flag(self.body.model.host, SEEDS_SAVED)
 
     def on_exception(
@@ -128,20 +128,11 @@ class Grow(Callback):
         return self.body.state_dict() if self.body is not None and self.body.begun else {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Lightning restores callbacks before there is an optimiser, so growth waits for that."""
+        """Lightning restores callbacks before the optimizers exist; `on_fit_start` loads it."""
         self._saved = state_dict or None
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._restore_to_use(trainer, pl_module)
-
-    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._restore_to_use(trainer, pl_module)
-
-    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._restore_to_use(trainer, pl_module)
-
-    def _restore_to_use(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Seeds of a checkpoint that is only looked at."""
+        """Restore the seeds of a checkpoint, unless it is trained further."""
         if self._saved is None or trainer.state.fn == TrainerFn.FITTING:
             return
         with torch.inference_mode(False), torch.enable_grad():
@@ -150,7 +141,7 @@ class Grow(Callback):
             else:
                 spec = as_slots(self.slots)
                 network = GrownModule.wrap(
-                    self._part(pl_module),
+                    self._growing(pl_module),
                     spec.modules,
                     self._example(trainer, pl_module),
                     spec.blueprints,
@@ -161,16 +152,18 @@ class Grow(Callback):
                 restore_snapshot(network, None, snapshot_from_tree(now["host"]))
         self._saved = None
 
-    def _part(self, pl_module: LightningModule) -> nn.Module:
+    on_test_start = on_predict_start = on_validation_start
+
+    def _growing(self, pl_module: LightningModule) -> nn.Module:
         if self.module is None:
             return pl_module
-        parts = dict(pl_module.named_modules())
-        if self.module not in parts:
+        modules = dict(pl_module.named_modules())
+        if self.module not in modules:
             children = ", ".join(name for name, _ in pl_module.named_children())
             raise ConfigError(
                 f"{type(pl_module).__name__} has no module {self.module!r}; it has {children}"
             )
-        return parts[self.module]
+        return modules[self.module]
 
     def _example(self, trainer: Trainer, pl_module: LightningModule) -> Any:
         example = self.example
@@ -178,8 +171,8 @@ class Grow(Callback):
             example = pl_module.example_input_array
         if example is None:
             raise ConfigError(
-                "Grow needs one input of what grows: give example=x, or set example_input_array in "
-                "the LightningModule"
+                "Grow needs one input of the module that grows: give example=x, or set "
+                "example_input_array in the LightningModule"
             )
         return trainer.strategy.batch_to_device(trainer.precision_plugin.convert_input(example))
 
@@ -196,36 +189,36 @@ class Grow(Callback):
     def _signed(self, value: float) -> float:
         return value if self.mode == "max" else -value
 
-    def _score_again(self, trainer: Trainer, pl_module: LightningModule) -> float:
+    def _measure(self, trainer: Trainer, pl_module: LightningModule) -> float:
         if self.evaluate is not None:
             return self._signed(float(self.evaluate(pl_module)))
-        logged = validate_again(trainer, pl_module)
+        logged = repeat_validation(trainer, pl_module)
         if self.monitor not in logged:
             raise ConfigError(
-                f"{self.monitor!r} is not logged by hooks of the module, so it cannot be measured "
-                "without a seed; give evaluate=, a function of the module"
+                f"{self.monitor!r} is not logged by the module itself, so validation cannot be "
+                "repeated without a seed; give evaluate=, a function of the module"
             )
         return self._signed(logged[self.monitor])
 
     def _check_repeatable(self, trainer: Trainer, pl_module: LightningModule, score: float) -> None:
-        """Decisions compare what the Trainer has logged with what is measured without a seed."""
+        """Warn if a repeated validation gives another score: seeds are measured by repetitions."""
         assert self.body is not None
         with evaluating(self.body.model), torch.random.fork_rng():
-            again = self._score_again(trainer, pl_module)
+            again = self._measure(trainer, pl_module)
         self._repeated = True
         if not abs(again - score) <= 1e-3 * max(1.0, abs(score)):
             warnings.warn(
-                f"validation gave {self.monitor} {self._signed(score):.6g}, and once more "
-                f"{self._signed(again):.6g}; if it is not random, give evaluate=, a function of "
-                "the module, so that seeds are judged by the same measure",
+                f"validation gave {self.monitor} {self._signed(score):.6g}, and its repetition "
+                f"{self._signed(again):.6g}; unless validation is random, give evaluate=, a "
+                "function of the module",
                 EsperWarning,
                 stacklevel=2,
             )
 
 
-def validate_again(trainer: Trainer, pl_module: LightningModule) -> dict[str, float]:
-    """What the hooks of a module log in a pass over the validation data, as the Trainer would
-    reduce it; no callback and no logger is told. The module is in evaluation mode already."""
+def repeat_validation(trainer: Trainer, pl_module: LightningModule) -> dict[str, float]:
+    """The metrics that a module logs in a pass over the validation data, reduced like the Trainer
+    does, without calls to callbacks and loggers. The module must be in evaluation mode."""
     loaders = _loaders(trainer.val_dataloaders)
     logged = _Logged(several=len(loaders) > 1)
     takes = len(signature(pl_module.validation_step).parameters)
@@ -247,7 +240,7 @@ def validate_again(trainer: Trainer, pl_module: LightningModule) -> dict[str, fl
 
 
 class _Logged:
-    """What a module logs, by name: metrics, or values with their weights."""
+    """The logged metrics of a module, and values with their weights, by name."""
 
     def __init__(self, several: bool) -> None:
         self.several = several
@@ -278,7 +271,7 @@ class _Logged:
         self.reductions[name] = getattr(reduce_fx, "__name__", reduce_fx)
 
     def settle_metrics(self) -> None:
-        """After each loader, as the Trainer does it: a metric may serve the next one too."""
+        """After each loader, like the Trainer: the next loader may use the same metric."""
         for name, metric in self.metrics.items():
             self.values[name] = [(metric.compute().detach().cpu(), 1)]
             self.reductions[name] = "mean"
@@ -299,7 +292,7 @@ class _Logged:
 
 @contextmanager
 def _logging_to(pl_module: LightningModule, logged: _Logged) -> Iterator[None]:
-    # On the instance, where `log_dict` and whoever else logs for the module finds it.
+    # On the instance, where `log_dict` and others find it.
     pl_module.log = logged.log
     try:
         yield
@@ -316,22 +309,21 @@ def _loaders(given: Any) -> list[Any]:
 def _check_trainer(trainer: Trainer) -> None:
     if len(trainer.optimizers) != 1:
         raise ConfigError(
-            f"Grow follows one optimiser, and configure_optimizers gave {len(trainer.optimizers)}"
+            f"Grow needs one optimizer, but configure_optimizers gave {len(trainer.optimizers)}"
         )
     if trainer.world_size > 1:
         raise ConfigError(
-            f"Grow works on one device, and the Trainer has {trainer.world_size}; give devices=1"
+            f"Grow works on one device, but the Trainer has {trainer.world_size}; give devices=1"
         )
     if not trainer.enable_validation:
         raise ConfigError(
-            "Grow decides by validation, and there is none; give fit a validation loader, and the "
-            "module a validation_step"
+            "Grow needs validation; give fit a validation loader, and the module a validation_step"
         )
     for callback in trainer.checkpoint_callbacks:
         if getattr(callback, "save_weights_only", False):
             raise ConfigError(
-                "ModelCheckpoint(save_weights_only=True) would leave all seeds out; leave "
-                "save_weights_only out, or save what export() gives"
+                "ModelCheckpoint(save_weights_only=True) saves no seeds; leave out "
+                "save_weights_only, or save the result of export()"
             )
 
 
@@ -339,7 +331,6 @@ def _validations(trainer: Trainer) -> int:
     often = trainer.val_check_interval != 1.0 or trainer.check_val_every_n_epoch != 1
     if often or trainer.max_epochs is None or trainer.max_epochs < 1:
         raise ConfigError(
-            "how many validations there will be is not clear from max_epochs; give steps=, the "
-            "number of them"
+            "the number of validations does not follow from max_epochs; give it as steps="
         )
     return int(trainer.max_epochs)

@@ -1,4 +1,4 @@
-"""Growth inside a Trainer of Hugging Face.
+"""Growth inside a Hugging Face Trainer.
 
 grow = esper.transformers.GrowCallback(slots=["bert.encoder.layer.0"])
 Trainer(model, args, train_dataset=train, eval_dataset=val, callbacks=[grow]).train()
@@ -35,23 +35,23 @@ try:
 except ModuleNotFoundError as error:
     raise PackageMissingError(f"esper.transformers needs {error.name}", "transformers") from None
 
-GROWTH = "esper.pt"  # in the folder of a checkpoint, beside optimizer.pt
+GROWTH = "esper.pt"  # in the folder of a checkpoint, next to optimizer.pt
 
 
 class GrowCallback(TrainerCallback):
     """Grows a model while a Trainer trains it; every evaluation is a step.
 
-    `slots` are names of modules, as for `esper.attach`, and so are `options` (`controller`,
-    `budget`, `key`, ...). `monitor` is a metric of the evaluation, better when lower if it is a
-    loss (`mode` says otherwise). To see what a seed contributes, the evaluation is run again
-    without it: for any metric but `eval_loss` that takes the Trainer's `compute_metrics`, or
-    `evaluate(model)`, which gives the metric. `example` is one batch (default: of the training
-    data), `steps` the number of evaluations (default: what the arguments come to). `seed_lr` and
-    `seed_weight_decay` are for seeds; their gradients are clipped by `max_grad_norm`, too.
+    `slots` and `options` (`controller`, `budget`, `key`, ...) are those of `esper.attach`.
+    `monitor` is a metric of the evaluation; lower is better for a loss, higher for others, unless
+    `mode` is given. To measure what a seed contributes, the evaluation is repeated without it; for
+    any metric but `eval_loss` this needs the Trainer's `compute_metrics`, or `evaluate(model)`,
+    which returns the metric. `example` is one batch (default: of the training data), `steps` the
+    number of evaluations (default: from the training arguments). `seed_lr` and `seed_weight_decay`
+    are for seeds; their gradients are clipped by `max_grad_norm`, too.
 
-    After training the model is at its best epoch. Checkpoints hold the growth, and the Trainer
-    goes on with it; `resume_from` is the checkpoint, if it is not in `output_dir`. Raises
-    ConfigError for what cannot work.
+    After training the model is at its best epoch. Checkpoints include the growth, and the Trainer
+    resumes with it; `resume_from` is the checkpoint, if it is not in `output_dir`. Raises
+    ConfigError for arguments that cannot work.
     """
 
     def __init__(
@@ -75,24 +75,23 @@ class GrowCallback(TrainerCallback):
             raise ConfigError(f"monitor must be the name of a metric, got {type(monitor).__name__}")
         if monitor != "eval_loss" and compute_metrics is None and evaluate is None:
             raise ConfigError(
-                f"{monitor} cannot be measured without a seed; give compute_metrics=, the function "
-                "that the Trainer has, or evaluate=, a function of the model"
+                f"{monitor} cannot be measured without a seed; give the Trainer's compute_metrics= "
+                "or evaluate=, a function of the model"
             )
         self.slots, self.monitor = slots, monitor
-        self.sign = (
-            -1.0 if (mode or ("min" if monitor.endswith("loss") else "max")) == "min" else 1.0
-        )
+        mode = mode or ("min" if monitor.endswith("loss") else "max")
+        self.sign = -1.0 if mode == "min" else 1.0
         self.compute_metrics, self.evaluate = compute_metrics, evaluate
         self.example, self.steps, self.options = example, steps, options
         self.seed_settings = {"seed_lr": seed_lr, "seed_weight_decay": seed_weight_decay}
         self.resume_from = resume_from
         self.body: Body | None = None
-        self._training = self._repeated = self._counted = self._by_own_look = False
+        self._training = self._repeated = self._counted = self._own_scores = False
         self._missing: str | None = None
         self._loader: Any = None
 
     def export(self) -> nn.Module:
-        """What has grown as a plain model, with `save_pretrained` and all else that it had."""
+        """The grown model as a plain model, with `save_pretrained` and its other methods."""
         return self._trained().export()
 
     def save(self, folder: str | Path) -> Path:
@@ -101,7 +100,7 @@ class GrowCallback(TrainerCallback):
 
     def _trained(self) -> Body:
         if self.body is None:
-            raise ForgottenCallError("nothing grew: no Trainer has trained with this GrowCallback")
+            raise ForgottenCallError("no Trainer has trained with this GrowCallback")
         return self.body
 
     def on_train_begin(
@@ -120,7 +119,7 @@ class GrowCallback(TrainerCallback):
             model,
             slots=spec,
             example=example,
-            evaluate=lambda: self._score_again(args, model),
+            evaluate=lambda: self._measure(args, model),
             steps=self.steps or _evaluations(args, state),
             **self.options,
         )
@@ -129,14 +128,14 @@ class GrowCallback(TrainerCallback):
         set_flag(model, SEEDS_SAVED)
         self._training, self._repeated = True, self.evaluate is not None
         if state.global_step > 0:
-            self._go_on(args, state)
+            self._resume(args, state)
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
         if args.max_grad_norm and (seeds := self._seed_parameters()):
             nn.utils.clip_grad_norm_(seeds, args.max_grad_norm)
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
-        """The Trainer forgets the gradients of the model's own parameters only."""
+        """The Trainer resets the gradients of the model's own parameters only."""
         for parameter in self._seed_parameters():
             parameter.grad = None
 
@@ -146,7 +145,7 @@ class GrowCallback(TrainerCallback):
         if not self._training or self.body is None:
             return
         if self.monitor not in metrics:
-            # There may be several data sets, each with names of its own.
+            # There may be several data sets, each with its own names.
             self._missing = ", ".join(metrics)
             return
         self._missing, self._loader = None, parts["eval_dataloader"]
@@ -154,15 +153,15 @@ class GrowCallback(TrainerCallback):
             return  # before the first step
         score = self.sign * metrics[self.monitor]
         if not self._repeated:
-            self._find_way(args, score)
-        self.body.step(self._look(args) if self._by_own_look else score)
+            self._choose_measure(args, score)
+        self.body.step(self._own_score(args) if self._own_scores else score)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
         self._check_monitored()
 
     def on_save(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
-        """Growth goes beside what the Trainer has saved, which is made what it would be without:
-        the Trainer loads it before anybody can tell it that there are seeds."""
+        """Save the growth next to the Trainer's files, and remove seeds from those, because the
+        Trainer loads them before the seeds exist."""
         if self.body is None:
             return
         folder = Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
@@ -182,19 +181,19 @@ class GrowCallback(TrainerCallback):
             self.body.finish()
         clear_flag(model, SEEDS_SAVED)
 
-    def _go_on(self, args: Any, state: Any) -> None:
+    def _resume(self, args: Any, state: Any) -> None:
         assert self.body is not None
         usual = Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
         path = Path(self.resume_from or usual) / GROWTH
         if not path.is_file():
             raise ConfigError(
-                f"training goes on from step {state.global_step}, and there is no {path} with the "
-                "growth up to there; give the checkpoint's folder as resume_from="
+                f"training resumes from step {state.global_step}, but the growth is missing: there "
+                f"is no {path}; give the checkpoint's folder as resume_from="
             )
         saved = torch.load(path, weights_only=True)
         if saved["step"] != state.global_step:
             raise ConfigError(
-                f"{path} is of step {saved['step']}, and training goes on from step "
+                f"{path} is of step {saved['step']}, but training resumes from step "
                 f"{state.global_step}; give the folder of that checkpoint as resume_from="
             )
         if saved["body"] is not None:
@@ -209,7 +208,7 @@ class GrowCallback(TrainerCallback):
 
     def _cut_scheduler(self, state: dict[str, Any]) -> dict[str, Any]:
         assert self.body is not None
-        groups = len(self.body.host.managed().param_groups)
+        groups = len(self.body.host.optimizer.param_groups)
         own = groups - len(self.body.model.sites)
         per_group = {k for k, v in state.items() if isinstance(v, list) and len(v) == groups}
         return {k: v[:own] if k in per_group else v for k, v in state.items()}
@@ -220,51 +219,51 @@ class GrowCallback(TrainerCallback):
                 f"the evaluation has no metric {self.monitor!r}; it has {self._missing}"
             )
 
-    def _score_again(self, args: Any, model: nn.Module) -> float:
+    def _measure(self, args: Any, model: nn.Module) -> float:
         if self.evaluate is not None:
             return self.sign * float(self.evaluate(model))
-        found = metrics_again(
+        found = repeat_evaluation(
             model, self._loader, args.label_names, self.compute_metrics, counted=self._counted
         )
         if self.monitor not in found:
             raise ConfigError(f"compute_metrics gives no {self.monitor!r}; it gives {list(found)}")
         return self.sign * found[self.monitor]
 
-    def _look(self, args: Any) -> float:
+    def _own_score(self, args: Any) -> float:
         assert self.body is not None
         with evaluating(self.body.model), torch.random.fork_rng():
-            return self._score_again(args, self.body.model.host)
+            return self._measure(args, self.body.model.host)
 
-    def _find_way(self, args: Any, score: float) -> None:
-        """Decisions compare the network with and without a seed, so both must be measured in the
-        same way: the Trainer's, or else our own."""
+    def _choose_measure(self, args: Any, score: float) -> None:
+        """Scores with and without a seed must be measured in the same way: like the Trainer does,
+        with or without a count of labels, or else both by repetition."""
         assert self.body is not None
         self._repeated, found = True, []
-        ways = (False, True) if _takes_count(self.body.model.host) else (False,)
-        for self._counted in ways:
-            found.append(self._look(args))
+        options = (False, True) if _takes_count(self.body.model.host) else (False,)
+        for self._counted in options:
+            found.append(self._own_score(args))
             if abs(found[-1] - score) <= 1e-4 * max(1.0, abs(score)):
                 return
-        self._counted, self._by_own_look = False, True
+        self._counted, self._own_scores = False, True
         warnings.warn(
-            f"the Trainer found {self.monitor} {self.sign * score:.6g}, and a look of our own "
-            f"{self.sign * found[0]:.6g}; growth goes by the latter, unless evaluate=, a function "
-            "of the model, is given",
+            f"the Trainer measured {self.monitor} {self.sign * score:.6g}, and Esper's repetition "
+            f"{self.sign * found[0]:.6g}, which is used for growth; if that is wrong, give "
+            "evaluate=, a function of the model",
             EsperWarning,
             stacklevel=2,
         )
 
 
 def blueprints_inside() -> BlueprintCatalogue:
-    """All but those that add to the network's output: these models compute their loss before
-    anybody could."""
+    """All blueprints but branches, which add to the output: these models compute their loss
+    inside."""
     return BlueprintCatalogue(
         tuple(spec for spec in default_catalogue().specs if spec.kind != "branch")
     )
 
 
 @torch.no_grad()
-def metrics_again(
+def repeat_evaluation(
     model: nn.Module,
     loader: Any,
     label_names: list[str] | None,
@@ -272,8 +271,8 @@ def metrics_again(
     *,
     counted: bool = False,
 ) -> dict[str, float]:
-    """What a Trainer would find on the evaluation data; no callback is told. With `counted` losses
-    are divided by the number of labels, as some Trainers ask of models that take it."""
+    """The metrics of a Trainer on the evaluation data, without calls to callbacks. With `counted`
+    losses are divided by the number of labels, as some Trainers do."""
     config = getattr(model, "config", None)
     ignored = {"loss", *getattr(config, "keys_to_ignore_at_inference", ["past_key_values"])}
     names = label_names or find_labels(type(model))
@@ -307,15 +306,13 @@ def _takes_count(model: nn.Module) -> bool:
 
 def _check_arguments(args: Any) -> None:
     if args.world_size > 1 or args.n_gpu > 1:
-        raise ConfigError("GrowCallback works on one device; start the training with one")
+        raise ConfigError("GrowCallback works on one device; use one process and one device")
     if args.eval_strategy == "no":
-        raise ConfigError(
-            "GrowCallback decides by evaluations, and there are none; set eval_strategy='epoch'"
-        )
+        raise ConfigError("GrowCallback needs evaluations; set eval_strategy='epoch'")
     if args.load_best_model_at_end:
         raise ConfigError(
-            "load_best_model_at_end would load a model without its seeds; leave it out: the model "
-            "ends at its best evaluation anyway"
+            "load_best_model_at_end loads a model without its seeds; leave it out: GrowCallback "
+            "restores the best evaluation itself"
         )
 
 
@@ -326,7 +323,7 @@ def _evaluations(args: Any, state: Any) -> int:
 
 
 def _example(loader: Any) -> Any:
-    """A batch of two; asking the loader itself would change what it gives later."""
+    """A batch of two, without the loader itself, whose random state would change."""
     with torch.random.fork_rng():
         data = loader.dataset
         rows = [data[0], data[1]] if hasattr(data, "__getitem__") else [next(iter(data))] * 2
@@ -336,7 +333,7 @@ def _example(loader: Any) -> Any:
 
 
 def _layouts(model: nn.Module, example: Any) -> dict[str, str]:
-    """These models keep (batch, positions, channels), where they do not say so themselves."""
+    """The layout (batch, positions, channels) for modules whose layout is not known."""
     unclear = [slot for slot in list_slots(model, example) if slot.layout == "?"]
     return {slot.name: "BTC" for slot in unclear if len(slot.shape) == 2}
 

@@ -90,12 +90,12 @@ def test_forgetting_to_manage_fails_loudly() -> None:
         loop.body.step(loop.accuracy())
 
 
-def test_training_with_another_optimiser_fails_loudly() -> None:
+def test_training_with_another_optimizer_fails_loudly() -> None:
     loop = Loop()
     loop.body.manage(loop.optimizer)
     loop.optimizer = torch.optim.AdamW(loop.model.parameters(), lr=3e-3)
     loop.epoch()
-    with pytest.raises(ForgottenCallError, match="another optimiser"):
+    with pytest.raises(ForgottenCallError, match="another optimizer"):
         loop.body.step(loop.accuracy())
 
 
@@ -123,7 +123,7 @@ def test_training_a_copy_of_the_model_fails_loudly() -> None:
         loop.body.step(loop.accuracy())
 
 
-def test_an_optimiser_of_another_model_is_refused() -> None:
+def test_an_optimizer_of_another_model_is_refused() -> None:
     loop = Loop()
     with pytest.raises(ConfigError, match="none of the model's parameters"):
         loop.body.manage(torch.optim.SGD(MLP().parameters(), lr=0.1))

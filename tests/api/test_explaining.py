@@ -75,7 +75,7 @@ def test_an_episode_of_training_is_played_again_as_it_was(trained: Path) -> None
     mine = {r["step"]: r for r in recorded if r["round"] == 0 and r["env"] == 2}
     for step in (1, max(mine)):
         told = again(trained, round=0, env=2, step=step)
-        assert told["source"][-1] == "It went as recorded."
+        assert told["source"][-1] == "The replay agrees with the record."
         assert "round-000002" in told["source"][1]
         assert told["action"]["op"] == mine[step]["op"]
         assert told["policy"]["heads"]["op"]
@@ -93,12 +93,12 @@ def test_a_record_that_cannot_be_repeated_is_told_of(trained: Path, tmp_path: Pa
             row["val_score"] += 3.0
     path.write_text("".join(json.dumps(row) + "\n" for row in changed))
     told = again(run, round=0, env=0, step=2)
-    assert "did not go as recorded: the score of epoch 1" in told["source"][-1]
+    assert "differs from the record: the score of epoch 1" in told["source"][-1]
     for row in changed:
         if row["kind"] == "step" and row["step"] == 1:
             row.update(op="FOSSILIZE", slot="blocks.0", blueprint=None, blend=None)
     path.write_text("".join(json.dumps(row) + "\n" for row in changed))
-    with pytest.raises(ConfigError, match=r"cannot be played again.*not legal"):
+    with pytest.raises(ConfigError, match=r"cannot be replayed.*not legal"):
         again(run, round=0, env=0, step=2)
 
 

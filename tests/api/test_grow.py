@@ -164,7 +164,7 @@ def test_dict_and_tuple_inputs() -> None:
         ({"val_loader": []}, "val_loader is empty"),
         ({"slots": esper.Slots(["layer1"], torch.zeros(2, 3))}, "does not run on the example"),
         ({"loss": "mse"}, "the loss does not fit"),
-        ({"score": lambda output, target: output.sum(dim=1)}, "the score must give one number"),
+        ({"score": lambda output, target: output.sum(dim=1)}, "the score must return one number"),
         ({"val_loader": [(torch.zeros(3, 7), torch.zeros(3).long())]}, "inputs of val_loader"),
         ({"optimizer": lambda params: torch.optim.Adagrad(params)}, "Adagrad cannot take"),
         ({"incubation": "both"}, "'isolated' or 'joint'"),

@@ -1,4 +1,4 @@
-"""What Esper leaves on a user's model and optimiser, and for how long."""
+"""What Esper leaves on a user's model and optimizer, and for how long."""
 
 import copy
 import io
@@ -18,7 +18,7 @@ from loop_support import Loop
 
 
 def hooks_of(loop: Loop) -> int:
-    """Hooks on the optimiser, on gradients, and on the modules, but for those of seeds."""
+    """Hooks on the optimizer, on gradients, and on the modules, but for those of seeds."""
     on_gradients = sum(
         len(p._post_accumulate_grad_hooks or ())  # type: ignore[attr-defined]
         for p in loop.body.model.parameters()
@@ -155,7 +155,7 @@ def test_an_evaluation_with_the_body_is_not_repeated_for_its_valves(tmp_path: Pa
     assert alphas[True] == pytest.approx(alphas[False])
 
 
-def test_the_optimiser_keeps_its_groups_and_trains_on() -> None:
+def test_the_optimizer_keeps_its_groups_and_trains_on() -> None:
     loop = grown_loop(14)
     loop.body.finish()
     kept = [p for g in loop.optimizer.param_groups for p in g["params"]]

@@ -103,7 +103,7 @@ def test_the_twin_is_the_static_run_bit_for_bit(tmp_path: Path) -> None:
 
 
 def harm(episodes: int) -> list[float]:
-    """Points below the twin at which insured episodes end, evaluated anew."""
+    """Points below the twin at which insured episodes end, evaluated again."""
     (x, y), *_ = loaders()[1]
     found = []
     for key in range(episodes):
@@ -120,7 +120,7 @@ def harm(episodes: int) -> list[float]:
 
 
 def test_no_insured_episode_ends_far_below_its_twin() -> None:
-    assert max(harm(20)) <= 1.0
+    assert max(harm(8)) <= 1.0
 
 
 @pytest.mark.soak
@@ -159,7 +159,7 @@ def test_an_insured_run_is_taken_up_like_any_other(tmp_path: Path) -> None:
     assert alone[0].read_bytes() == alone[1].read_bytes()
 
 
-def test_an_optimiser_that_was_given_is_the_twins_too() -> None:
+def test_an_optimizer_that_was_given_is_the_twins_too() -> None:
     with keyed(0):
         model = Own()
     train, val = loaders()

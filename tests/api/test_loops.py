@@ -21,7 +21,7 @@ GROWN = "scripted:early"
 
 
 class SAM(torch.optim.Optimizer):
-    """Sharpness-aware minimisation around another optimiser, as it is usually written."""
+    """Sharpness-aware minimisation around another optimizer, as it is usually written."""
 
     def __init__(self, params: Any, base: Callable[..., Any], rho: float = 0.05, **kw: Any) -> None:
         super().__init__(params, {"rho": rho, **kw})
@@ -139,7 +139,7 @@ def sam_epoch(loop: Loop) -> None:
             step()
 
 
-def test_an_optimiser_inside_another() -> None:
+def test_an_optimizer_inside_another() -> None:
     grow(sam_loop(controller=GROWN), sam_epoch)
 
 
@@ -251,10 +251,10 @@ def test_seeds_have_rates_of_their_own() -> None:
     assert {group["lr"] for group in seed_groups(loop)} == {0.5}
     assert {group["weight_decay"] for group in seed_groups(loop)} == {0.25}
     assert loop.optimizer.param_groups[0]["lr"] == 3e-3
-    for wrong in ({"seed_lr": -1.0}, {"seed_weight_decay": -1.0}):
+    for wrong in ("seed_lr", "seed_weight_decay"):
         other = Loop()
-        with pytest.raises(ConfigError, match="must be a number"):
-            other.body.manage(other.optimizer, **wrong)
+        with pytest.raises(ConfigError, match=f"{wrong} must be"):
+            other.body.manage(other.optimizer, **{wrong: -1.0})
 
 
 @pytest.mark.parametrize("after", [0, 3])
@@ -285,7 +285,7 @@ def test_schedulers_apply_to_the_rate_of_seeds(make: Any, after: int) -> None:
 
 
 def test_gradients_of_a_closure_are_measured_like_any_others() -> None:
-    """Some loops compute them inside the optimiser's step."""
+    """Some loops compute them inside the optimizer's step."""
     histories = []
     for how in ("before", "closure", "named closure"):
         loop = Loop()

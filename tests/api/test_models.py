@@ -331,7 +331,7 @@ def test_a_loop_grows_its_model(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["Adagrad", "LBFGS"])
-def test_an_optimiser_that_cannot_take_new_parameters_is_refused(name: str) -> None:
+def test_an_optimizer_that_cannot_take_new_parameters_is_refused(name: str) -> None:
     with pytest.raises(EsperError, match=f"{name} cannot take new parameters"):
         flat(name, lr=0.01)().run()
 

@@ -71,11 +71,11 @@ def test_a_run_that_is_out_of_time_can_be_given_more(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"steps": EPOCHS + 1}, f"began with steps={EPOCHS}, and now it is {EPOCHS + 1}"),
-        ({"key": 1}, "began with key=0"),
-        ({"controller": "static"}, "began with controller='heuristic'"),
-        ({"max_grad_norm": 1.0}, "began with max_grad_norm=None"),
-        ({"slots": ["head"]}, "began with slots='body'"),
+        ({"steps": EPOCHS + 1}, f"steps={EPOCHS}, not {EPOCHS + 1}"),
+        ({"key": 1}, "started with key=0"),
+        ({"controller": "static"}, "started with controller='heuristic'"),
+        ({"max_grad_norm": 1.0}, "started with max_grad_norm=None"),
+        ({"slots": ["head"]}, "started with slots='body'"),
         ({"resume": False}, "already holds a run"),
     ],
 )
@@ -110,7 +110,7 @@ def test_another_model_is_refused(tmp_path: Path) -> None:
         )
 
 
-def test_the_run_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
+def test_a_run_without_checkpoints_is_left_alone(tmp_path: Path) -> None:
     own_run(tmp_path / "run")
     for path in sealed.sealed_series(tmp_path / "run" / "checkpoints", "epoch"):
         sealed.discard(path)

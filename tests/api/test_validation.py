@@ -122,8 +122,8 @@ def test_test_data_are_not_looked_at():
     assert scores[0] == scores[1] > 0
 
 
-def test_hosts_that_are_all_alike_have_no_others(tmp_path):
-    with pytest.raises(ConfigError, match="only a family has hosts to validate on"):
+def test_only_a_family_has_validation_hosts(tmp_path):
+    with pytest.raises(ConfigError, match="validate_every needs a family"):
         train_ppo(tiny_config(validate_every=2), tmp_path / "run", task=tiny_task())
     assert not (tmp_path / "run").exists()
     with pytest.raises(ConfigError, match="validate_every must be at least 1, got 0"):

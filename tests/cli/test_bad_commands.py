@@ -174,7 +174,7 @@ SENTENCES: list[tuple[list[str], str]] = [
     (["grow", "--max-params", "nan"], "below the host itself"),
     (["grow", "--max-params", "inf"], "is no cap"),
     (["grow", "--max-params", "-1"], "below the host itself"),
-    (["grow", "--max-params", "1.0"], "leaves no room for any seed"),
+    (["grow", "--max-params", "1.0"], "too small for any seed"),
     (["grow", "--max-macs", "0"], "below the host itself"),
     (["grow", "--max-macs", "1e999"], "is no cap"),
     (["grow", "--incubation", ""], "'isolated' or 'joint'"),

@@ -50,14 +50,17 @@ def test_lists(
     assert "nowhere" in data
 
 
-def test_grow_leaves_a_table_a_picture_a_model_and_a_record(tmp_path: Path) -> None:
-    result = esper("grow", "--steps", "12", "--controller", "scripted:early", cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
+def test_grow_leaves_a_table_a_picture_a_model_and_a_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("grow", "--steps", "12", "--controller", "scripted:early")
+    assert esper_here(monkeypatch, *words, cwd=tmp_path) == 0
+    shown = capsys.readouterr().out
     run = tmp_path / "runs" / "digits-scripted-early-0"
     for heading in ("host alone", "grown", "from scratch", "test accuracy", "parameters"):
-        assert heading in result.stdout
+        assert heading in shown
     assert (run / "growth.png").read_bytes().startswith(b"\x89PNG")
-    assert str(run.relative_to(tmp_path) / "growth.png") in result.stdout
+    assert str(run.relative_to(tmp_path) / "growth.png") in shown
     (outcome,) = read_rows(run / "outcomes.jsonl")
     assert outcome["steps"] == 12
     summary = {row["arm"]: row for row in json.loads((run / "summary.json").read_text())}
@@ -69,20 +72,16 @@ def test_grow_leaves_a_table_a_picture_a_model_and_a_record(tmp_path: Path) -> N
     assert "key = 0" in (run / "config.toml").read_text()
 
 
-def test_the_same_key_gives_the_same_bytes_and_the_record_repeats_the_run(tmp_path: Path) -> None:
-    common = ("--steps", "10", "--no-compare")
-    for out in ("a", "b"):
-        esper("grow", *common, "--controller", "random", "--key", "5", "--out", out, cwd=tmp_path)
-    files = [tmp_path / out / "outcomes.jsonl" for out in ("a", "b")]
-    assert files[0].read_bytes() == files[1].read_bytes()
-    assert (tmp_path / "a" / "metrics.jsonl").read_bytes() == (
-        tmp_path / "b" / "metrics.jsonl"
-    ).read_bytes()
-    esper(
-        *("grow", *common, "--key", "5", "--out", "c"),
-        *("--controller", "scripted:a/actions.txt"),
-        cwd=tmp_path,
-    )
+def test_the_same_key_gives_the_same_bytes_and_the_record_repeats_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("grow", "--steps", "6", "--no-compare", "--key", "5", "--controller")
+    assert esper(*words, "random", "--out", "a", cwd=tmp_path).returncode == 0
+    assert esper_here(monkeypatch, *words, "random", "--out", "b", cwd=tmp_path) == 0
+    for name in ("outcomes.jsonl", "metrics.jsonl"):
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+    again = ("scripted:a/actions.txt", "--out", "c")
+    assert esper_here(monkeypatch, *words, *again, cwd=tmp_path) == 0
     scores = [
         [row["val_score"] for row in read_rows(tmp_path / out / "metrics.jsonl")]
         for out in ("a", "c")

@@ -51,7 +51,7 @@ def test_all_is_well_here(
     assert by_name["torch"]["detail"] == version("torch")
     assert by_name["data digits"]["state"] == "fine"
     assert by_name["data cifar10"]["state"] == "optional"
-    assert "esper data get cifar10" in by_name["data cifar10"]["cure"]
+    assert "esper data get cifar10" in by_name["data cifar10"]["fix"]
     assert "kept 1 seed" in by_name["growth"]["detail"]
     assert not list(tmp_path.iterdir())
 
@@ -96,9 +96,9 @@ def test_a_package_that_is_missing_or_old() -> None:
         )
     ]
     numpy, rich = check_packages(needed)
-    assert (numpy.state, rich.state, rich.cure) == ("fine", "wrong", "pip install 'rich>=1000'")
+    assert (numpy.state, rich.state, rich.fix) == ("fine", "wrong", "pip install 'rich>=1000'")
     absent, old, there = check_extras(needed)
-    assert (absent.state, absent.cure) == ("optional", "pip install 'esper-grow[absent]'")
+    assert (absent.state, absent.fix) == ("optional", "pip install 'esper-grow[absent]'")
     assert (old.state, there.state) == ("wrong", "fine")
 
 

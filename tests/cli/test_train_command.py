@@ -33,7 +33,7 @@ def wait_for(process: subprocess.Popen, path: Path) -> None:
         time.sleep(0.02)
 
 
-def test_a_run_can_be_stopped_with_ctrl_c_resumed_and_used(tmp_path):
+def test_a_run_can_be_stopped_with_ctrl_c_resumed_and_used(tmp_path, monkeypatch, capsys):
     run = tmp_path / "run"
     process = start_esper("train", "ppo", *SMALL, "--rounds", "100000", "--out", str(run))
     wait_for(process, run / "checkpoints" / "round-000001")
@@ -46,17 +46,15 @@ def test_a_run_can_be_stopped_with_ctrl_c_resumed_and_used(tmp_path):
     newest = sorted((run / "checkpoints").iterdir())[-1].name
     assert newest == f"round-{played:06d}"
 
-    code, output = ended(
-        start_esper("train", "ppo", "--resume", str(run), "--rounds", str(played + 1))
-    )
-    assert code == 0
+    more = ["--resume", str(run), "--rounds", str(played + 1)]
+    assert esper_here(monkeypatch, "train", "ppo", *more) == 0
+    output = capsys.readouterr().out
     for word in (f"round {played + 1}/{played + 1}", "return", "entropy", "KL", "steps/s", "left"):
         assert word in output
     assert len(rows(run / "outcomes.jsonl")) == played + 1
 
     grow = ["--steps", "1", "--no-compare", "--out", str(tmp_path / "grown")]
-    code, output = ended(start_esper("grow", "--task", "digits", "--controller", str(run), *grow))
-    assert code == 0, output
+    assert esper_here(monkeypatch, "grow", "--controller", str(run), *grow) == 0
     (outcome,) = rows(tmp_path / "grown" / "outcomes.jsonl")
     assert outcome["controller"] == str(run)
 

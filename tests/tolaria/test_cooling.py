@@ -198,7 +198,7 @@ def test_the_best_is_the_host_as_it_came_and_a_rollback_brings_it_back() -> None
     assert torch.equal(state(env, 1)["host.head.weight"], recipe.weights[4]["head.weight"])
 
 
-def test_the_optimiser_begins_anew_and_a_rollback_has_the_old_one() -> None:
+def test_the_optimizer_begins_anew_and_a_rollback_has_the_old_one() -> None:
     population = LoopedPopulation(starved(), KEYS)
     population.train_epoch(np.ones(2, dtype=bool), 0)
     (saved,) = population.snapshot(np.array([0]))

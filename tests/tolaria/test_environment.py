@@ -233,7 +233,7 @@ def test_a_budget_is_never_exceeded(kind: str) -> None:
                 assert (t.after.total_params <= budget.params * env.garden.host_params).all()
             if budget.macs:
                 assert (macs <= budget.macs * env.garden.host_macs).all()
-    with pytest.raises(ConfigError, match="no room for any seed"):
+    with pytest.raises(ConfigError, match="too small for any seed"):
         digits_env([1], budget=Budget(params=1.0, macs=1.0))
 
 

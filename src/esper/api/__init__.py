@@ -1,5 +1,5 @@
-"""The front door for Python: grow a model of your own, or let a loop of your own grow it; train a
-policy, record and learn from episodes."""
+"""The functions for Python users: grow a model, attach growth to a training loop, train a policy,
+record episodes and learn from them."""
 
 import esper.growth.export as exporting
 from esper.api.body import Body, attach

@@ -1,4 +1,4 @@
-"""`attach`: growth inside a training loop of the user's own.
+"""`attach`: growth inside a user's own training loop.
 
 with esper.attach(model, slots=["layer1"], example=x, evaluate=accuracy, steps=30) as body:
     body.manage(optimizer)
@@ -8,8 +8,8 @@ with esper.attach(model, slots=["layer1"], example=x, evaluate=accuracy, steps=3
 plain = body.export()
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -47,11 +47,11 @@ from esper.tolaria.engine.run import act, settle
 
 
 class Body:
-    """A model that grows inside a loop of the user's own.
+    """A model that grows inside a user's own training loop.
 
-    Call `manage(optimizer)` once, then `step(validation_score)` after every epoch, then `finish`,
-    which the end of a `with` block does too. Esper listens to the optimiser and to gradients until
-    then, or until `close`; afterwards the model and what grew in it are the user's to train on.
+    Call `manage(optimizer)` once, `step(validation_score)` after every epoch, and `finish` at the
+    end, which a `with` block does too. Until then, or until `close`, Esper has hooks on the
+    optimizer and on gradients. Afterwards the model can be trained further, with its seeds.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Body:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        """Finish, unless an exception is on its way: then the model stays as it is."""
+        """Finish; after an exception only remove the hooks."""
         try:
             if kind is None:
                 self.finish()
@@ -86,12 +86,12 @@ class Body:
 
     @property
     def model(self) -> GrownModule:
-        """The live network; calling it or the model itself is the same."""
+        """The live network; calling it is the same as calling the model itself."""
         return self.host.network
 
     @property
     def begun(self) -> bool:
-        """Has there been a first score? Before it there is nothing to save or to finish."""
+        """Whether `step` has been called; before it there is nothing to save or to finish."""
         return self.env.situation is not None
 
     @property
@@ -106,86 +106,80 @@ class Body:
         seed_lr: float | None = None,
         seed_weight_decay: float | None = None,
     ) -> None:
-        """Let `optimizer` follow the growth: one parameter group per slot, empty at first.
+        """Add a parameter group for each slot to `optimizer`; it gets the parameters of seeds.
 
-        Schedulers that exist already must be given too; those made later need not. Seeds are
-        trained with the settings of the first group, but for `seed_lr` (to which schedulers apply
-        as they do to the others) and `seed_weight_decay`.
+        Give schedulers that exist already, too. Seeds are trained with the settings of the first
+        group, except for `seed_lr` (schedulers apply to it as well) and `seed_weight_decay`.
         """
-        if self.host.optimizer is not None:
-            raise ConfigError("an optimiser is managed already; one body has one optimiser")
+        if self.host.optimizers:
+            raise ConfigError("an optimizer is managed already; call manage once")
         check_optimizer(optimizer, self.model.host_parameters())
         if seed_lr is None:
             warn_of_slow_seeds(optimizer)
         slot_ids = self.model.slot_config.slot_ids
         add_slot_groups(optimizer, slot_ids, schedulers, lr=seed_lr, weight_decay=seed_weight_decay)
-        self.host.optimizer = optimizer
-        # Where one optimiser works through another, as SAM does, the inner one takes the steps.
+        self.host.optimizers = [optimizer]
+        # If an optimizer wraps another one, as SAM does, the inner one takes the steps.
         stepping = [each for each in with_inner(optimizer) if len(with_inner(each)) == 1]
         self._on_optimizer = [e.register_step_pre_hook(self._watch_optimizer) for e in stepping]
         self.env.start()
 
     def follow(self, averaged: AveragedModel) -> GrownModule:
-        """Let an average of the model's weights (EMA, SWA) grow with it; go on calling
-        `averaged.update_parameters(model)` as before.
+        """Let an average of the model's weights (EMA, SWA) grow with it; keep calling
+        `averaged.update_parameters(model)`.
 
-        Gives the averaged network with its slots, which `esper.export` takes. Raises ConfigError
-        for an average of another model.
+        Returns the averaged network with its slots, for `esper.export`. Raises ConfigError for an
+        average of another model.
         """
         follower = Follower(self.model, averaged)
         self.followers.append(follower)
         return follower.network
 
-    @contextmanager
-    def evaluating(self) -> Iterator[None]:
-        """For evaluations between steps, as many as you like: evaluation mode, no gradients, and
-        every module's own mode afterwards. What a gated blend does is measured on the way, so that
-        `step` needs no evaluation of the whole network of its own."""
-        with self.host.evaluating():
-            yield
+    def evaluating(self) -> AbstractContextManager[None]:
+        """For evaluations between steps: evaluation mode, no gradients, and the previous mode of
+        every module afterwards. It also measures gated blends, which saves `step` an evaluation of
+        the complete network."""
+        return self.host.evaluating()
 
     @checked()
     def step(self, validation_score: float, validation_loss: float | None = None) -> bool:
         """Report an epoch; the controller then decides and the model may change.
 
-        Gives False once all steps are done: the model trains on but changes no more, and epochs
-        that are still reported are compared for the best. A loss that is not finite, or a score,
-        makes the governor restore the last healthy epoch. Raises ForgottenCallError if the epoch
-        cannot have trained the network.
+        Returns False once all steps are done: later epochs can still be the best one, but nothing
+        grows any more. If the loss or the score is not finite, the governor restores the last
+        healthy epoch. Raises ForgottenCallError if the epoch cannot have trained the network.
         """
         if self.outcome is not None:
             return False
         self._check_calls()
-        # Without a loss the governor can still see that a score is not a number.
+        # Without a loss, a score that is not finite still reaches the governor.
         loss = validation_loss if validation_loss is not None else validation_score * 0.0
         try:
-            going_on = self._take_in(float(loss), float(validation_score))
+            running = self._end_epoch(float(loss), float(validation_score))
         except BaseException:
             self.close()
             raise
         self._watch_gradients()
         self.optimizer_steps = 0
-        return going_on
+        return running
 
-    def _take_in(self, loss: float, score: float) -> bool:
+    def _end_epoch(self, loss: float, score: float) -> bool:
         readings = self._readings()
         if not self.env.running[0]:
             self.env.finish_after(readings, np.array([loss]), np.array([score]))
             return False
         self.host.reported = (loss, score)
         transition = self.env.finish(readings)
-        going_on = bool(transition.after.running[0])
-        if going_on:
+        running = bool(transition.after.running[0])
+        if running:
             self.env.begin(act(self.env, self.controller))
         for follower in self.followers:
             follower.start_over() if transition.rolled_back[0] else follower.sync()
-        return going_on
+        return running
 
     def finish(self) -> EpisodeOutcome:
-        """Bring the model back to its best epoch, drop seeds that do not help, sum up.
-
-        `outcome.best_step` says which epoch that was; the first is 0.
-        """
+        """Restore the model of the best epoch, remove seeds that do not help, and return the
+        outcome; `outcome.best_step` is that epoch, counted from 0."""
         if self.outcome is None:
             self._check_stepped()
             try:
@@ -202,40 +196,38 @@ class Body:
         return self.outcome
 
     def close(self) -> None:
-        """Stop listening: no hook of Esper's stays but those through which seeds act."""
+        """Remove the hooks on the optimizer and on gradients; those of the seeds stay."""
         for handle in (*self._on_optimizer, *self._on_gradients):
             handle.remove()
         self._on_optimizer, self._on_gradients = [], []
         clear_flag(self.host.network.host, GROWING)
 
     def export(self) -> nn.Module:
-        """A plain module for use without Esper, checked to give the live network's output.
-
-        The body can go on growing.
-        """
+        """A plain module that needs no Esper; its output is checked against the live network's. The
+        body can continue to grow."""
         self._check_stepped()
         return self.host.export(0)
 
     def state_dict(self) -> dict[str, Any]:
-        """All that the next epoch depends on, for a checkpoint of the user's own: model and seeds,
-        the optimiser's state and settings, the controller's memory, history. Tensors and plain
-        values, so `torch.load(..., weights_only=True)` reads it. Call it after a `step`."""
+        """The state for a checkpoint: model and seeds, the optimizer's state and settings, the
+        controller's memory, history. It holds tensors and plain values only, so that
+        `torch.load(..., weights_only=True)` reads it. Call it after a `step`."""
         self._check_stepped()
         return {
-            **loop_state(self.env, self.controller, self.host.managed()),
+            **loop_state(self.env, self.controller, self.host.optimizer),
             "history": list(self.recorder.rows),
             "events": [event.row() for event in self.recorder.events],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a `state_dict`: attach and manage as before, then call this.
+        """Continue from a `state_dict`: attach and manage as before, then call this.
 
-        Raises ConfigError, and changes nothing, if it is of another model, slots or optimiser.
+        Raises ConfigError, and changes nothing, if it is of another model, slots or optimizer.
         """
-        optimizer = self.host.managed()
+        optimizer = self.host.optimizer
         if len(optimizer.param_groups) != len(state["groups"]):
             raise ConfigError(
-                f"the state is of an optimiser with {len(state['groups'])} parameter groups, "
+                f"the state is of an optimizer with {len(state['groups'])} parameter groups, "
                 f"this one has {len(optimizer.param_groups)}"
             )
         load_loop_state(self.env, self.controller, optimizer, state)
@@ -257,7 +249,7 @@ class Body:
         )
 
     def _watch_gradients(self) -> None:
-        """Seeds come and go at every step, and their gradients with them."""
+        """Hooks for the seeds that the network has now."""
         for handle in self._on_gradients:
             handle.remove()
         self.meter = GradientMeter(self.model)
@@ -266,7 +258,7 @@ class Body:
     def _watch_optimizer(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """Gradients are there when a step begins, unless it gets a closure that makes them."""
+        """Measure gradients when a step starts or, if it gets a closure, after the closure."""
         self.optimizer_steps += 1
         _, *given = args
         closure = kwargs.get("closure", given[0] if given else None)
@@ -285,14 +277,14 @@ class Body:
 
     def _check_stepped(self) -> None:
         if not self.begun:
-            raise ForgottenCallError("nothing grew: body.step(score) was never called")
+            raise ForgottenCallError("body.step(score) was never called; call it after every epoch")
 
     def _check_calls(self) -> None:
-        self.host.managed()
+        _ = self.host.optimizer  # raises ForgottenCallError before manage
         if self.optimizer_steps == 0:
             raise ForgottenCallError(
-                "the managed optimiser has not stepped since the last body.step(); "
-                "is another optimiser in use?"
+                "the managed optimizer has not stepped since the last body.step(); "
+                "is another optimizer in use?"
             )
         norms = self.meter.result()["gradient_norm"]
         for index, slot in self.model.each_slot():
@@ -316,18 +308,17 @@ def attach(
     settings: GrowthSettings | None = None,
     key: int = 0,
 ) -> Body:
-    """Make `model` able to grow in a loop of the user's own, for `steps` epochs.
+    """Let `model` grow in a user's own training loop, for `steps` epochs.
 
-    `example` is one input of the model. `evaluate()` gives the validation score of the model as it
-    is (higher is better, on any scale); it is called with one seed after another taken out, to
-    measure what each contributes. The other arguments are those of `grow`; of `settings` those
-    count that are about growth, not about training. Raises ConfigError for arguments that cannot
-    work.
+    `example` is one input of the model. `evaluate()` returns the current validation score of the
+    model (higher is better, on any scale); to measure what a seed contributes it is called with the
+    seed taken out. The other arguments are those of `grow`; `settings` about training are ignored.
+    Raises ConfigError for arguments that cannot work.
     """
     spec = as_slots(slots)
     example = spec.example if example is None else example
     if example is None:
-        raise ConfigError("attach needs one input of the model: example=...")
+        raise ConfigError("attach needs one input of the model; give example=...")
     own = grow_settings(settings, steps, budget, None, scheduled=True)
     network = GrownModule.wrap(
         model, spec.modules, example, spec.blueprints, layout=spec.layout, causal=spec.causal

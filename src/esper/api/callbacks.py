@@ -1,4 +1,4 @@
-"""What users are told while `grow` runs."""
+"""Callbacks: calls to user code while `grow` runs."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,31 +10,31 @@ _CALLS = ("on_epoch", "on_event", "on_end")
 
 
 class Callback:
-    """Overwrite what you need; anything with these three methods will do.
+    """Override the methods you need; any object with these three methods is a callback.
 
-    Called from the training loop, in order; what they raise ends the run.
+    They are called from the training loop, in order. An exception in one of them ends the run.
     """
 
     def on_epoch(self, row: Mapping[str, Any]) -> None:
-        """After every epoch: its row of `history`."""
+        """Called after every epoch, with its row of `history`."""
 
     def on_event(self, event: Event) -> None:
-        """Whenever something happens to a seed or to the network."""
+        """Called when something happens to a seed or to the network."""
 
     def on_end(self, outcome: EpisodeOutcome) -> None:
-        """Once, when the network that is kept has been decided on."""
+        """Called once, at the end, with the outcome of the run."""
 
 
 class Caller(NullRecorder):
-    """A recorder that passes on what it is told. Raises ConfigError for what is no callback."""
+    """A recorder that calls callbacks. Raises ConfigError for objects that are no callbacks."""
 
     def __init__(self, callbacks: Sequence[Callback]) -> None:
         for callback in callbacks:
             missing = [name for name in _CALLS if not callable(getattr(callback, name, None))]
             if missing:
                 raise ConfigError(
-                    f"the callback {type(callback).__name__} has no {missing[0]}; derive it from "
-                    "esper.Callback, which has all three"
+                    f"the callback {type(callback).__name__} has no method {missing[0]}; derive it "
+                    "from esper.Callback"
                 )
         self.callbacks = callbacks
 

@@ -1,7 +1,7 @@
-"""The arguments of the front door: what each must be, by name, in one table.
+"""Checks of the arguments of public functions: one table of rules by name.
 
-An argument of the same name means the same everywhere. To check a new one, add a line to RULES; a
-function whose arguments are to be checked is decorated with `checked`.
+Arguments of the same name mean the same everywhere. To check a new one, add a line to RULES;
+decorate functions whose arguments are checked with `checked`.
 """
 
 import sys
@@ -30,6 +30,7 @@ from esper.tolaria.engine.recipe import HostRecipe
 from esper.tolaria.families.base import Family
 from esper.tolaria.tasks.base import Task
 
+MAX = sys.float_info.max
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -42,35 +43,17 @@ class Rule(NamedTuple):
 
 
 def is_number(value: Any) -> bool:
-    """Also a scalar of NumPy; what is not finite is one."""
+    """Also scalars of NumPy, and numbers that are not finite."""
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def whole(least: int, most: int) -> Rule:
     """A whole number in a range, `most` included."""
-    wanted = f"a whole number from {least} to {most}"
-    return Rule(
-        wanted,
-        lambda value: (
-            isinstance(value, Integral)
-            and not isinstance(value, bool)
-            and least <= int(value) <= most
-        ),
-    )
 
+    def fits(value: Any) -> bool:
+        return isinstance(value, Integral) and is_number(value) and least <= int(value) <= most
 
-def positive() -> Rule:
-    return Rule(
-        "a number above 0",
-        lambda value: is_number(value) and 0 < value <= sys.float_info.max,
-    )
-
-
-def not_negative() -> Rule:
-    return Rule(
-        "0 or a number above it",
-        lambda value: is_number(value) and 0 <= value <= sys.float_info.max,
-    )
+    return Rule(f"a whole number from {least} to {most}", fits)
 
 
 def instance(wanted: str, *kinds: type) -> Rule:
@@ -78,25 +61,21 @@ def instance(wanted: str, *kinds: type) -> Rule:
 
 
 def one_of(*values: str) -> Rule:
-    return Rule(
-        " or ".join(map(repr, values)), lambda value: isinstance(value, str) and value in values
-    )
+    return Rule(" or ".join(map(repr, values)), lambda v: isinstance(v, str) and v in values)
 
 
-def _is_list_of(kinds: type | tuple[type, ...]) -> Callable[[Any], bool]:
-    return lambda value: (
-        isinstance(value, Sequence)
-        and not isinstance(value, str)
-        and all(isinstance(entry, kinds) for entry in value)
-    )
+def _is_list(value: Any, *kinds: type) -> bool:
+    listed = isinstance(value, Sequence) and not isinstance(value, str)
+    return listed and all(isinstance(entry, kinds or object) for entry in value)
+
+
+def _has_methods(value: Any, *names: str) -> bool:
+    return all(callable(getattr(value, name, None)) for name in names)
 
 
 def _is_controller(value: Any) -> bool:
-    return isinstance(value, str) or (
-        isinstance(getattr(value, "name", None), str)
-        and callable(getattr(value, "act", None))
-        and callable(getattr(value, "reset", None))
-    )
+    named = isinstance(getattr(value, "name", None), str)
+    return isinstance(value, str) or (named and _has_methods(value, "act", "reset"))
 
 
 def _is_measured(value: Any) -> bool:
@@ -126,27 +105,24 @@ OBJECTIVE = Rule(
 CONTROLLER = Rule("the name of a controller, or one with name, reset and act", _is_controller)
 FOLDER = instance("the path of a folder", str, Path)
 FLAG = instance("True or False", bool)
-CALLABLE = Rule("callable", callable)
+NOT_NEGATIVE = Rule("0 or a number above it", lambda v: is_number(v) and 0 <= v <= MAX)
 MEASURED = Rule("one number", _is_measured)
 TASK = instance("a Task", Task)
 FAMILY_NAME = instance("the name of a family", str)
-NETWORK_KIND = one_of("flat", "set")  # of a policy's network, where that is meant
+NETWORK_KIND = one_of("flat", "set")  # the network of a policy
 
 RULES: dict[str, Rule] = {
     "advantage": one_of("iql", "group"),
     "arm": instance("the name of an arm", str),
     "averaged": instance("an AveragedModel of torch.optim.swa_utils", AveragedModel),
-    "beta": not_negative(),
+    "beta": NOT_NEGATIVE,
     "budget": instance("an esper.Budget", Budget),
-    "callbacks": Rule(
-        "a list of callbacks",
-        lambda value: isinstance(value, Sequence) and not isinstance(value, str),
-    ),
+    "callbacks": Rule("a list of callbacks", _is_list),
     "cluster": Rule("a cluster, such as esper.ray.Cluster", lambda value: hasattr(value, "cpus")),
     "config": instance("a TrainingConfig", TrainingConfig),
     "controller": CONTROLLER,
     "deterministic": FLAG,
-    "devices": Rule("a list of names of devices", _is_list_of(str)),
+    "devices": Rule("a list of names of devices", lambda value: _is_list(value, str)),
     "directory": FOLDER,
     "entropy": Rule("a number from 0 to 1", lambda v: is_number(v) and 0.0 <= v <= 1.0),
     "episodes": whole(2, MOST_COUNT),
@@ -172,24 +148,19 @@ RULES: dict[str, Rule] = {
     "overwrite": FLAG,
     "path": FOLDER,
     "profile": whole(0, MOST_COUNT),
-    "progress": CALLABLE,
+    "progress": Rule("callable", callable),
     "resume": FLAG,
     "round": whole(0, MOST_COUNT),
     "rounds": whole(1, MOST_COUNT),
     "run": FOLDER,
-    "runs": Rule("a list of folders", _is_list_of((str, Path))),
+    "runs": Rule("a list of folders", lambda value: _is_list(value, str, Path)),
     "schedulers": Rule(
         "learning-rate schedulers",
-        lambda value: (
-            isinstance(value, tuple) and all(callable(getattr(s, "step", None)) for s in value)
-        ),
+        lambda v: isinstance(v, tuple) and all(_has_methods(each, "step") for each in v),
     ),
     "score": OBJECTIVE,
-    "seed_lr": positive(),
-    "seed_weight_decay": Rule(
-        "a number of 0 or more",
-        lambda value: is_number(value) and 0 <= value <= sys.float_info.max,
-    ),
+    "seed_lr": Rule("a number above 0", lambda value: is_number(value) and 0 < value <= MAX),
+    "seed_weight_decay": NOT_NEGATIVE,
     "settings": instance("an esper.GrowthSettings", GrowthSettings),
     "slots": Rule(
         "names of modules, a regular expression, a predicate or esper.Slots", _may_be_slots
@@ -211,8 +182,8 @@ RULES: dict[str, Rule] = {
 
 
 def checked(**special: Rule) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Check the arguments of a function by RULES, or by a rule of its own; None may stand where it
-    is the default. Raises ConfigError that names the argument, before the function begins."""
+    """Check the arguments of a function by RULES and `special`, before the function starts; None is
+    allowed where it is the default. Raises ConfigError that names the argument."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         known = signature(function)
@@ -237,26 +208,26 @@ def require(name: str, value: Any, rule: Rule) -> None:
 
 
 def check_optimizer(optimizer: Any, parameters: Iterable[nn.Parameter]) -> None:
-    """Raises ConfigError if it does not train any of these parameters."""
-    require("optimizer", optimizer, instance("a torch optimiser", Optimizer))
+    """Raises ConfigError if the optimizer trains none of these parameters."""
+    require("optimizer", optimizer, instance("a torch optimizer", Optimizer))
     known = {id(p) for group in optimizer.param_groups for p in group["params"]}
     if not known & {id(p) for p in parameters}:
         raise ConfigError(
-            "this optimiser trains none of the model's parameters; give it some, which in a frozen "
-            "model may be those of its head or of its last norm"
+            "the optimizer trains none of the model's parameters; give it some, in a frozen model "
+            "those of its head or of its last norm"
         )
 
 
 def shorten(value: Any) -> str:
-    """A wrong value as a message shows it: never a page of numbers."""
+    """A wrong value for a message: the value if it is short, else its type."""
     kind = type(value).__name__
-    # Python refuses to spell out a number of more than some thousand digits.
+    # Python refuses to print a number of more than some thousand digits.
     if not isinstance(value, str | float) and not (isinstance(value, int) and abs(value) < 2**200):
         return kind
     return shortened(repr(value))
 
 
-# What does not fit raises one of these; anything else is a defect, and passes as it is.
+# What code raises for inputs that do not fit; other exceptions are defects and are not caught.
 MISFITS = (RuntimeError, TypeError, ValueError, IndexError, AttributeError, KeyError)
 
 
@@ -269,7 +240,7 @@ def check_objectives(model: nn.Module, recipe: HostRecipe, device: torch.device)
         if not isinstance(recipe.score, WholeSetScore):
             _check_number("score", _attempt("score", recipe.score, output, target))
             return
-        # All of the data: a part may hold too little for a score of the whole.
+        # Scores of the whole set may fail on a single batch, so all data is used.
         tally = recipe.score.tally()
         for output, target in _outputs(model, recipe.data.val_batches(), device):
             _attempt("score", tally.add, output, target)
@@ -304,6 +275,6 @@ def _attempt(name: str, function: Callable[..., Any], *args: Any) -> Any:
 def _check_number(name: str, value: Any) -> None:
     if not isinstance(value, Tensor) or value.numel() != 1:
         raise ConfigError(
-            f"the {name} must give one number, as a tensor, for a batch; "
-            f"it gave {type(value).__name__}"
+            f"the {name} must return one number, as a tensor, for a batch; "
+            f"it returned {type(value).__name__}"
         )

@@ -1,4 +1,4 @@
-"""Controllers by name: find them, load learned ones, and see that they fit the network."""
+"""Find controllers by name, load learned ones, and check that they fit the network."""
 
 import os
 from pathlib import Path
@@ -21,11 +21,12 @@ def find_controller(
     num_slots: int | None = None,
     catalogue: BlueprintCatalogue | None = None,
 ) -> Controller:
-    """A controller by name, a learned one by the folder of its training run or of an exported
-    policy, `pretrained` or `pretrained:NAME` for one that comes with the package, or one as it is.
+    """A controller by name, by the folder of a training run or of an exported policy, or as
+    `pretrained` or `pretrained:NAME` for one that comes with the package. Objects are returned as
+    they are.
 
-    Raises ConfigError if there is none of that name, or if it is a learned one that was made for
-    another number of slots or another catalogue than those given.
+    Raises ConfigError if there is no controller of that name, or if a learned one does not fit the
+    given number of slots or catalogue.
     """
     chosen = _named(controller) if isinstance(controller, str) else controller
     if isinstance(chosen, LearnedController) and num_slots is not None and catalogue is not None:
@@ -38,21 +39,20 @@ def _named(name: str) -> Controller:
     if kind == PRETRAINED:
         folder, _ = find_policy(which if colon else None)
         return LearnedController(load_state(folder), name)
-    learned = os.path.isdir(name)  # False, too, for what no folder could be called
-    return load_policy(name) if learned else make_controller(name)
+    return load_policy(name) if os.path.isdir(name) else make_controller(name)
 
 
 def check_script(controller: Controller, network: GrownModule) -> None:
-    """Raises ConfigError for a script that names what the network does not have."""
+    """Raises ConfigError for a script with slots or blueprints that the network does not have."""
     if isinstance(controller, ScriptedController):
         controller.check_names(network.slot_config, network.catalogue)
 
 
 @checked()
 def load_policy(path: str | Path, *, deterministic: bool = True) -> LearnedController:
-    """The policy of a training run (its newest checkpoint) or of a folder that `esper policies
-    export` wrote, as a controller for `grow`.
+    """A controller with the policy of a training run (its newest checkpoint) or of a folder that
+    `esper policies export` wrote.
 
-    It takes the most probable actions; with `deterministic=False` it draws them.
+    It takes the most probable actions; with `deterministic=False` it samples them.
     """
     return LearnedController.load(path, deterministic=deterministic)

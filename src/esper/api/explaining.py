@@ -1,4 +1,4 @@
-"""Explain one decision of a run: from its record, or, for training runs, by playing it again."""
+"""Explain one decision of a run, from its record or by replaying an episode of training."""
 
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ from esper.tolaria.engine.run import play
 from esper.tolaria.tasks import find_task
 from esper.tolaria.tasks.base import Task
 
-CLOSE = 1e-4  # of a score: what another order of sums may change
+CLOSE = 1e-4  # scores of a replay may differ by this much: another order of sums
 
 
 @checked(task=TASK)
@@ -50,43 +50,39 @@ def explain(
     key: int | None = None,
     task: Task | None = None,
 ) -> dict[str, Any]:
-    """What a controller saw, thought and did before the epoch `step`, and what came of it.
+    """What a controller observed and decided before the epoch `step`, and what followed.
 
     The decisions of a growth run are read from its record. A training run does not keep them: the
-    episode is played again with the actions that were taken, and its newest policy is asked about
-    each; `round` is the newest complete one by default, and `task` stands in for the one that the
-    run names. Of an evaluation `arm` and `key` name the episode. Raises ConfigError if there is no
-    such run, round, environment, arm, key or step.
+    episode is replayed with the recorded actions, and the newest policy of the run gives its
+    probabilities for each decision. `round` is the newest complete one by default; `task` replaces
+    the one that the run names. `arm` and `key` select an episode of an evaluation. Raises
+    ConfigError if there is no such run, round, environment, arm, key or step.
     """
-    evaluated = is_evaluation(Path(run))
-    if not evaluated and (arm is not None or key is not None):
-        raise ConfigError(f"{run} is no evaluation; leave out --arm and --key")
-    if evaluated:
+    if is_evaluation(Path(run)):
         record = read_evaluation_episode(Path(run), arm, key)
+    elif arm is not None or key is not None:
+        raise ConfigError(f"{run} is no evaluation; leave out --arm and --key")
     else:
         record = read_episode(Path(run), env, round)
     if record.kind == "training":
-        explain_decision(record, step, None, ())  # finds out whether there is such a step
+        explain_decision(record, step, None, ())  # raises ConfigError if there is no such step
         with one_thread():
-            return explain_decision(record, step, *_played_again(record, step, task))
+            return explain_decision(record, step, *_replay(record, step, task))
     decision = record.decision(step)
     how = ["From the record of the run."]
     if decision is None:
-        how = _why_nothing(str(record.config.get("controller", record.kind)))
+        controller = str(record.config.get("controller", record.kind))
+        how = [f"The record has no probabilities of {controller}, only observations and actions."]
+        if controller.partition(":")[0] in controller_names():
+            how = [
+                f"The controller {controller} is a rule: it has no probabilities and no value.",
+                "It decides by the signals and events that are listed here.",
+            ]
     return explain_decision(record, step, decision, how)
 
 
-def _why_nothing(controller: str) -> list[str]:
-    if controller.partition(":")[0] in controller_names():
-        return [
-            f"The controller {controller} is a rule: it has no probabilities and no value.",
-            "What it went by are the signals and events that are told here.",
-        ]
-    return [f"The record has no thoughts of {controller}, only what was seen and done."]
-
-
-class Retold:
-    """Takes the actions of a record, and asks a policy what it thinks of them."""
+class ReplayController:
+    """Repeats the actions of a record, and lets a policy give its probabilities for them."""
 
     def __init__(self, record: EpisodeRecord, policy: LearnedController) -> None:
         self.record, self.policy, self.name = record, policy, policy.name
@@ -114,42 +110,42 @@ class Retold:
         return self.policy.reasons(actions)
 
 
-def _played_again(
+def _replay(
     record: EpisodeRecord, step: int, task: Task | None
 ) -> tuple[dict[str, Any], list[str]]:
-    """The `Decided` event of a step of a training run, and how it was found."""
+    """The `Decided` event of a step of a training run, and a description of how it was found."""
     assert record.round is not None
     config = config_of(record.folder)
     chosen = task or find_task(config.task)
     checkpoint = load_checkpoint(record.folder)
-    told = History()
-    env = episode_env(config, chosen, chosen.load(data_root()), record.round, record.env, told)
-    controller = Retold(record, LearnedController(checkpoint.state))
+    replayed = History()
+    env = episode_env(config, chosen, chosen.load(data_root()), record.round, record.env, replayed)
+    controller = ReplayController(record, LearnedController(checkpoint.state))
     try:
         play(env, controller, after_epoch=lambda env: env.step_count < step)
     except (KeyError, ValueError, InvalidStateMachineError) as error:
         raise ConfigError(
-            f"round {record.round} of {record.folder} cannot be played again: what was done in "
-            f"environment {record.env} cannot be done here ({error})"
+            f"round {record.round} of {record.folder} cannot be replayed: the actions of "
+            f"environment {record.env} are not possible here ({error})"
         ) from error
-    decided = [e for e in told.events if isinstance(e, Decided) and e.step == step]
+    decided = [e for e in replayed.events if isinstance(e, Decided) and e.step == step]
     if not decided:
-        raise ConfigError(f"played again, environment {record.env} ended before step {step}")
+        raise ConfigError(f"environment {record.env} ended before step {step} in the replay")
     how = [
-        f"Training runs keep no decisions: round {record.round} was played again, with the actions "
-        "of its record.",
-        f"The thoughts are those of the policy in {checkpoint.path.name}.",
-        _fidelity(record, told),
+        f"Training runs keep no decisions: round {record.round} was replayed with its recorded "
+        "actions.",
+        f"The probabilities are those of the policy in {checkpoint.path.name}.",
+        _fidelity(record, replayed),
     ]
     return decided[0].row() | {"env": record.env}, how
 
 
-def _fidelity(record: EpisodeRecord, told: History) -> str:
-    for row in told.rows:
+def _fidelity(record: EpisodeRecord, replayed: History) -> str:
+    for row in replayed.rows:
         was, now = record.steps[row["step"]].get("val_score"), row["val_score"]
         if (was is None) != (now is None) or (was is not None and abs(was - now) > CLOSE):
             return (
-                f"It did not go as recorded: the score of epoch {row['step']} was {now}, not "
-                f"{was}; another version or machine may be the reason."
+                f"The replay differs from the record: the score of epoch {row['step']} was {now}, "
+                f"not {was}; another version or machine may be the reason."
             )
-    return "It went as recorded."
+    return "The replay agrees with the record."

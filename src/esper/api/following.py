@@ -12,9 +12,9 @@ from esper.leyline import ConfigError
 
 
 class Follower:
-    """Keeps an `AveragedModel` in the shape of the live network, its seeds averaged like the rest.
+    """Keeps an `AveragedModel` in the shape of the live network, with its seeds averaged too.
 
-    `network` is the averaged network with the slots of the live one.
+    `network` is the averaged network, with the slots of the live one.
     """
 
     def __init__(self, live: GrownModule, averaged: AveragedModel) -> None:
@@ -34,7 +34,7 @@ class Follower:
                 averaged.module, live.sites, live.output, live.catalogue, live.host_macs
             )
             self.update_host = averaged.update_parameters
-            # Loops go on calling it with the model, whose own parameters do not include seeds.
+            # Loops call it with the model, whose own parameters do not include seeds.
             averaged.update_parameters = self.update_parameters  # type: ignore[method-assign]
         self.sync()
 
@@ -44,8 +44,8 @@ class Follower:
             average.update_parameters(self.live.slot(index))
 
     def sync(self) -> None:
-        """Give the averaged network the seeds, stages and alphas of the live one; a new seed starts
-        its average from where it is."""
+        """Copy seeds, stages and alphas of the live network; the average of a new seed starts with
+        its current weights."""
         for index, slot in self.live.each_slot():
             mine = self.network.slot(index)
             if (mine.blueprint, mine.blend) != (slot.blueprint, slot.blend):
@@ -70,7 +70,7 @@ class Follower:
 
     @torch.no_grad()
     def start_over(self) -> None:
-        """After a rollback: what was averaged may be what broke."""
+        """After a rollback: the average may contain the weights that broke the network."""
         self.sync()
         self.network.load_state_dict(self.live.state_dict())
         for average in (self.averaged, *self.averages.values()):
@@ -81,11 +81,11 @@ def _check_copy(live: GrownModule, module: nn.Module) -> None:
     host = module.host if isinstance(module, GrownModule) else module
     shapes = [[tuple(p.shape) for p in each.parameters()] for each in (live.host, host)]
     if shapes[0] != shapes[1]:
-        raise ConfigError("this average is of another model: its parameters have other shapes")
+        raise ConfigError("the average is of another model: its parameters have other shapes")
     hooks = (hook for part in host.modules() for hook in part._forward_hooks.values())
     grown = any(isinstance(getattr(hook, "__self__", None), SeedSlot) for hook in hooks)
     if grown and not isinstance(module, GrownModule):
         raise ConfigError(
-            "this average was made of a model that had already grown; make it before, or make it "
-            "of body.model"
+            "the average was made from a model that had already grown; make it before attach, or "
+            "from body.model"
         )

@@ -1,5 +1,6 @@
-"""`grow`: train a model of the user's own and grow it where that helps."""
+"""`grow`: train a model and grow it where that helps."""
 
+import copy
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
@@ -17,13 +18,14 @@ from esper.api.checks import check_objectives, check_optimizer, checked
 from esper.api.controllers import check_script, find_controller
 from esper.api.grown import Grown, save_network
 from esper.api.growth_run import GrowthRun, MakeScheduler, open_folder
-from esper.api.insurance import insure
+from esper.api.loop_state import randomness, restore_randomness
 from esper.api.slots import Slots, as_slots
 from esper.api.watch import warn_of_other_ground, warn_of_slow_seeds
 from esper.growth.blueprints.catalogue import default_catalogue
 from esper.growth.grown_module import GrownModule
 from esper.growth.sites import SlotChoice
-from esper.leyline import ConfigError, EsperError, Recorder
+from esper.growth.snapshot import restore_snapshot, take_snapshot
+from esper.leyline import ConfigError, EsperError, Recorder, TwinReport
 from esper.leyline.growth_settings import Budget, GrowthSettings, RateSchedule
 from esper.observatory.picture import draw_growth
 from esper.observatory.run_directory import ARMS, GROWN, RunDirectory, write_summary
@@ -66,28 +68,28 @@ def grow(
 
     Loaders yield (input, target), or a dict that is both. A dict or tuple as input is passed to the
     model as keywords or positional arguments. `slots` are module names, a regular expression or a
-    predicate `(name, module)`; `list_slots(model, example)` shows what there is. `esper.Slots`
-    takes more: an example input, layouts, a function that calls the model, blueprints.
+    predicate `(name, module)`; `list_slots(model, example)` lists the possible modules.
+    `esper.Slots` holds more: an example input, layouts, a function that calls the model,
+    blueprints.
 
     `loss` is a name or a callable of (output, target) that averages over the batch. `score` is a
-    name, a callable of (all outputs, all targets) of validation, or a torchmetrics metric; it is
-    better when higher, on any scale. `optimizer` is an optimizer of the model's parameters or a
-    function that makes one (default: AdamW, 1e-3). With a scheduler it is a pair, `(optimizer,
-    make_scheduler)`: the function makes a scheduler of the optimizer, which is stepped after every
-    epoch.
+    name, a callable of (all outputs, all targets) of validation, or a torchmetrics metric; higher
+    is better, on any scale. `optimizer` is an optimizer of the model's parameters or a function
+    that makes one (default: AdamW, 1e-3). With a scheduler it is a pair `(optimizer,
+    make_scheduler)`; `make_scheduler(optimizer)` makes a scheduler that is stepped every epoch.
 
     `controller` decides what grows: a name, the folder of a trained policy, or an object with
-    `name`, `reset` and `act`. `steps` are epochs (default 30). `budget` caps the size of the grown
-    model. `start="trained"` is for a model that has been trained already: the first decision comes
-    before the first epoch, seeds act from the beginning, the output is cooled if the model has
-    memorised its data, and without a scheduler the learning rate warms up and decays. `settings`
-    hold everything else; an argument given here replaces its field.
+    `name`, `reset` and `act`. `steps` is the number of epochs (default 30). `budget` caps the size
+    of the grown model. `start="trained"` is for a model that has been trained already: the first
+    decision comes before the first epoch, seeds act from the beginning, the output is cooled if the
+    model has memorised its data, and without a scheduler the learning rate warms up and decays.
+    `settings` are all other settings; the arguments above override them.
 
     `out` is a folder for the record, a picture and the network; with `resume` the same call
-    continues a run that was stopped or killed. `callbacks` are notified of every epoch and event.
+    continues a run that was stopped or killed. `callbacks` are called after every epoch and event.
 
-    Ctrl-C ends the run early and returns what was reached. Raises ConfigError, before anything is
-    trained, for arguments that cannot work.
+    Ctrl-C ends the run early; the best network so far is returned. Raises ConfigError, before
+    anything is trained, for arguments that cannot work.
     """
     spec = as_slots(slots)
     optimizer, make_scheduler = optimizer if isinstance(optimizer, tuple) else (optimizer, None)
@@ -138,8 +140,8 @@ def grow_settings(
     *,
     scheduled: bool,
 ) -> GrowthSettings:
-    """The settings with what was given beside them; `steps` are epochs, those of settings are
-    decisions. A scheduler of the user's own is not scaled by a schedule of ours."""
+    """The settings with the other arguments applied. `steps` counts epochs, `settings.steps`
+    decisions. With a scheduler of the user no schedule of Esper is applied (`scheduled`)."""
     own = settings or GrowthSettings()
     own = replace(
         own,
@@ -155,7 +157,7 @@ def grow_settings(
 
 @dataclass(frozen=True)
 class ModelRun:
-    """A run with a model of the user's own, with everything checked."""
+    """A run with a user's model; its arguments have been checked."""
 
     model: nn.Module
     recipe: HostRecipe
@@ -166,12 +168,12 @@ class ModelRun:
     resume: bool
 
     def of(self, model: nn.Module, optimizer: Any) -> "ModelRun":
-        """The same for another model."""
+        """The same run with another model."""
         recipe = replace(self.recipe, build=lambda: model, optimizer=optimizer_maker(optimizer))
         return replace(self, model=model, recipe=recipe)
 
     def config(self) -> dict[str, Any]:
-        """For the record; a run that is resumed must have the same."""
+        """For the record; a resumed run must have the same."""
         recipe = self.recipe
         return {
             "model": type(self.model).__name__,
@@ -246,9 +248,9 @@ def optimizer_maker(optimizer: Optimizer | OptimizerMaker | None) -> OptimizerMa
 
 
 def scoring(score: str | Callable[[Any, Any], Any]) -> Objective:
-    """A score by name is a mean over batches; one of the user's own sees everything at once."""
+    """A score by name is a mean over batches; a user's callable gets the whole set at once."""
     found = find_objective("score", score, SCORES)
-    # By identity: metrics have an idea of equality of their own.
+    # By identity: metrics may define their own equality.
     known = any(found is each for each in SCORES.values())
     return found if known else WholeSetScore(found)
 
@@ -263,7 +265,7 @@ def device_of(model: nn.Module) -> torch.device:
 
 
 def _write_results(folder: Path, grown: Grown, others: dict[str, Path]) -> None:
-    """The network, a summary and a picture, beside the record."""
+    """Write the network, a summary and a picture to the folder of the record."""
     o = grown.outcome
     save_network(grown.model, folder / GROWN)
     row = o.summary("grown")
@@ -277,10 +279,48 @@ def _write_results(folder: Path, grown: Grown, others: dict[str, Path]) -> None:
 
 
 def decisions(epochs: int) -> int:
-    """Decisions in a run of so many epochs: one between any two. Raises ConfigError."""
+    """The number of decisions in a run: one between any two epochs. Raises ConfigError."""
     if epochs < 2:
         raise ConfigError(
-            f"steps={epochs} leaves nothing to decide: give at least 2 epochs, one to see what the "
-            "network does and one after the first decision"
+            f"steps={epochs} leaves nothing to decide: give at least 2 epochs, one before and one "
+            "after the first decision"
         )
     return epochs - 1
+
+
+def insure(
+    grow: Callable[[], Grown],
+    train_twin: Callable[[nn.Module, Any], Grown],
+    model_and_optimizer: tuple[nn.Module, Any],
+    loaders: tuple[Any, ...],
+) -> Grown:
+    """Insurance: grow the model, then train a copy of the original, the twin, without growth.
+
+    Both get the same batches in the same order, and the same noise. The model ends as the one with
+    the better validation score; if they are equal, as the grown one. An interrupted run has no
+    twin.
+    """
+    # Copied together, so that the copied optimizer holds the copied parameters.
+    twin_model, twin_optimizer = copy.deepcopy(model_and_optimizer)
+    beginning = randomness(loaders)
+    grown = grow()
+    if grown.outcome.ended == "interrupted":
+        log.warning("the run was interrupted before the twin was trained: it is not insured")
+        return grown
+    end = randomness(loaders)
+    restore_randomness(loaders, beginning)
+    twin = train_twin(twin_model, twin_optimizer)
+    restore_randomness(loaders, end)
+    ours, theirs = grown.outcome, twin.outcome
+    kept = "twin" if _score(theirs.val_score) > _score(ours.val_score) else "grown"
+    outcome = replace(ours, twin=TwinReport(theirs.val_score, theirs.train_macs, kept))
+    if kept == "twin":
+        log.warning("the model without growth is better on validation, so it is kept")
+        restore_snapshot(grown.model, None, take_snapshot(twin.model, None))
+        about = ("best_step", "val_score", "val_loss", "params", "macs", "seeds")
+        outcome = replace(outcome, **{name: getattr(theirs, name) for name in about})
+    return replace(grown, outcome=outcome)
+
+
+def _score(score: float | None) -> float:
+    return float("-inf") if score is None else score

@@ -1,4 +1,4 @@
-"""What `grow` gives back, and the way to disk and back."""
+"""The result of `grow`, and how a grown network is saved and loaded."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,12 +27,12 @@ FORMAT_VERSION = 1
 
 @dataclass(frozen=True, repr=False)
 class Grown:
-    """What `grow` gives back.
+    """The result of `grow`.
 
-    model    the live network: your model with the seeds it keeps, at its best validation score
-    history  one flat row per epoch
+    model    the live network: the model with the seeds that are kept, at its best validation score
+    history  one row (a flat dict) per epoch
     events   what happened, in order
-    outcome  the run in one record
+    outcome  a summary of the run
     """
 
     model: GrownModule
@@ -43,25 +43,23 @@ class Grown:
 
     @property
     def topology(self) -> dict[str, str]:
-        """What has grown: the blueprint of each seed that is kept, by module."""
+        """The blueprint of each seed that is kept, by module."""
         return {seed.module: seed.blueprint for seed in self.outcome.seeds}
 
     def export(self) -> nn.Module:
-        """A plain module for use without Esper, checked to give the live network's output."""
+        """A plain module that needs no Esper; its output is checked against the live network's."""
         return export(self.model, self.example)
 
     def save(self, folder: str | Path) -> Path:
-        """Save the live network, seeds, stages and alphas included, for `esper.load`.
+        """Save the live network with its seeds, stages and alphas, for `esper.load`.
 
-        Raises ConfigError if the folder holds something else, or cannot be written.
+        Raises ConfigError if the folder has other files, or cannot be written.
         """
         return save_network(self.model, Path(folder))
 
     def plot(self, path: str | Path | None = None) -> Any:
-        """The picture of the growth, as a figure of matplotlib; written to `path` if given.
-
-        Raises ConfigError if matplotlib is not installed.
-        """
+        """A matplotlib figure of the growth, also written to `path` if given. Raises ConfigError if
+        matplotlib is not installed."""
         o = self.outcome
         figure = growth_figure(self.history, f"{o.task}, {o.controller}, key {o.key}")
         if path is not None:
@@ -72,10 +70,10 @@ class Grown:
         o = self.outcome
         score = "not measured" if o.val_score is None else f"{o.val_score:.2f}"
         lines = [
-            f"Grown {o.task}: validation score {score}, of epoch {o.best_step + 1} of "
+            f"Grown {o.task}: validation score {score}, epoch {o.best_step + 1} of "
             f"{len(self.history)} ({o.ended})",
             f"  {o.params:,} parameters, {o.params / max(o.host_params, 1):.2f} times the host's",
-            f"  seeds: {o.germinated} germinated, {o.culled} culled, {len(o.seeds)} kept; "
+            f"  seeds: {o.germinated} planted, {o.culled} removed, {len(o.seeds)} kept; "
             f"{o.rollbacks} rollbacks",
             *(f"    {seed.blueprint} in {seed.module}{_worth(seed)}" for seed in o.seeds),
         ]
@@ -93,7 +91,7 @@ def _worth(seed: Any) -> str:
 def save_network(network: GrownModule, folder: Path) -> Path:
     taken = folder.is_file() or (folder.is_dir() and any(folder.iterdir()))
     if taken and not (folder / MANIFEST).is_file():
-        raise ConfigError(f"{folder} holds something else; choose another folder")
+        raise ConfigError(f"{folder} has other files in it; choose another folder")
     tree = {
         "sites": [asdict(site) for site in network.sites],
         "output": None if network.output is None else asdict(network.output),
@@ -111,9 +109,9 @@ def save_network(network: GrownModule, folder: Path) -> Path:
 def load(
     folder: str | Path, model: nn.Module, blueprints: BlueprintCatalogue | None = None
 ) -> GrownModule:
-    """The network that `grown.save` saved, in `model`, made as it was before it grew.
+    """Load the network that `grown.save` saved into `model`, built as it was before it grew.
 
-    `blueprints` are those that the run was given, if any. Raises ConfigError, and changes nothing,
+    `blueprints` are those of the run, if it was given any. Raises ConfigError, and changes nothing,
     if the folder is damaged or of another model.
     """
     check_not_growing(model)

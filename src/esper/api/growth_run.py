@@ -1,11 +1,8 @@
-"""A run with one network and a folder: its record, its checkpoints, and how it is resumed.
-
-DIR/checkpoints/epoch-000012/   everything that the next epoch depends on
-"""
+"""A run of one network: its record, and checkpoints (DIR/checkpoints/epoch-000012) to resume it."""
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +32,11 @@ MakeScheduler = Callable[[Optimizer], Any]
 
 
 class GrowthRun(Session):
-    """The session of one network with a history, and with a folder if `open_record` is given: a
-    checkpoint after every epoch, from which the run can be resumed.
+    """The session of one network: it keeps a history and, if `open_record` is given, a folder with
+    a checkpoint after every epoch, from which the run can be resumed.
 
-    config      settings of the run, for its record; a run that is resumed must have the same
-    listeners   who is notified after the record, such as progress bars and trackers
+    config      settings of the run, for its record; a resumed run must have the same
+    listeners   recorders that are called after the record, such as progress bars and trackers
     """
 
     def __init__(
@@ -68,7 +65,7 @@ class GrowthRun(Session):
         self.scheduler = None if make is None else _scheduler(make, self.optimizer)
         self.config["controller"] = controller.name
         if self.open_record is not None:
-            # Last, so that a run that cannot begin leaves nothing behind.
+            # Last, so that a run that cannot start leaves no files.
             self.record = self.open_record(self)
         watch = Watch(self.history, env, controller, self.data)
         watch.catch_up()
@@ -76,7 +73,7 @@ class GrowthRun(Session):
         self.history.listeners = [*record, *self.listeners, watch]
 
     def after_epoch(self, env: GrowthEnv) -> bool:
-        if env.batches_done:  # a trained host is only evaluated before its first epoch
+        if env.batches_done:  # 0 after the first evaluation of a trained host
             self._step_scheduler()
         self.reason = self._why_end(env)
         if self.record is not None:
@@ -96,7 +93,7 @@ class GrowthRun(Session):
         return limit is not None and self.seconds() >= limit
 
     def seconds(self) -> float:
-        """Spent so far, over all parts of a run that was resumed."""
+        """Time spent so far, including earlier parts of a resumed run."""
         return self.seconds_before + time.monotonic() - self.began
 
     def _step_scheduler(self) -> None:
@@ -123,7 +120,7 @@ class GrowthRun(Session):
             self.scheduler.load_state_dict(state["scheduler"])
         restore_randomness(self.loaders, state["randomness"])
         self.seconds_before, reason = state["seconds"], state["reason"]
-        # A run that was out of time may be given more.
+        # A run that ended by max_time may be resumed with more time.
         self.reason = None if reason == "max_time" and not self._out_of_time() else reason
 
 
@@ -131,8 +128,9 @@ def _scheduler(make: MakeScheduler, optimizer: Optimizer) -> Any:
     scheduler = make(optimizer)
     if not all(hasattr(scheduler, name) for name in ("step", "state_dict", "load_state_dict")):
         raise ConfigError(
-            "the scheduler must be a function that makes one of an optimizer, such as lambda "
-            f"optimizer: CosineAnnealingLR(optimizer, 30); it gave {type(scheduler).__name__}"
+            "the scheduler must be a function of an optimizer that returns a scheduler, such as "
+            "lambda optimizer: CosineAnnealingLR(optimizer, 30); it returned "
+            f"{type(scheduler).__name__}"
         )
     return scheduler
 
@@ -140,10 +138,10 @@ def _scheduler(make: MakeScheduler, optimizer: Optimizer) -> Any:
 def open_folder(
     folder: Path, run: GrowthRun, *, resume: bool, held: RunDirectory | None = None
 ) -> RunDirectory:
-    """The record of a run. With `resume` the run continues from its newest intact checkpoint.
+    """Open the record of a run. With `resume` the run continues from its newest intact checkpoint,
+    or starts again if it was killed before its first.
 
-    A folder that is empty, or whose run was killed before its first epoch was over, begins anew.
-    `held` is the folder if the caller has opened it already. Raises ConfigError if the folder holds
+    `held` is the record if the caller has opened it already. Raises ConfigError if the folder holds
     another run, or one with other settings.
     """
     if held is None and RunDirectory.is_run(folder) and not resume:
@@ -177,7 +175,7 @@ def _resume(record: RunDirectory, run: GrowthRun) -> None:
 
 
 def save_run(record: RunDirectory, run: GrowthRun) -> None:
-    """A checkpoint of the run as it is; the one before is kept, older ones are deleted."""
+    """Write a checkpoint; the previous one is kept, older ones are deleted."""
     folder = record.path / CHECKPOINTS
     clear_unfinished(folder)
     final = folder / f"epoch-{run.env.step_count:06d}"
@@ -186,21 +184,21 @@ def save_run(record: RunDirectory, run: GrowthRun) -> None:
     except OSError as error:
         raise ConfigError(
             f"the checkpoint {final.name} could not be written: {error.strerror or error}; free "
-            "some space and resume the run"
+            "some disk space and resume the run"
         ) from error
     for old in sealed_series(folder, "epoch")[KEPT:]:
         discard(old)
 
 
 def _newest(run: Path) -> dict[str, Any] | None:
-    """The state of the newest intact checkpoint; None if there is none at all."""
+    """The state of the newest intact checkpoint; None if there is no checkpoint."""
     refused = []
     candidates = sealed_series(run / CHECKPOINTS, "epoch")
     for path in candidates:
         try:
             return read_tree(path, FORMAT_VERSION, run)
         except ConfigError as error:
-            log.warning("%s; the one before it is used", error)
+            log.warning("%s; the previous checkpoint is used", error)
             refused.append(str(error))
     if candidates:
         raise ConfigError(f"no checkpoint of {run} can be used: {'; '.join(refused)}")
@@ -218,14 +216,13 @@ def _check_nothing_to_lose(folder: Path) -> None:
 
 
 def _check_settings(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    changed: Iterable[str] = (name for name in {**before, **now} if name not in FREE)
-    for name in changed:
-        if before.get(name) != now.get(name):
+    for name in {**before, **now}:
+        if name not in FREE and before.get(name) != now.get(name):
             raise ConfigError(
-                f"the run in {folder} began with {name}={before.get(name)!r}, and now it is "
+                f"the run in {folder} was started with {name}={before.get(name)!r}, not "
                 f"{now.get(name)!r}; give the same as before, or choose another folder"
             )
 
 
-# Settings that a run may be resumed with although they were others before.
+# Settings that may change when a run is resumed.
 FREE = ("max_time", "progress", "overwrite", "resume", "track", "compare")

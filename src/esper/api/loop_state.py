@@ -1,4 +1,4 @@
-"""What the next epoch of a loop depends on, whoever runs it: hosts, controller, optimiser."""
+"""The state of a training loop for checkpoints: hosts, controller, optimizer, random generators."""
 
 import random
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,7 +15,7 @@ from esper.tolaria.engine.saved_state import cycle_state, load_cycle_state
 
 
 def loop_state(env: GrowthCycle, controller: Controller, optimizer: Optimizer) -> dict[str, Any]:
-    """Tensors and plain values; the optimiser's own state is with the hosts."""
+    """Tensors and plain values; the optimizer's own state is saved with the hosts."""
     remembers = getattr(controller, "state_dict", None)
     return {
         "cycle": cycle_state(env),
@@ -27,7 +27,7 @@ def loop_state(env: GrowthCycle, controller: Controller, optimizer: Optimizer) -
 def load_loop_state(
     env: GrowthCycle, controller: Controller, optimizer: Optimizer, state: Mapping[str, Any]
 ) -> None:
-    """Raises ConfigError, before anything is changed, if the state is of other hosts."""
+    """Raises ConfigError, and changes nothing, if the state is of other hosts."""
     load_cycle_state(env, state["cycle"])
     if state["controller"] is not None:
         controller.load_state_dict(state["controller"])  # type: ignore[attr-defined]
@@ -36,8 +36,8 @@ def load_loop_state(
 
 
 def randomness(loaders: Iterable[Any]) -> dict[str, Any]:
-    """The state of Python's, NumPy's and torch's generators, and of those that loaders own."""
-    kind, words, *rest = np.random.get_state()  # noqa: NPY002 - the user's own code may draw from it
+    """The state of the generators of Python, NumPy, torch and the loaders."""
+    kind, words, *rest = np.random.get_state()  # noqa: NPY002 - user code may use it
     state: dict[str, Any] = {
         "python": random.getstate(),
         "numpy": (kind, torch.from_numpy(np.asarray(words).astype(np.int64)), *rest),
@@ -61,7 +61,7 @@ def restore_randomness(loaders: Iterable[Any], state: dict[str, Any]) -> None:
 
 
 def _generators(loaders: Iterable[Any]) -> list[torch.Generator]:
-    """Those of the loaders and of their samplers, each once."""
+    """The generators of loaders and of their samplers, each once."""
     found: list[torch.Generator] = []
     for loader in loaders:
         for owner in _owners(loader):

@@ -1,4 +1,4 @@
-"""Policies to be given to others: exported from the runs that trained them."""
+"""Policies of training runs: exported for other users, and evaluated on validation hosts."""
 
 import tomllib
 from dataclasses import dataclass, replace
@@ -22,8 +22,8 @@ from esper.tolaria.families.base import Family
 
 @checked()
 def export_policy(run: str | Path, name: str, out: str | Path) -> tuple[Path, PolicyCard]:
-    """Write the newest policy of a run into the folder `out`/`name`: its weights, and a card with
-    what the run knows. Raises ConfigError if there is no policy, or such a folder already."""
+    """Write the newest policy of a run to the folder `out`/`name`: its weights, and a card with
+    facts about the run. Raises ConfigError if the run has no policy, or if the folder exists."""
     check_policy_name(name)
     state, folder = load_state(run), Path(out) / name
     card = card_of(state, name, _episodes(Path(run), state))
@@ -35,7 +35,7 @@ def export_policy(run: str | Path, name: str, out: str | Path) -> tuple[Path, Po
 
 
 def _episodes(run: Path, state: TrainState) -> int | None:
-    """How many were played or imitated for it, where that is known."""
+    """How many episodes the policy was trained on; None if that is not known."""
     if state.round > 0:
         return state.round * int(state.settings["envs"])
     try:
@@ -55,23 +55,24 @@ class ValidationHosts:
     run: Path
 
     def score(self, state: TrainState) -> float:
-        """Of the policy by its most probable actions."""
+        """The mean score with the policy's most probable actions."""
         kind = self.config.growth.population
         assert kind != "auto", "a run has chosen its population"
         controller = LearnedController(state)
         return validation_score(self.family, controller, self.data, data_root(), population=kind)
 
     def keep(self, state: TrainState) -> None:
-        """Its policy is the folder `best` of the run from now on. Raises ConfigError if the disk
-        does not take it; then the one before is still there."""
-        assert state.best is not None, "only what was validated can be the best"
+        """Write the policy to the folder `best` of the run. Raises ConfigError, and keeps the
+        previous one, if it cannot be written."""
+        assert state.best is not None, "only a policy that was validated can be the best"
         card = card_of(state, BEST_POLICY, state.round * self.config.envs)
-        told = f"validation hosts of {self.family.name}: {state.best.score:.2f}"
-        folder, files = self.run / BEST_POLICY, policy_files(state, replace(card, evaluated=told))
+        evaluated = f"validation hosts of {self.family.name}: {state.best.score:.2f}"
+        files = policy_files(state, replace(card, evaluated=evaluated))
+        folder = self.run / BEST_POLICY
         try:
             write_sealed(folder, files, FORMAT)
         except OSError as error:
             raise ConfigError(
-                f"{folder} could not be written: {error.strerror or error}; make room and go on "
-                f"with --resume {self.run}"
+                f"{folder} could not be written: {error.strerror or error}; free some disk space "
+                f"and continue with --resume {self.run}"
             ) from error

@@ -1,7 +1,7 @@
-"""Learn from episodes, from Python: record them, imitate a controller, learn offline.
+"""Record episodes, imitate a controller, and learn offline, from Python.
 
-Each leaves the folder of a run: the episodes, or a policy that `find_controller` and `--warm-start`
-take. Everything that can be wrong is found before the first episode; raises EsperError.
+Each function writes the folder of a run: with the episodes, or with a policy for `find_controller`
+and `--warm-start`. Wrong arguments raise EsperError before the first episode.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from typing import Any
 
 from esper.api.checks import FAMILY_NAME, NETWORK_KIND, checked
 from esper.api.controllers import find_controller
-from esper.api.training import Chosen, one_thread
+from esper.api.training import choose_task, one_thread
 from esper.growth.blueprints.catalogue import default_catalogue
 from esper.leyline import ConfigError
 from esper.observatory.run_directory import RunDirectory
@@ -30,12 +30,13 @@ from esper.simic.recordings.offline import learn_offline as learn
 from esper.simic.recordings.recording import record_episodes
 from esper.simic.training.checkpoint import save_checkpoint
 from esper.simic.training.config import TrainingConfig, load_config
+from esper.simic.training.env_specs import space_of
 from esper.simic.training.state import TrainState, new_state
 from esper.tolaria.data.catalogue import data_root
 
 SIDE_BY_SIDE = 64  # hosts of a task that are recorded together
 
-# Told what is under way, how much of it is done, and of how much.
+# Called with the name of the phase, how much of it is done, and the total.
 Progress = Callable[[str, int, int], None]
 
 
@@ -58,15 +59,16 @@ def record(
     overwrite: bool = False,
     progress: Progress = _silent,
 ) -> Episodes:
-    """Episodes of a controller on hosts of a task, or of a family, which then says what the task
-    is; rewarded as PPO is by default. `group` episodes of a family begin with the same host.
-    `network` is the kind of policy that is to learn from them; None: flat, of a family set."""
+    """Record episodes of a controller on hosts of a task, or of a family, which has its own task.
+
+    Rewards are those of PPO by default. `group` episodes of a family start from the same host.
+    `network` is the kind of policy that will learn from them (default: flat, for a family set).
+    """
     with one_thread():
         config = _config(task, family, key, network, steps, group)
         play = _player(controller, config, episodes)
-        with _folder(
-            out, overwrite, config, "record", controller=controller, episodes=episodes
-        ) as run:
+        settings = {"controller": controller, "episodes": episodes}
+        with _folder(out, overwrite, config, "record", **settings) as run:
             return play(run, progress)
 
 
@@ -87,24 +89,23 @@ def imitate(
     overwrite: bool = False,
     progress: Progress = _silent,
 ) -> tuple[Episodes, CloningReport]:
-    """A policy that does what `teacher` did in episodes that are recorded for it, as `record` does
-    it. With `entropy` it keeps doubts, from 0 to 1: what PPO can explore from."""
+    """Record episodes of the controller `teacher`, as `record` does, and train a policy to imitate
+    it. With `entropy`, from 0 to 1, the policy stays random enough for PPO to explore."""
     cloning = CloningConfig(epochs=epochs, entropy=entropy)
     with one_thread():
         config = _config(task, family, key, network, steps, group)
         play, state = _player(teacher, config, episodes), _fresh_state(config)
-        with _folder(
-            out, overwrite, config, "imitate", controller=teacher, episodes=episodes
-        ) as run:
-            lessons = play(run, progress)
+        settings = {"controller": teacher, "episodes": episodes}
+        with _folder(out, overwrite, config, "imitate", **settings) as run:
+            recorded = play(run, progress)
             learnt = partial(progress, "learning")
-            report = clone(state.agent.network, state.observations, lessons, cloning, key, learnt)
+            report = clone(state.agent.network, state.observations, recorded, cloning, key, learnt)
             row = asdict(report)
             agreement = row.pop("held_out")
             row |= {f"agreement.{name}": value for name, value in agreement.items()}
             run.metrics({"kind": "imitation", **row})
             save_checkpoint(run.path, state, run.sync())
-    return lessons, report
+    return recorded, report
 
 
 @checked(family=FAMILY_NAME)
@@ -121,10 +122,12 @@ def learn_offline(
     overwrite: bool = False,
     progress: Progress = _silent,
 ) -> tuple[Episodes, OfflineReport]:
-    """A policy from the recorded episodes of `runs` alone, by implicit Q-learning; with the
-    advantage "group" by comparison with episodes that began alike; with a `beta` of 0 it imitates
-    them all alike. They may be of several families, if the hosts of `task` or `family` have all
-    their slots and blueprints."""
+    """Train a policy from the recorded episodes of `runs` alone, by implicit Q-learning.
+
+    With the advantage "group" an episode is compared with those that started from the same host
+    instead. With a `beta` of 0 all episodes are imitated equally. They may be of several families,
+    if the hosts of `task` or `family` have all their slots and blueprints.
+    """
     offline = OfflineConfig(advantage=advantage, expectile=expectile, beta=beta)
     names = ", ".join(map(str, runs))
     with one_thread():
@@ -133,14 +136,14 @@ def learn_offline(
             raise ConfigError("there are no episodes to learn from; name a run that has some")
         config = _config(task, family, key, parts[0].space.kind)
         state = _fresh_state(config)
-        lessons = join([convert_episodes(part, state.space) for part in parts])
+        recorded = join([convert_episodes(part, state.space) for part in parts])
         settings = {"episodes": names, "advantage": advantage, "expectile": expectile, "beta": beta}
         with _folder(out, overwrite, config, "offline", **settings) as run:
             learnt = partial(progress, "learning")
-            report = learn(state.agent.network, state.observations, lessons, offline, key, learnt)
+            report = learn(state.agent.network, state.observations, recorded, offline, key, learnt)
             run.metrics({"kind": "offline", **asdict(report)})
             save_checkpoint(run.path, state, run.sync())
-    return lessons, report
+    return recorded, report
 
 
 def _config(
@@ -151,7 +154,7 @@ def _config(
     steps: int | None = None,
     group: int | None = None,
 ) -> TrainingConfig:
-    """As PPO has it by default, so that it can go on from here."""
+    """The defaults of PPO, so that PPO can continue from the policy."""
     given: dict[str, Any] = {
         "key": key,
         "network.kind": network,
@@ -176,19 +179,19 @@ def _folder(
 def _player(
     controller: str, config: TrainingConfig, episodes: int
 ) -> Callable[[RunDirectory, Progress], Episodes]:
-    """What records the episodes into a run, once all that it needs has been found."""
-    chosen = Chosen.of(config, None, None)
-    who = find_controller(controller, len(chosen.task.slots), default_catalogue())
-    data = chosen.task.load(data_root())
+    """A function that records the episodes of a run; what it needs is loaded and checked now."""
+    task, family = choose_task(config)
+    chosen = find_controller(controller, len(task.slots), default_catalogue())
+    data = task.load(data_root())
 
     def play(run: RunDirectory, progress: Progress) -> Episodes:
         recorded = record_episodes(
             config,
-            chosen.task,
+            task,
             data,
-            who,
+            chosen,
             episodes=episodes,
-            family=chosen.family,
+            family=family,
             recorder=run,
             progress=partial(progress, "recording"),
         )
@@ -199,4 +202,5 @@ def _player(
 
 
 def _fresh_state(config: TrainingConfig) -> TrainState:
-    return new_state(config, Chosen.of(config, None, None).space(config))
+    task, family = choose_task(config)
+    return new_state(config, space_of(task, family, kind=config.network.kind))

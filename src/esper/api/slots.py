@@ -1,4 +1,4 @@
-"""Where a model of the user's own may grow, and what Esper must know of it to do so."""
+"""Where a model may grow, and what Esper must know about the model."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,19 +13,19 @@ from esper.leyline import ConfigError
 
 @dataclass(frozen=True)
 class Slots:
-    """The modules after which seeds may be planted, for `grow` and `attach`. A plain list of names
-    does for most models; the other fields are for models that need them.
+    """The modules after which seeds may be planted, for `grow` and `attach`. For most models a
+    plain list of names is enough.
 
     modules     names, a regular expression or a predicate `(name, module)`; `esper.list_slots`
-                shows what there is
+                lists the possible modules
     example     one input of the model; default: the first of the training loader
     layout      dimensions of outputs by module ({"encoder": "BTC"}), where `list_slots` shows "?"
-    causal      True: seeds must not look ahead along positions. None: as the model says, by an
-                attribute `causal` or calls with `is_causal`; otherwise they may
-    forward     a function of (model, input) that calls the model; a batch may then be anything
+    causal      True: the output at a position must not depend on later positions. None: detected
+                from an attribute `causal` of the model or from calls with `is_causal`
+    forward     a function of (model, input) that calls the model, for batches of any type
     blueprints  what can be planted; default: all that are installed
 
-    Raises ConfigError for values of another kind.
+    Raises ConfigError for values of another type.
     """
 
     modules: SlotChoice
@@ -36,20 +36,16 @@ class Slots:
     blueprints: BlueprintCatalogue | None = None
 
     def __post_init__(self) -> None:
-        for name, wanted, fits in (
-            ("layout", "a dict of layouts by module name", isinstance(self.layout, Mapping)),
-            ("causal", "True or False", isinstance(self.causal, bool)),
-            ("forward", "a callable of (model, input)", callable(self.forward)),
-            (
-                "blueprints",
-                "a BlueprintCatalogue",
-                isinstance(self.blueprints, BlueprintCatalogue),
-            ),
+        for name, wanted, kind in (
+            ("layout", "a dict of layouts by module name", Mapping),
+            ("causal", "True or False", bool),
+            ("forward", "a callable of (model, input)", Callable),
+            ("blueprints", "a BlueprintCatalogue", BlueprintCatalogue),
         ):
             value = getattr(self, name)
-            if value is not None and not fits:
+            if value is not None and not isinstance(value, kind):  # type: ignore[arg-type]
                 raise ConfigError(f"{name} must be {wanted}, got {type(value).__name__}")
 
 
-def as_slots(slots: "SlotChoice | Slots") -> Slots:
+def as_slots(slots: SlotChoice | Slots) -> Slots:
     return slots if isinstance(slots, Slots) else Slots(slots)

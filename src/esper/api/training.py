@@ -1,8 +1,9 @@
-"""Train a policy from Python: the loop, its environments and the record of the run, wired up."""
+"""Train a policy with PPO from Python, and resume a training run."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -12,7 +13,6 @@ from esper.api.checks import TASK, checked
 from esper.api.policies import ValidationHosts
 from esper.leyline import ConfigError
 from esper.observatory.run_directory import CONFIG, PROFILE, RunDirectory
-from esper.simic.agent.rollout import VectorEnv
 from esper.simic.recordings.recording import RecordingEnv
 from esper.simic.telemetry.profiler import TrainingProfiler
 from esper.simic.training.checkpoint import is_run, load_checkpoint, load_state, save_checkpoint
@@ -20,7 +20,6 @@ from esper.simic.training.config import TrainingConfig, load_config
 from esper.simic.training.env_specs import env_batch_size, most_steps, recipe_of, space_of
 from esper.simic.training.loop import Hooks, run_training
 from esper.simic.training.round_log import RoundLog
-from esper.simic.training.space import Space
 from esper.simic.training.state import TrainState, lasting_settings, new_state
 from esper.simic.training.workers import Cluster, growth_environments, worker_devices
 from esper.tolaria.data.catalogue import data_root
@@ -37,8 +36,8 @@ Workers = int | Literal["auto"] | None
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Sums depend on how they are split over threads, from the first weights on; one thread gives
-    the same bits in every process."""
+    """Compute with one thread: the order of floating-point sums, and so every bit of a result,
+    depends on the number of threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -47,59 +46,106 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-@dataclass(frozen=True)
-class Chosen:
-    """What a run's hosts are of."""
-
-    task: Task
-    family: Family | None
-
-    @staticmethod
-    def of(config: TrainingConfig, task: Task | None, family: Family | None) -> "Chosen":
-        if family is None and config.family is not None:
-            family = find_family(config.family)
-        if family is not None and task is not None:
-            raise ConfigError("a family has a task of its own; leave out task")
-        if family is None and config.validate_every is not None:
-            raise ConfigError(
-                "only a family has hosts to validate on; give one, or leave out validate_every"
-            )
-        return Chosen(family.task if family else task or find_task(config.task), family)
-
-    def space(self, config: TrainingConfig) -> Space:
-        return space_of(self.task, self.family, kind=config.network.kind)
+def choose_task(
+    config: TrainingConfig, task: Task | None = None, family: Family | None = None
+) -> tuple[Task, Family | None]:
+    """The task of a run and its family, if it has one; those given replace those of the config."""
+    if family is None and config.family is not None:
+        family = find_family(config.family)
+    if family is not None and task is not None:
+        raise ConfigError("a family has a task of its own; leave out task")
+    if family is None and config.validate_every is not None:
+        raise ConfigError("validate_every needs a family, which has validation hosts; give one")
+    return (family.task if family else task or find_task(config.task)), family
 
 
-@dataclass(frozen=True)
-class Places:
-    """Where hosts are trained: by one worker for each of `devices`, here or on a cluster."""
+def _choose_devices(
+    workers: Workers, devices: Sequence[str] | None, cluster: Cluster | None
+) -> tuple[str, ...]:
+    """One device for each worker."""
+    if cluster is not None and devices is not None:
+        raise ConfigError("workers on a cluster use its CPUs; leave out devices, or give workers")
+    if cluster is not None and workers in (None, "auto"):
+        workers = cluster.cpus
+    return worker_devices(workers, devices)
 
-    devices: tuple[str, ...]
-    cluster: Cluster | None
 
-    @staticmethod
-    def of(
-        workers: Workers, devices: Sequence[str] | None, cluster: Cluster | None = None
-    ) -> "Places":
-        if cluster is not None and devices is not None:
-            raise ConfigError(
-                "workers on a cluster have its processors; leave out devices, and say how many "
-                "with workers"
-            )
-        if cluster is not None and workers in (None, "auto"):
-            workers = cluster.cpus
-        return Places(worker_devices(workers, devices), cluster)
+class PolicyTraining:
+    """Everything that a training run needs, besides its folder and its state."""
 
-    def share(self, data: DataSplits) -> DataSplits:
-        """The data, once for all workers of this machine; a cluster keeps it for its own."""
+    def __init__(
+        self,
+        config: TrainingConfig,
+        task: Task | None,
+        family: Family | None,
+        devices: tuple[str, ...],
+        cluster: Cluster | None,
+    ) -> None:
+        self.config, self.devices, self.cluster = config, devices, cluster
+        self.task, self.family = choose_task(config, task, family)
+        self.space = space_of(self.task, self.family, kind=config.network.kind)
+
+    @cached_property
+    def data(self) -> DataSplits:
+        """In memory once for all workers of this machine; a cluster makes its own copies."""
+        data = self.task.load(data_root())
         return data if len(self.devices) == 1 or self.cluster is not None else share(data)
 
-    def environments(
-        self, config: TrainingConfig, chosen: Chosen, data: DataSplits, log: RoundLog
-    ) -> AbstractContextManager[VectorEnv]:
-        return growth_environments(
-            config, chosen.task, data, log, self.devices, chosen.family, self.cluster
-        )
+    def first_state(self) -> TrainState:
+        """Also fixes the kind of population for the rest of the run. Raises ConfigError if the
+        hosts cannot be fused or the policy to start from is missing."""
+        config = self.config
+        recipe = recipe_of(config, self.task, self.data, self.family)
+        count = env_batch_size(config, self.family)
+        kind = choose_population(recipe, count, config.population, self.devices[0])
+        self.config = replace(config, population=kind)
+        warm = None if config.warm_start is None else load_state(config.warm_start)
+        return new_state(self.config, self.space, warm)
+
+    def check_unchanged(self, run: Path, state: TrainState) -> None:
+        before, now = state.settings, lasting_settings(self.config)
+        for name in {**before, **now}:
+            if before.get(name) != now.get(name):
+                raise ConfigError(
+                    f"{name} in {run / CONFIG} was changed from {before.get(name)!r} to "
+                    f"{now.get(name)!r}; change it back, or start a new run"
+                )
+        if state.space != self.space:
+            raise ConfigError(
+                f"{run} was trained with other slots or blueprints than there are now"
+            )
+
+    def run(
+        self, state: TrainState, record: RunDirectory, profile: int | None, hooks: Hooks | None
+    ) -> TrainState:
+        config, family, log = self.config, self.family, RoundLog(record)
+        hooks, profiler = hooks or Hooks(), TrainingProfiler(record.path / PROFILE, profile)
+        users_on_step = hooks.on_step
+
+        def on_step(step: int) -> None:
+            profiler.step()
+            users_on_step(step)
+
+        def save(state: TrainState) -> None:
+            save_checkpoint(record.path, state, record.sync())
+
+        validation = None
+        if family is not None:
+            validation = ValidationHosts(config, family, self.data, record.path)
+        with growth_environments(
+            config, self.task, self.data, log, self.devices, family, self.cluster
+        ) as env:
+            return run_training(
+                config,
+                state,
+                RecordingEnv(env, state.space, record.path) if config.keep_episodes else env,
+                most_steps(config, self.task, self.data, family),
+                log,
+                save=save,
+                validation=validation,
+                traced=profiler.traced,
+                hooks=replace(hooks, on_step=on_step),
+            )
 
 
 @checked(task=TASK)
@@ -117,45 +163,39 @@ def train_ppo(
     profile: int | None = None,
     hooks: Hooks | None = None,
 ) -> TrainState:
-    """Train from the start; the record and the checkpoints go to the folder `out`.
+    """Train a policy; the record and the checkpoints are written to the folder `out`.
 
-    `task` stands in for the one that the config names, and so does `family`. The hosts are trained
-    by one worker, by as many as `workers` on the CPU ("auto": one per core), or by one for each of
-    `devices`, such as "cuda:0". With several, call it below `if __name__ == "__main__":`. With a
-    `cluster` (`esper.ray.Cluster`) workers are there, as many as it has CPUs unless `workers` says
-    otherwise. Where hosts are trained changes nothing but the speed. `profile`
-    is the number of a round, the first being 0: traces of its first steps and of its update go to
-    the folder `profile` of the run.
+    `task` and `family` replace those that the config names. The hosts are trained by one worker, by
+    `workers` processes on the CPU ("auto": one per core), by one worker for each of `devices`, such
+    as "cuda:0", or on a `cluster` (`esper.ray.Cluster`), by default with one worker per CPU.
+    Scripts with several workers need `if __name__ == "__main__":`. Workers and devices change only
+    the speed. `profile` is the number of a round, counted from 0: traces of its first steps and of
+    its update are written to the folder `profile` of the run.
     """
-    places = Places.of(workers, devices, cluster)
     _check_profile(profile, 0, config.rounds)
-    chosen = Chosen.of(config, task, family)
-    data = places.share(chosen.task.load(data_root()))
-    config = _settled(config, chosen, data, places.devices)
-    state = _first_state(config, chosen)
-    with RunDirectory.create(Path(out), config.flat(), overwrite=overwrite) as record:
+    training = PolicyTraining(
+        config, task, family, _choose_devices(workers, devices, cluster), cluster
+    )
+    state = training.first_state()
+    with RunDirectory.create(Path(out), training.config.flat(), overwrite=overwrite) as record:
         save_checkpoint(record.path, state, record.sync())
-        return _run(config, chosen, data, state, record, places, profile, hooks)
+        return training.run(state, record, profile, hooks)
 
 
 def config_of(run: Path, rounds: int | None = None) -> TrainingConfig:
-    """The settings of a training run, up to `rounds` if given; raises ConfigError if the folder is
-    not of one."""
-    _require_run(run)
+    """The settings of a training run, with other `rounds` if given. Raises ConfigError if the
+    folder holds no training run."""
+    if not (run / CONFIG).is_file():
+        raise ConfigError(f"{run} is not the folder of a training run: it has no {CONFIG}")
     return load_config(run / CONFIG, {"rounds": rounds}, presets=False)
 
 
 def episode_steps(config: TrainingConfig) -> int:
-    """The most decisions of an episode of a run with these settings."""
-    chosen = Chosen.of(config, None, None)
-    if chosen.family is None:
-        return config.growth.steps or chosen.task.steps
-    return chosen.family.most_steps(chosen.task.load(data_root()))
-
-
-def _require_run(folder: Path) -> None:
-    if not (folder / CONFIG).is_file():
-        raise ConfigError(f"{folder} is not the folder of a training run: it has no {CONFIG}")
+    """The maximum number of decisions in an episode of a run with these settings."""
+    task, family = choose_task(config)
+    if family is None:
+        return config.growth.steps or task.steps
+    return family.most_steps(task.load(data_root()))
 
 
 @checked(task=TASK)
@@ -172,61 +212,27 @@ def resume_ppo(
     profile: int | None = None,
     hooks: Hooks | None = None,
 ) -> TrainState:
-    """Go on from the newest intact checkpoint of a run, up to `rounds` if given.
+    """Continue a run from its newest intact checkpoint, up to `rounds` if given.
 
     However often a run is killed and resumed, it ends with the same parameters and history.
     """
-    places = Places.of(workers, devices, cluster)
-    run = Path(run)
-    _require_run(run)
-    # Opened, and so locked, first: nobody may add to what is read from here on.
+    run, worker_devices = Path(run), _choose_devices(workers, devices, cluster)
+    config_of(run)
+    # Locked before anything is read, so that no other process changes it meanwhile.
     with RunDirectory(run) as record:
         config = config_of(run, rounds)
-        chosen = Chosen.of(config, task, family)
+        training = PolicyTraining(config, task, family, worker_devices, cluster)
         if is_run(run):
             checkpoint = load_checkpoint(run)
             state = checkpoint.state
-            _check_unchanged(run, config, chosen, state)
+            training.check_unchanged(run, state)
             _check_profile(profile, state.round, config.rounds)
-            data = places.share(chosen.task.load(data_root()))
             record.resume(config.flat(), checkpoint.files, state.round)
-        else:
-            # Killed before the first checkpoint: nothing had happened yet.
-            data = places.share(chosen.task.load(data_root()))
-            config = _settled(config, chosen, data, places.devices)
-            state = _first_state(config, chosen)
-            record.begin(config.flat())
+        else:  # killed before its first checkpoint
+            state = training.first_state()
+            record.begin(training.config.flat())
             save_checkpoint(run, state, record.sync())
-        return _run(config, chosen, data, state, record, places, profile, hooks)
-
-
-def _first_state(config: TrainingConfig, chosen: Chosen) -> TrainState:
-    """A policy that is missing is found here, before anything is written."""
-    warm = None if config.warm_start is None else load_state(config.warm_start)
-    return new_state(config, chosen.space(config), warm)
-
-
-def _settled(
-    config: TrainingConfig, chosen: Chosen, data: DataSplits, devices: Sequence[str]
-) -> TrainingConfig:
-    """The settings with the population that the run keeps for good; what cannot be fused is refused
-    before anything is written."""
-    recipe = recipe_of(config, chosen.task, data, chosen.family)
-    count = env_batch_size(config, chosen.family)
-    kind = choose_population(recipe, count, config.growth.population, devices[0])
-    return replace(config, growth=replace(config.growth, population=kind))
-
-
-def _check_unchanged(run: Path, config: TrainingConfig, chosen: Chosen, state: TrainState) -> None:
-    before, now = state.settings, lasting_settings(config)
-    for name in {**before, **now}:
-        if before.get(name) != now.get(name):
-            raise ConfigError(
-                f"{run / CONFIG} was changed: {name} is {now.get(name)!r}, but the run began with "
-                f"{before.get(name)!r}; put that back, or start a new run"
-            )
-    if state.space != chosen.space(config):
-        raise ConfigError(f"{run} was trained with other slots or blueprints than there are now")
+        return training.run(state, record, profile, hooks)
 
 
 def _check_profile(profile: int | None, first: int, rounds: int) -> None:
@@ -234,43 +240,4 @@ def _check_profile(profile: int | None, first: int, rounds: int) -> None:
         raise ConfigError(
             f"round {profile} cannot be profiled: the rounds to play are {first} up to, "
             f"but not including, {rounds}"
-        )
-
-
-def _run(
-    config: TrainingConfig,
-    chosen: Chosen,
-    data: DataSplits,
-    state: TrainState,
-    record: RunDirectory,
-    places: "Places",
-    profile: int | None,
-    hooks: Hooks | None,
-) -> TrainState:
-    log, hooks = RoundLog(record), hooks or Hooks()
-    profiler = TrainingProfiler(record.path / PROFILE, profile)
-    told = hooks.on_step
-
-    def on_step(step: int) -> None:
-        profiler.step()
-        told(step)
-
-    def save(state: TrainState) -> None:
-        save_checkpoint(record.path, state, record.sync())
-
-    task, family = chosen.task, chosen.family
-    with places.environments(config, chosen, data, log) as env:
-        kept = RecordingEnv(env, state.space, record.path) if config.keep_episodes else env
-        return run_training(
-            config,
-            state,
-            kept,
-            most_steps(config, task, data, family),
-            log,
-            save=save,
-            validation=None
-            if family is None
-            else ValidationHosts(config, family, data, record.path),
-            traced=profiler.traced,
-            hooks=replace(hooks, on_step=on_step),
         )

@@ -1,7 +1,6 @@
-"""What a user should hear while it can still be mended: warnings that name cause and cure.
+"""Warnings while a network grows, each with its cause and what to do.
 
-There is one channel: `EsperWarning` through Python's warnings, which show each sentence once, and
-the same sentence as an event of the run, where there is a record.
+Each is an `EsperWarning` and, if the run has a record, also an event of the run.
 """
 
 import math
@@ -24,19 +23,19 @@ from esper.tamiyo.situation import Controller
 from esper.tolaria.engine.batches import DataSource
 from esper.tolaria.engine.cycle import GrowthCycle
 
-# So many epochs in a row that were rolled back are a pattern; if they are all there ever was, it
-# is hopeless.
+# Epochs rolled back in a row after which a user is warned; and after which a run that has had no
+# other epoch ends with an error.
 SUSPICIOUS, HOPELESS = 2, 5
-# A group whose learning rate is this many times higher shows that the first group's is not usual.
+# Warn if another group's learning rate is this many times that of the first group.
 SLOW = 10.0
-BATCHES_LOOKED_AT = 1000
+CHECKED_BATCHES = 1000
 
 
 class Watch:
-    """A recorder that looks at one growing network and warns; `history` gets each warning too.
+    """A recorder that warns about problems of one growing network; `history` gets each warning too.
 
-    `data` is where its batches come from; None in a loop of the user's own. Raises ConfigError when
-    every epoch was rolled back and going on is pointless.
+    `data` is the source of its batches, None in a user's own loop. Raises ConfigError when each of
+    the first epochs was rolled back.
     """
 
     def __init__(
@@ -52,14 +51,17 @@ class Watch:
         self.plateaued = False
 
     def catch_up(self) -> None:
-        """Know what a run that is taken up again has told before."""
+        """Read the history of a run that is resumed."""
         for row in self.history.rows:
-            self.plateaued |= row["plateau_epochs"] > 0
-            self.rolled_back = self.rolled_back + 1 if row["rolled_back"] else 0
+            self._count(row)
         for event in self.history.events:
-            self.reason = event.reason if isinstance(event, GovernorRollback) else self.reason
+            self.event(event)
 
-    def say(self, message: str) -> None:
+    def _count(self, row: Mapping[str, Any]) -> None:
+        self.plateaued |= row["plateau_epochs"] > 0
+        self.rolled_back = self.rolled_back + 1 if row["rolled_back"] else 0
+
+    def warn(self, message: str) -> None:
         warnings.warn(message, EsperWarning, stacklevel=2)
         self.history.event(Warned(0, self.env.step_count, message))
 
@@ -68,48 +70,47 @@ class Watch:
             self.reason = event.reason
 
     def metrics(self, row: Mapping[str, Any]) -> None:
-        self.plateaued |= row["plateau_epochs"] > 0
-        self.rolled_back = self.rolled_back + 1 if row["rolled_back"] else 0
+        self._count(row)
         if self.rolled_back == SUSPICIOUS:
-            self.say(
-                f"epochs {row['step'] - 1} and {row['step']} were both undone ({self.reason}); "
-                f"{self._cause()}"
+            self.warn(
+                f"epochs {row['step'] - 1} and {row['step']} were both rolled back "
+                f"({self.reason}); {self._cause()}"
             )
         if self.rolled_back == HOPELESS and row["step"] + 1 == HOPELESS:
             raise ConfigError(
-                f"each of the first {HOPELESS} epochs had to be undone ({self.reason}), "
+                f"each of the first {HOPELESS} epochs was rolled back ({self.reason}), "
                 f"so nothing is learnt; {self._cause()}"
             )
 
     def outcome(self, outcome: EpisodeOutcome) -> None:
         if outcome.germinated == 0 and not isinstance(self.controller, StaticController):
-            self.say(f"nothing germinated: {self._why_nothing_grew(outcome.steps)}")
+            self.warn(f"no seed was planted: {self._why_nothing_grew(outcome.steps)}")
 
     def _cause(self) -> str:
         for name, batch in _not_finite(self.data) if self.data is not None else ():
-            return f"batch {batch} of {name} holds values that are not finite: mend the data"
-        return "look for NaN in the data, or try a lower learning rate"
+            return f"batch {batch} of {name} has values that are not finite: correct the data"
+        return "check the data for NaN, or try a lower learning rate"
 
     def _why_nothing_grew(self, steps: int) -> str:
         """After `steps` decisions, which is one less than epochs."""
-        who = self.controller
-        if not isinstance(who, HeuristicController):
-            return f"the controller {who.name} chose no seed in {steps + 1} epochs; try 'heuristic'"
-        first = who.config.min_epochs_before_germinate
+        controller, epochs = self.controller, steps + 1
+        if not isinstance(controller, HeuristicController):
+            return f"the controller {controller.name} chose none in {epochs} epochs; try heuristic"
+        first = controller.config.min_epochs_before_germinate
         if steps <= first:
             return (
                 f"the heuristic plants nothing in the first {first + 1} epochs, and there were "
-                f"only {steps + 1}; train for longer"
+                f"only {epochs}; train for longer"
             )
-        if not self._rotation_fits(who.config.blueprint_rotation):
+        if not self._rotation_fits(controller.config.blueprint_rotation):
             return (
-                "no blueprint that the heuristic tries fits the slots and the budget; give other "
-                "slots or a larger budget"
+                "no blueprint of the heuristic fits the slots and the budget; give other slots "
+                "or a larger budget"
             )
         if not self.plateaued:
             return (
-                f"the score rose by more than its noise in each of {steps + 1} epochs, so there "
-                "was no plateau; train for longer"
+                f"the score rose by more than its noise in each of {epochs} epochs, so there was "
+                "no plateau; train for longer"
             )
         return (
             "the score was still rising whenever a seed could have been planted; train for longer"
@@ -123,22 +124,22 @@ class Watch:
 
 
 def _not_finite(data: DataSource) -> Iterator[tuple[str, int]]:
-    """The batches, by loader and number from 1, that hold a value that is not finite."""
+    """The batches with a value that is not finite: loader, and number from 1."""
     loaders = {"train_loader": data.train_batches(0), "val_loader": data.val_batches()}
     for name, batches in loaders.items():
-        for number, batch in enumerate(islice(batches, BATCHES_LOOKED_AT), start=1):
+        for number, batch in enumerate(islice(batches, CHECKED_BATCHES), start=1):
             if not all(bool(torch.isfinite(tensor).all()) for tensor in tensors_in(batch)):
                 yield name, number
 
 
 def warn_of_slow_seeds(optimizer: Optimizer) -> None:
-    """Seeds get the settings of the optimiser's first group, which may be a backbone's."""
+    """Seeds get the settings of the optimizer's first group, which may be those of a backbone."""
     rates = [float(group.get("lr", math.nan)) for group in optimizer.param_groups]
     if rates[0] * SLOW <= max(rates):
         warnings.warn(
-            f"seeds take the learning rate of the optimiser's first group, {rates[0]:g}, and "
-            f"another group has {max(rates):g}; give manage(..., seed_lr=...), or put a group with "
-            "the rate meant for seeds first",
+            f"seeds get the learning rate of the optimizer's first group, {rates[0]:g}, but "
+            f"another group has {max(rates):g}; give manage(..., seed_lr=...), or put the group "
+            "whose rate seeds should have first",
             EsperWarning,
             stacklevel=2,
         )
@@ -147,20 +148,20 @@ def warn_of_slow_seeds(optimizer: Optimizer) -> None:
 def warn_of_other_ground(
     controller: Controller, task: str, start: Literal["fresh", "trained"] | None = None
 ) -> None:
-    """A learned policy knows the task that it was trained on, and of a family whether its networks
-    arrived trained; it promises nothing for others. `start` is None where nobody knows."""
+    """Warn if a learned policy was trained on another task, or only with hosts that started in
+    another way (fresh or trained). `start` is None if it is not known."""
     if not isinstance(controller, LearnedController):
         return
     if controller.task != task:
         other = f"was trained on the task {controller.task!r}, not on {task}"
     elif controller.starts and start is not None and start not in controller.starts:
         known = " or ".join(controller.starts)
-        other = f"has learnt with networks that arrive {known}, and this one is {start}"
+        other = f"was trained with networks that start {known}, and this one starts {start}"
     else:
         return
     warnings.warn(
-        f"the policy {controller.name} {other}; what it has learnt may not hold here: compare it "
-        "with 'heuristic'",
+        f"the policy {controller.name} {other}; it may not work well here: compare it with "
+        "'heuristic'",
         EsperWarning,
         stacklevel=2,
     )

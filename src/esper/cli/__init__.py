@@ -27,34 +27,23 @@ app = typer.Typer(
     help="""Neural networks that grow while they train.
 
 Start with [bold]esper grow --task digits[/]: it trains a tiny network, lets it grow where that
-helps, and shows what the growth was worth. [bold]esper tasks[/] lists what else there is.""",
+helps, and shows what the growth gained. [bold]esper tasks[/] lists the other tasks.""",
 )
-data_app = typer.Typer(no_args_is_help=True, help="See and fetch data sets.")
-policies_app = typer.Typer(help="See the policies that come with Esper, and export one.")
-train_app = typer.Typer(no_args_is_help=True, help="Learn when and what to grow.")
+data_app = typer.Typer(no_args_is_help=True, help="List and download data sets.")
+policies_app = typer.Typer(help="List the policies that come with Esper, and export your own.")
+train_app = typer.Typer(no_args_is_help=True, help="Train policies that decide what to grow.")
 
-add_command(app, grow)
-add_command(app, evaluate)
-app.command()(runs)
-app.command()(show)
-add_command(app, explain)
-app.command()(report)
-app.command()(watch)
-add_command(app, serve)
-add_command(app, export_run)
-app.command()(compare)
-app.command()(query)
-app.command()(tasks)
-app.command()(blueprints)
-add_command(app, doctor)
-add_command(train_app, ppo)
-add_command(train_app, record)
-add_command(train_app, imitate)
-add_command(train_app, offline)
-data_app.command("list")(data_list)
-data_app.command("get")(data_get)
+for command in (
+    *(grow, evaluate, runs, show, explain, report, watch, serve, export_run),
+    *(compare, query, tasks, blueprints, doctor),
+):
+    add_command(app, command)
+for train_command in (ppo, record, imitate, offline):
+    add_command(train_app, train_command)
+add_command(data_app, data_list, "list")
+add_command(data_app, data_get, "get")
 policies_app.callback(invoke_without_command=True)(policies)
-policies_app.command("show")(show_policy)
+add_command(policies_app, show_policy, "show")
 add_command(policies_app, export)
 app.add_typer(policies_app, name="policies")
 app.add_typer(data_app, name="data")
@@ -78,8 +67,8 @@ def _root(
 
 
 def main() -> None:
-    """Entry point: bad input is one sentence on stderr and exit code 2; so is a file that the
-    system does not give or take."""
+    """Entry point: wrong input, or a file that cannot be read or written, is one sentence on stderr
+    and exit code 2."""
     warnings.showwarning = _show_warning
     try:
         app()
@@ -103,7 +92,7 @@ def _show_warning(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """Ours in the words that we chose; all others as Python shows them."""
+    """Warnings of Esper without the source line; all others as Python shows them."""
     text = warnings.formatwarning(message, category, filename, lineno, line)
     if issubclass(category, EsperWarning):
         text = f"esper: {message}\n"

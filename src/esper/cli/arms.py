@@ -1,4 +1,4 @@
-"""The arms of one `esper grow`, each trained with a record of its own."""
+"""The arms of one `esper grow`: networks that are compared, each with its own record."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -29,11 +29,11 @@ GROWN = "grown"
 
 
 class Arms:
-    """Trains networks by label: the grown one in the run's folder, the others in folders inside it.
-    The folder is locked, and trackers are open, until the end of the `with`.
+    """Trains the arms: the grown one in the folder of the run, the others in folders inside it. In
+    a `with` block the folder is locked and trackers are open.
 
     trained   the networks by label
-    others    the folders of those beside the grown one
+    others    the folders of all but the grown one, by label
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Arms:
         self.record.close()
 
     def _open(self, label: str, folder: Path) -> "RunDirectory":
-        """Locked, and begun unless it is to be resumed."""
+        """The record in a folder, locked; a new one unless the run is resumed."""
         from esper.observatory.run_directory import RunDirectory
 
         if self.settings.resume and RunDirectory.is_run(folder):
@@ -80,7 +80,7 @@ class Arms:
         return {**own, **self.growth.flat(), "out": str(self.settings.folder), "arm": label}
 
     def play(self, label: str, plan: "Plan") -> "Trained":
-        """Train an arm, or finish training it."""
+        """Train an arm, or continue its training."""
         from esper.api.growth_run import GrowthRun, open_folder
         from esper.observatory.run_directory import ARMS
         from esper.observatory.terminal import StepProgress
@@ -128,7 +128,7 @@ class Arms:
         return (Caller([tracker]),)
 
     def conclude(self, rows: "Sequence[Mapping[str, Any]]") -> None:
-        """Give trackers the rows of the summary, with scores on test data."""
+        """Write the scores on test data, from the rows of the summary, to trackers."""
         from esper.trackers import outcome_scalars
 
         for row in rows:
@@ -138,20 +138,19 @@ class Arms:
                 self.trackers[row["arm"]].scalars(scalars, outcome.steps)
 
     def forget_unfinished(self) -> None:
-        """Arms that Ctrl-C has ended are not shown."""
+        """Leave out the arm that Ctrl-C has ended."""
         for label in [x for x, t in self.trained.items() if t.outcome.ended == "interrupted"]:
             del self.trained[label]
             self.others.pop(label, None)
 
     def best_of(self, label: str, plans: "Sequence[Plan]") -> "Plan":
-        """The plan that is best on validation."""
+        """The plan with the best validation score."""
         from esper.proof.arms import train
 
         tried: list[Trained] = []
-        with self.console.status(f"looking for the {label} of {len(plans)}"):
+        with self.console.status(f"searching the {label} of {len(plans)}"):
             for plan in plans:
                 tried += train(plan, self.data, [self.settings.key])
-        # A network that was never measured is worth nothing.
         scores = [-math.inf if t.outcome.val_score is None else t.outcome.val_score for t in tried]
         return plans[max(range(len(plans)), key=scores.__getitem__)]
 
@@ -160,22 +159,22 @@ HOST, CONTINUE, COOLED, SCRATCH = "trained host", "continue", "cooled", "best sc
 
 
 def rescue(arms: "Arms", task: "Task", controller: "Controller") -> None:
-    """Train the host and every arm; Ctrl-C ends it with the arms that are finished."""
+    """Train the host and every arm; after Ctrl-C only the finished arms are kept."""
     from esper.proof.arms import host_plan
     from esper.proof.scenarios import RescuePlans
 
     steps = arms.growth.steps or task.steps
     plans = RescuePlans(task, arms.data, steps, arms.settings.extra)
     try:
-        host = _whole(arms.play(HOST, host_plan(task, steps)))
+        host = _finished(arms.play(HOST, host_plan(task, steps)))
         plan = plans.continued(host, controller)
-        _whole(arms.play(GROWN, replace(plan, rules=_as_asked(arms, plan))))
+        _finished(arms.play(GROWN, replace(plan, rules=_as_asked(arms, plan))))
         if arms.settings.compare:
-            _whole(arms.play(CONTINUE, plans.continued(host, cooling=False)))
-            _whole(arms.play(COOLED, plans.continued(host)))
+            _finished(arms.play(CONTINUE, plans.continued(host, cooling=False)))
+            _finished(arms.play(COOLED, plans.continued(host)))
             scratch = plans.from_scratch()
             if scratch:
-                _whole(arms.play(SCRATCH, arms.best_of(SCRATCH, scratch)))
+                _finished(arms.play(SCRATCH, arms.best_of(SCRATCH, scratch)))
     except KeyboardInterrupt:
         arms.forget_unfinished()
         if GROWN not in arms.trained:
@@ -183,8 +182,8 @@ def rescue(arms: "Arms", task: "Task", controller: "Controller") -> None:
 
 
 def _as_asked(arms: "Arms", plan: "Plan") -> "GrowthSettings":
-    """The settings of the command within the compute that the plan allows; the schedule of the
-    learning rate is the same for all arms."""
+    """The settings of the command, with the compute budget and the learning-rate schedule of the
+    plan, which are the same for all arms."""
     rules = plan.rules
     return replace(
         arms.growth,
@@ -195,8 +194,8 @@ def _as_asked(arms: "Arms", plan: "Plan") -> "GrowthSettings":
     )
 
 
-def _whole(trained: "Trained") -> "Trained":
-    """Half an arm is no result."""
+def _finished(trained: "Trained") -> "Trained":
+    """Raises KeyboardInterrupt for an arm that Ctrl-C has ended."""
     if trained.outcome.ended == "interrupted":
         raise KeyboardInterrupt
     return trained

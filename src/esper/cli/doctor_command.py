@@ -1,4 +1,4 @@
-"""`esper doctor`: what is installed, whether it works, and the cure where it does not."""
+"""`esper doctor`: checks what is installed and whether it works."""
 
 import os
 import platform
@@ -17,24 +17,24 @@ from esper.cli.options import option
 from esper.cli.printing import AS_JSON, consoles, print_json
 
 PACKAGE = "esper-grow"
-# Extras that only gather others, or are for people who work on Esper.
+# Extras that only combine others, or are for developers of Esper.
 GATHERED = ("demo", "dev")
 STEPS = 16  # enough for a seed to be planted, blended in and kept
 
 
 @dataclass(frozen=True)
 class Finding:
-    """`optional` is what can be missing without harm; `cure` is what to do, where something is."""
+    """The result of a check; `optional`: missing, but not needed. `fix` says what to do."""
 
     about: str
     state: Literal["fine", "optional", "wrong"]
     detail: str
-    cure: str | None = None
+    fix: str | None = None
 
 
 @dataclass(frozen=True)
 class Requirement:
-    """A package that we need at a version, as in our metadata; `extra` is None for all users."""
+    """A required package with its versions; `extra` is None if it is always required."""
 
     name: str
     bounds: str
@@ -44,11 +44,11 @@ class Requirement:
     def of(text: str) -> "Requirement":
         name, bounds, extra = re.fullmatch(
             r"([\w.-]+)\s*([^;]*?)\s*(?:;.*extra == ['\"]([\w-]+)['\"])?", text
-        ).groups()  # type: ignore[union-attr]  # ours to write, in pyproject.toml
+        ).groups()  # type: ignore[union-attr]  # written by pyproject.toml
         return Requirement(name, bounds, extra)
 
     def problem(self) -> str | None:
-        """None if what is installed will do."""
+        """None if the installed version fits."""
         try:
             found = version(self.name)
         except PackageNotFoundError:
@@ -59,7 +59,7 @@ class Requirement:
 
 
 def within(found: str, bounds: str) -> bool:
-    """Whether a version keeps to bounds such as `>=2.7,<3`."""
+    """Whether a version is within bounds such as `>=2.7,<3`."""
     return all(
         _numbers(found) >= _numbers(bound[2:])
         if bound.startswith(">=")
@@ -70,7 +70,7 @@ def within(found: str, bounds: str) -> bool:
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    """`2.13.0+cpu` is (2, 13): zeros at the end say nothing."""
+    """`2.13.0+cpu` is (2, 13): zeros at the end are left out."""
     leading = re.match(r"\d+(\.\d+)*", text)
     numbers = [int(part) for part in leading.group().split(".")] if leading else []
     while numbers and numbers[-1] == 0:
@@ -89,35 +89,34 @@ def check_python(found: str, bounds: str) -> Finding:
 
 
 def check_packages(needed: Sequence[Requirement]) -> Iterator[Finding]:
-    """Those without which Esper does not run."""
+    """The packages that Esper needs."""
     for item in needed:
         if item.extra is None:
             problem = item.problem()
             if problem is None:
                 yield Finding(item.name, "fine", version(item.name))
             else:
-                cure = f"pip install '{item.name}{item.bounds}'"
-                yield Finding(item.name, "wrong", problem, cure)
+                fix = f"pip install '{item.name}{item.bounds}'"
+                yield Finding(item.name, "wrong", problem, fix)
 
 
 def check_extras(needed: Sequence[Requirement]) -> Iterator[Finding]:
-    """An extra that is not there is optional; one that is too old is wrong."""
+    """A missing extra is optional; one that is too old is wrong."""
     extras = sorted({item.extra for item in needed if item.extra} - set(GATHERED))
     for extra in extras:
         own = [item for item in needed if item.extra == extra]
         problems = [problem for item in own if (problem := item.problem()) is not None]
-        about, cure = f"extra {extra}", f"pip install '{PACKAGE}[{extra}]'"
+        about, fix = f"extra {extra}", f"pip install '{PACKAGE}[{extra}]'"
         if not problems:
             there = ", ".join(f"{item.name} {version(item.name)}" for item in own)
             yield Finding(about, "fine", there)
         else:
             old = any(not problem.endswith("is not installed") for problem in problems)
-            yield Finding(about, "wrong" if old else "optional", "; ".join(problems), cure)
+            yield Finding(about, "wrong" if old else "optional", "; ".join(problems), fix)
 
 
 def check_threads(cores: int, asked: str | None) -> Finding:
-    """`asked` is OMP_NUM_THREADS. Esper trains with one thread per process anyway; a loop of the
-    user's own does not."""
+    """`asked` is OMP_NUM_THREADS, which matters for users' own training loops."""
     if asked is None:
         return Finding("threads", "fine", f"{cores} cores")
     if not asked.isdecimal() or not 1 <= int(asked) <= cores:
@@ -143,8 +142,8 @@ def check_data(root: Path) -> Iterator[Finding]:
             yield Finding(about, "wrong", "damaged", found.detail)
 
 
-def check_folder(about: str, folder: Path, cure: str) -> Finding:
-    """Whether files can be written to a folder, or to the one that it would be made in."""
+def check_folder(about: str, folder: Path, fix: str) -> Finding:
+    """Whether files can be written to a folder, or to its parent if it does not exist."""
     place = folder.absolute()
     while not place.exists() and not place.is_symlink():
         place = place.parent
@@ -152,16 +151,16 @@ def check_folder(about: str, folder: Path, cure: str) -> Finding:
         with tempfile.TemporaryFile(dir=place) as file:
             file.write(b"?")
     except OSError as error:
-        return Finding(about, "wrong", f"{folder}: {error.strerror} ({place})", cure)
+        return Finding(about, "wrong", f"{folder}: {error.strerror} ({place})", fix)
     return Finding(about, "fine", f"{folder} can be written")
 
 
 def check_growth() -> Finding:
-    """Grow a tiny network on made-up points, and see that its export answers as it does."""
+    """Grow a tiny network on random points, and compare it with its export."""
     began = time.perf_counter()
     try:
         kept, params, off = _grow_a_little()
-    except Exception as error:  # noqa: BLE001  # whatever it is, the patient is to hear of it
+    except Exception as error:  # noqa: BLE001  # any error is a finding
         kind = type(error).__name__
         return Finding("growth", "wrong", f"{kind}: {error}".split("\n")[0], _REINSTALL)
     seconds = time.perf_counter() - began
@@ -171,11 +170,11 @@ def check_growth() -> Finding:
     return Finding("growth", "fine", detail)
 
 
-_REINSTALL = "install torch anew, with constraints.txt; if it stays, report it with this list"
+_REINSTALL = "reinstall torch with constraints.txt; if the problem stays, report it with this list"
 
 
 def _grow_a_little() -> tuple[int, int, float]:
-    """Seeds that were kept, parameters at the end, and how far the export is off."""
+    """Kept seeds, parameters at the end, and the largest difference of the export's output."""
     import torch
     from torch import nn
     from torch.utils.data import DataLoader, TensorDataset
@@ -188,7 +187,7 @@ def _grow_a_little() -> tuple[int, int, float]:
         x = torch.randn(256, 2)
         quadrants = (x[:, 0] > 0).long() + 2 * (x[:, 1] > 0).long()
         data = TensorDataset(x, quadrants)
-        # Four classes through one number: a seed that goes past it helps for sure.
+        # Four classes through one number: a seed that bypasses it always helps.
         model = nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 1), nn.Linear(1, 4))
         grown = esper.grow(
             model,
@@ -206,7 +205,7 @@ def _grow_a_little() -> tuple[int, int, float]:
 
 
 def examine(growth: bool = True) -> Iterator[Finding]:
-    """All findings, as they are made; the growth is last, and only if what it needs is there."""
+    """All findings, as they are made; growth is last, and only if the packages are fine."""
     needed = requirements()
     yield check_python(platform.python_version(), metadata(PACKAGE)["Requires-Python"])
     yield Finding("esper", "fine", version(PACKAGE))
@@ -219,8 +218,8 @@ def examine(growth: bool = True) -> Iterator[Finding]:
     from esper.tolaria.data.catalogue import data_root
 
     yield from check_data(data_root())
-    yield check_folder("runs", Path("runs"), "go to a folder that is yours, or give --out")
-    yield check_folder("data folder", data_root(), "set ESPER_DATA to a folder that is yours")
+    yield check_folder("runs", Path("runs"), "choose a writable folder, or give --out")
+    yield check_folder("data folder", data_root(), "set ESPER_DATA to a writable folder")
     temporary = Path(tempfile.gettempdir())
     yield check_folder("temporary", temporary, "free space there, or set TMPDIR")
     if growth:
@@ -228,7 +227,7 @@ def examine(growth: bool = True) -> Iterator[Finding]:
 
 
 def _cores() -> int:
-    """Those that this process may use."""
+    """The cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -241,11 +240,11 @@ class DoctorSettings:
 
 
 def doctor(settings: DoctorSettings) -> None:
-    """See whether everything that Esper needs is there and works.
+    """Check that everything Esper needs is installed and works.
 
-    Looks at versions, threads, extras, data sets and folders, and grows a tiny network. Each line
-    that is not fine ends with its cure. Ends with exit code 1 if something is wrong; an extra or a
-    data set that is not there is not wrong.
+    Checks versions, threads, extras, data sets and folders, and grows a tiny network. Each line
+    with a problem says what to do. The exit code is 1 if something is wrong; a missing extra or
+    data set is not an error.
 
     Example: esper doctor --json
     """
@@ -261,11 +260,11 @@ def doctor(settings: DoctorSettings) -> None:
     if settings.json:
         print_json({"wrong": wrong, "findings": [asdict(each) for each in findings]})
     elif not settings.quiet:
-        say(result, f"\nWrong: {', '.join(wrong)}." if wrong else "\nAll is well.")
+        say(result, f"\nWrong: {', '.join(wrong)}." if wrong else "\nNo problems found.")
     if wrong:
         raise typer.Exit(1)
 
 
 def _in_a_line(finding: Finding) -> str:
-    cure = "" if finding.cure is None else f"; {finding.cure}"
-    return f"{finding.about:<20} {finding.state:<8} {finding.detail}{cure}"
+    fix = "" if finding.fix is None else f"; {finding.fix}"
+    return f"{finding.about:<20} {finding.state:<8} {finding.detail}{fix}"

@@ -31,41 +31,39 @@ NOT_FOR_EVALUATIONS = (
 
 @dataclass(frozen=True)
 class EvaluateSettings:
-    task: str = option("digits", "What to learn; see `esper tasks`.")
-    scenario: str = option(
-        "scratch",
-        "How hosts begin: scratch or trained.",
-    )
+    task: str = option("digits", "The task; see `esper tasks`.")
+    scenario: str = option("scratch", "How hosts start: scratch or trained.")
     extra: str | None = option(
         None,
-        "Extra budgets of the scenario trained, with commas, as shares of what the "
-        "host's training cost. Default: 0.1,0.3,1.0.",
+        "With --scenario trained: extra compute budgets, separated by commas, as fractions of the "
+        "host's training. Default: 0.1,0.3,1.0.",
     )
     arms: str | None = option(
         None,
-        "Who is compared, with commas: static, random, heuristic, scripted:NAME, "
+        "Controllers to compare, separated by commas: static, random, heuristic, scripted:NAME, "
         "pretrained, or the folder of a learned policy. Default: static,random,scripted:early,"
-        "heuristic; of trained hosts heuristic.",
+        "heuristic; with --scenario trained heuristic.",
     )
     keys: int = option(20, "Paired keys: each arm trains on each.", min=1, max=MOST_COUNT)
     tuning_keys: int | None = option(
-        None, "On how many other keys arms choose rates and widths. Default: 8.", min=1, max=1000
+        None,
+        "Other keys on which arms choose rates and widths. Default: 8.",
+        min=1,
+        max=1000,
     )
-    first_key: int = option(0, "The first of them; the others follow.", min=0, max=MOST_KEY)
-    steps: int | None = option(
-        None, "Epochs to train; each task has its default.", min=1, max=MOST_COUNT
-    )
+    first_key: int = option(0, "The first key; the others follow.", min=0, max=MOST_KEY)
+    steps: int | None = option(None, "Epochs to train. Default: the task's.", min=1, max=MOST_COUNT)
     out: str | None = option(None, "Folder for the results. Default: runs/evaluate-TASK.")
     overwrite: bool = option(False, "Replace an evaluation that is already there.")
-    resume: bool = option(False, "Go on with an evaluation that was stopped or killed.")
+    resume: bool = option(False, "Continue an evaluation that was stopped or killed.")
     tune: bool = option(
-        False, "Let every arm choose its learning rate, from one grid, on validation."
+        False, "Let every arm choose its learning rate from the same grid, on validation."
     )
     controls: bool = option(
-        True, "Also train static networks: what was grown, from scratch, and the best width."
+        True, "Also train the grown topology from scratch, and static networks of the best width."
     )
     control_for: str | None = option(
-        None, "The arm that the controls are made for. Default: the last that grows."
+        None, "The arm that the controls are matched to. Default: the last one that grows."
     )
     ray: str | None = option(None, RAY, bare="local", metavar="[ADDRESS]")
     track: str | None = option(None, TRACK)
@@ -75,11 +73,11 @@ class EvaluateSettings:
 
 
 def evaluate(settings: EvaluateSettings) -> None:
-    """Compare controllers on paired keys, on test data, and with honest controls.
+    """Compare controllers on paired keys, on test data, with control networks.
 
-    Prints tables and writes evaluation.json, trials.csv and evaluation.png. Every network that is
-    trained is on disk at once: Ctrl-C ends early with the keys that are complete, and --resume
-    goes on, also after a kill.
+    Prints tables and writes evaluation.json, trials.csv and evaluation.png. Every trained network
+    is saved at once: Ctrl-C ends early with the complete keys, and --resume continues, also after
+    a kill.
 
     Examples:
 
@@ -89,7 +87,7 @@ def evaluate(settings: EvaluateSettings) -> None:
 
       esper evaluate --task digits --scenario trained --extra 0.1,0.3,1.0 --tune
     """
-    # Everything that can be wrong is found before the first trial.
+    # All input is checked before the first trial.
     from esper.api import find_controller, one_thread
     from esper.observatory.evaluation import evaluation_folder, write_evaluation
     from esper.observatory.picture import require_matplotlib
@@ -165,12 +163,12 @@ def _extra(settings: EvaluateSettings) -> tuple[float, ...]:
         return tuple(float(share) for share in settings.extra.split(","))
     except ValueError:
         raise ConfigError(
-            f"extra must be numbers with commas, such as 0.1,0.3, got {settings.extra!r}"
+            f"extra must be numbers separated by commas, such as 0.1,0.3, got {settings.extra!r}"
         ) from None
 
 
 def run_line(label: str, run: "Run") -> str:
-    """One trained network in a line. Nobody has looked at test data yet."""
+    """One trained network in a line, before its evaluation on test data."""
     outcome = run.outcome
     score = "not measured" if outcome.val_score is None else f"{outcome.val_score:.2f}"
     return (
@@ -193,7 +191,7 @@ def show_report(console: "Console", report: "EvaluationReport") -> None:
         rows = whole if extra is None else at_extra(whole, extra)
         console.print()
         if extra is not None:
-            say(console, f"Extra budget {extra:g} of what the host's training cost")
+            say(console, f"Extra compute budget: {extra:g} of the host's training")
             console.print()
         console.print(arms_table(rows))
         if rows["comparisons"]:
@@ -221,7 +219,7 @@ def _in_words(report: "EvaluationReport") -> str:
     else:
         words.append(f"All arms used the learning rate {report.learning_rates[0]:.2g}.")
     if report.reference is not None:
-        words.append(f"The controls are made for {report.reference}.")
+        words.append(f"The controls are matched to {report.reference}.")
         widths = [f"{arm['arm']} has width {arm['width']}" for arm in report.arms if arm["width"]]
         widths += [
             f"{arm['arm']} has the widths {'-'.join(map(str, arm['shape']))}"
@@ -229,7 +227,7 @@ def _in_words(report: "EvaluationReport") -> str:
             if arm["shape"]
         ]
         if widths:
-            words.append(f"Of the host's family, {' and '.join(widths)}.")
+            words.append(f"{' and '.join(widths)}.")
         else:
-            words.append("The task has no family of hosts, so there is no best-static.")
+            words.append("The task has no wider hosts, so there is no best-static.")
     return " ".join(words)

@@ -1,4 +1,4 @@
-"""`esper grow`: run the arms, compare them on test data, draw the growth."""
+"""`esper grow`: train the arms, compare them on test data, draw the growth."""
 
 import time
 from collections.abc import Mapping
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GrowSettings:
-    task: str = option("digits", "What to learn; see `esper tasks`.")
+    task: str = option("digits", "The task; see `esper tasks`.")
     controller: str = option(
         "heuristic",
-        "Who decides: heuristic, random, static (never grow), heuristic:FILE.toml (with the "
-        "settings of that file), scripted:FILE (FILE may be the actions.txt of an earlier run), "
+        "What decides: heuristic, random, static (never grow), heuristic:FILE.toml (with the "
+        "settings of that file), scripted:FILE (such as the actions.txt of an earlier run), "
         "pretrained (see `esper policies`), or the folder of a training run or policy.",
     )
     key: int = option(0, "Random seed: the same key gives the same run.", min=0, max=MOST_KEY)
@@ -38,7 +38,7 @@ class GrowSettings:
     overwrite: bool = option(False, "Replace a run that is already there.")
     resume: bool = option(False, "Continue a run of the same command that was stopped or killed.")
     extra: float = option(
-        0.3, "With --start trained: compute to spend, as a share of the host's training."
+        0.3, "With --start trained: compute to spend, as a fraction of the host's training."
     )
     compare: bool = option(True, "Also train the host alone, and the grown topology from scratch.")
     settings: str | None = option(None, "TOML file with growth settings; flags override it.")
@@ -49,15 +49,15 @@ class GrowSettings:
 
     @property
     def folder(self) -> Path:
-        who = self.controller.split("/")[-1].replace(":", "-")
-        return Path(self.out or f"runs/{self.task}-{who}-{self.key}")
+        controller = self.controller.split("/")[-1].replace(":", "-")
+        return Path(self.out or f"runs/{self.task}-{controller}-{self.key}")
 
 
 def grow(settings: GrowSettings) -> None:
     """Train a task's network and let it grow.
 
-    Ends with a table of what the growth was worth on test data, and a picture of it. Ctrl-C ends
-    the run early; what was reached until then is saved.
+    Prints a table of what the growth gained on test data, and draws a picture of it. Ctrl-C ends
+    the run early and saves the best network so far.
 
     Examples:
 
@@ -84,10 +84,9 @@ def grow(settings: GrowSettings) -> None:
     _check_extra(settings.extra)
     task = find_task(settings.task)
     controller = find_controller(settings.controller, len(task.slots), default_catalogue())
-    given = {**({} if settings.settings is None else read_toml(Path(settings.settings)))}
-    growth = GrowthSettings(task.steps, schedule=task.schedule).updated(
-        {**given, **settings.growth}
-    )
+    given = {} if settings.settings is None else read_toml(Path(settings.settings))
+    growth = GrowthSettings(task.steps, schedule=task.schedule)
+    growth = growth.updated({**given, **settings.growth})
     if growth.batches_per_epoch is not None:
         task = replace(task, batches_per_epoch=growth.batches_per_epoch)
     check_track(settings.track)
@@ -102,7 +101,7 @@ def grow(settings: GrowSettings) -> None:
         else:
             _grow_fresh(arms, task, controller)
         _conclude(arms, task)
-    # A report of a folder that is still locked would say that the run is under way.
+    # After the lock is released, or the report would say that the run is still running.
     say(console, f"report   {write_report(settings.folder)}", whole=True)
 
 
@@ -122,7 +121,7 @@ def _grow_fresh(arms: Arms, task: "Task", controller: "Controller") -> None:
 def _check_extra(extra: float) -> None:
     if not 0.0 < extra <= 100.0:
         raise ConfigError(
-            f"extra must be a share of the host's training above 0, such as 0.3; got {extra}"
+            f"extra must be a fraction of the host's training above 0, such as 0.3; got {extra}"
         )
 
 
@@ -164,7 +163,7 @@ def _conclude(arms: "Arms", task: "Task") -> None:
 
 
 def _save_model(model: "nn.Module", example: "Tensor", path: Path) -> Path:
-    """The whole network as a torch.export program, for any batch size; needs no Esper to run."""
+    """Save the network as a torch.export program for any batch size, which needs no Esper."""
     import torch
 
     batch = torch.export.Dim("batch", min=1)

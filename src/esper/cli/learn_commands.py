@@ -1,6 +1,7 @@
-"""`esper train record`, `imitate` and `offline`: policies from what others have done."""
+"""`esper train record`, `imitate` and `offline`: learn from recorded episodes."""
 
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from esper.cli.options import option
@@ -14,21 +15,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EpisodeSettings:
-    """What recording and imitating have in common."""
+    """The options of both recording and imitating."""
 
     task: str = option("digits", "What the hosts learn; see `esper tasks`.")
-    family: str | None = option(None, "Draw hosts from this family, which has a task of its own.")
+    family: str | None = option(None, "Draw hosts from this family, which has its own task.")
     group: int | None = option(
-        None, "Episodes of a family that begin with the same host; default 8.", min=1, max=MOST_ENVS
+        None, "Episodes of a family that start from the same host; default 8.", min=1, max=MOST_ENVS
     )
     episodes: int = option(64, "How many episodes to record.", min=2, max=MOST_COUNT)
     steps: int | None = option(
         None, "Decisions per episode; each task has its default.", min=1, max=MOST_COUNT
     )
     network: str | None = option(
-        None, "Which policy is to learn from them: flat, or set, which fits any slots."
+        None, "Policy that will learn from them: flat, or set, which fits any slots."
     )
-    key: int = option(0, "Same key, same result.", min=0, max=MOST_KEY)
+    key: int = option(0, "Random seed: the same key gives the same result.", min=0, max=MOST_KEY)
     overwrite: bool = option(False, "Replace a run that is already there.")
     quiet: bool = option(False, QUIET)
     json: bool = option(False, AS_JSON)
@@ -36,9 +37,7 @@ class EpisodeSettings:
 
 @dataclass(frozen=True)
 class RecordSettings(EpisodeSettings):
-    controller: str = option(
-        "random", "Who decides: a controller, or the folder of a training run."
-    )
+    controller: str = option("random", "The controller: a name, or the folder of a training run.")
     out: str | None = option(None, "Folder. Default: runs/recorded-TASK-KEY.")
 
 
@@ -46,13 +45,13 @@ class RecordSettings(EpisodeSettings):
 class ImitateSettings(EpisodeSettings):
     controller: str = option(
         "heuristic",
-        "Whom to imitate: a controller, or the folder of a training run.",
+        "The controller to imitate: a name, or the folder of a training run.",
         flag="--from",
     )
     out: str | None = option(None, "Folder for the policy. Default: runs/cloned-TASK-KEY.")
     epochs: int = option(60, "Passes over the episodes.", min=1, max=MOST_COUNT)
     entropy: float = option(
-        0.0, "Doubts that the policy keeps, from 0 to 1: what PPO can explore from."
+        0.0, "Entropy that the policy keeps, from 0 to 1, so that PPO can explore."
     )
 
 
@@ -64,11 +63,11 @@ class OfflineSettings:
     task: str = option("digits", "What the hosts learn; see `esper tasks`.")
     family: str | None = option(None, "The family that the episodes are of.")
     advantage: str = option(
-        "iql", "How good an action was: by iql, or against its group, which began alike."
+        "iql", "How actions are rated: iql, or group (against episodes from the same host)."
     )
-    expectile: float = option(0.9, "0.5: as good as the recorder; towards 1: the best it did.")
-    beta: float = option(5.0, "How strongly to prefer what was better than usual; 0: all alike.")
-    key: int = option(0, "Same key, same result.", min=0, max=MOST_KEY)
+    expectile: float = option(0.9, "0.5 learns the mean of the episodes, towards 1 the best.")
+    beta: float = option(5.0, "How strongly better actions are preferred; 0 imitates all equally.")
+    key: int = option(0, "Random seed: the same key gives the same result.", min=0, max=MOST_KEY)
     out: str | None = option(None, "Folder for the policy. Default: runs/offline-TASK-KEY.")
     overwrite: bool = option(False, "Replace a run that is already there.")
     quiet: bool = option(False, QUIET)
@@ -81,24 +80,18 @@ def record(settings: RecordSettings) -> None:
     Example: esper train record --controller random --episodes 64 --out runs/recorded
     """
     from esper.api import record
-    from esper.observatory.terminal import PhaseProgress, say
     from esper.simic.recordings.episodes import FILE
 
-    out = settings.out or _default("recorded", settings)
-    console, result = consoles(settings.quiet, settings.json)
-    given = without_printing(replace(settings, out=out))
-    with PhaseProgress(console) as bar:
-        episodes = record(**given, progress=bar.show)
-    say(result, _in_words(episodes))
-    if settings.json:
-        print_json({"out": out, **_in_numbers(episodes)})
-    say(console, f"{out}/{FILE}", whole=True)
+    def run(progress: Any, **given: Any) -> Any:
+        return record(**given, progress=progress), None
+
+    _run(settings, "recorded", run, str, lambda out: f"{out}/{FILE}")
 
 
 def imitate(settings: ImitateSettings) -> None:
-    """Learn to do what a controller does: a start for PPO.
+    """Train a policy to imitate a controller: a start for PPO.
 
-    The folder it leaves is that of a policy, with the episodes it was learnt from.
+    The folder holds the policy and the episodes that it was trained on.
 
     Examples:
 
@@ -107,58 +100,52 @@ def imitate(settings: ImitateSettings) -> None:
       esper train ppo --warm-start runs/cloned --out runs/warm
     """
     from esper.api import imitate
-    from esper.observatory.terminal import PhaseProgress, say
 
-    console, result = consoles(settings.quiet, settings.json)
-    out = settings.out or _default("cloned", settings)
-    given = without_printing(replace(settings, out=out))
-    with PhaseProgress(console) as bar:
-        episodes, report = imitate(given.pop("controller"), **given, progress=bar.show)
-    say(result, _in_words(episodes))
-    say(result, _agreement_in_words(report))
-    if settings.json:
-        print_json({"out": out, **_in_numbers(episodes), **asdict(report)})
-    say(console, f"policy   {out}", whole=True)
+    def run(progress: Any, controller: str, **given: Any) -> Any:
+        return imitate(controller, **given, progress=progress)
+
+    _run(settings, "cloned", run, _agreement_in_words, lambda out: f"policy   {out}")
 
 
 def offline(settings: OfflineSettings) -> None:
-    """Learn a policy from recorded episodes alone.
+    """Train a policy on recorded episodes alone.
 
     Example: esper train offline --episodes runs/recorded --out runs/offline
     """
     from esper.api import learn_offline
+
+    def run(progress: Any, episodes: list[str], **given: Any) -> Any:
+        return learn_offline(episodes, **given, progress=progress)
+
+    def in_words(report: Any) -> str:
+        return f"The weights use {report.effective_share:.0%} of the steps."
+
+    _run(settings, "offline", run, in_words, lambda out: f"policy   {out}")
+
+
+def _run(
+    settings: EpisodeSettings | OfflineSettings,
+    name: str,
+    run: "Callable[..., tuple[Episodes, Any]]",
+    in_words: Callable[[Any], str],
+    written: Callable[[str], str],
+) -> None:
+    """Run a command and print its result: the episodes, the report `in_words`, what was written."""
     from esper.observatory.terminal import PhaseProgress, say
 
-    console, result = consoles(settings.quiet, settings.json)
-    out = settings.out or _default("offline", settings)
-    given = without_printing(replace(settings, out=out))
-    with PhaseProgress(console) as bar:
-        episodes, report = learn_offline(given.pop("episodes"), **given, progress=bar.show)
-    say(result, _in_words(episodes))
-    say(result, f"The weights leave {report.effective_share:.0%} of the steps in play.")
-    if settings.json:
-        print_json({"out": out, **_in_numbers(episodes), **asdict(report)})
-    say(console, f"policy   {out}", whole=True)
-
-
-def _in_numbers(episodes: "Episodes") -> dict[str, Any]:
-    return {
-        "episodes": len(episodes),
-        "steps": int(episodes.lengths.sum()),
-        "mean_return": float(episodes.returns.mean()),
-    }
-
-
-def _default(what: str, settings: EpisodeSettings | OfflineSettings) -> str:
     hosts = (settings.family or settings.task).replace(":", "-")
-    return f"runs/{what}-{hosts}-{settings.key}"
-
-
-def _in_words(episodes: "Episodes") -> str:
-    return (
-        f"{len(episodes)} episodes, {int(episodes.lengths.sum())} steps, "
-        f"mean return {episodes.returns.mean():+.4f}."
-    )
+    out = settings.out or f"runs/{name}-{hosts}-{settings.key}"  # type: ignore[union-attr]
+    console, result = consoles(settings.quiet, settings.json)
+    with PhaseProgress(console) as bar:
+        episodes, report = run(bar.show, **{**without_printing(settings), "out": out})
+    steps, mean_return = int(episodes.lengths.sum()), float(episodes.returns.mean())
+    say(result, f"{len(episodes)} episodes, {steps} steps, mean return {mean_return:+.4f}.")
+    if report is not None:
+        say(result, in_words(report))
+    if settings.json:
+        numbers = {"episodes": len(episodes), "steps": steps, "mean_return": mean_return}
+        print_json({"out": out, **numbers, **({} if report is None else asdict(report))})
+    say(console, written(out), whole=True)
 
 
 def _agreement_in_words(report: "CloningReport") -> str:

@@ -1,9 +1,9 @@
-"""A command is a function of one dataclass: every field with `option` is a flag of the command."""
+"""A command is a function of one dataclass; every field made with `option` is a flag."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import MISSING, Field, field, fields
-from inspect import Parameter, Signature, signature
+from dataclasses import MISSING, Field, field, fields, is_dataclass
+from inspect import Parameter, Signature
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
 import typer
@@ -26,9 +26,9 @@ def option(
     metavar: str | None = None,
     **notes: Any,
 ) -> Any:
-    """A field that is an option: its name and type are the field's, `...` for one that must be
-    given. An option with `bare` can be given without a value, and then has that one. `notes` stay
-    in the field's metadata."""
+    """A field that is an option with its name and type. A default of `...` means required. An
+    option with `bare` may be given without a value, and then has that value. `notes` are kept in
+    the field's metadata."""
     info = typer.Option(*([flag] if flag else []), min=min, max=max, help=help, metavar=metavar)
     metadata = {"option": info, "bare": bare, **notes}
     return field(default=MISSING if default is ... else default, metadata=metadata)
@@ -39,22 +39,21 @@ def _grows(item: Field[Any]) -> bool:
 
 
 def with_values(words: Sequence[str], bare: Mapping[str, str]) -> Iterator[str]:
-    """The words of a command; options that need none have their value, by their names."""
-    for place, word in enumerate(words):
+    """The words of a command, with the `bare` value added to options given without one."""
+    for word, following in zip(words, [*words[1:], "--"], strict=True):
         yield word
-        following = words[place + 1 : place + 2]
-        if word in bare and (not following or following[0].startswith("--")):
+        if word in bare and following.startswith("--"):
             yield bare[word]
 
 
 def growth_options(*, without: Sequence[str] = ()) -> Any:
-    """A field with the growth settings that were given as flags, by dotted name: every setting that
-    users can change is a flag, but for those `without`."""
+    """A field with the growth settings that were given as flags, by dotted name. Every setting that
+    users can change is a flag, except those in `without`."""
     return field(default_factory=dict, metadata={"growth": tuple(without)})
 
 
 def _growth_flags(without: Sequence[str]) -> dict[str, Parameter]:
-    """The flags by dotted name of their setting."""
+    """The flags, by the dotted name of their setting."""
     found = {}
     for dotted, hint, item in user_settings():
         if dotted not in without:
@@ -70,15 +69,14 @@ def _growth_flags(without: Sequence[str]) -> dict[str, Parameter]:
     return found
 
 
-def add_command(app: typer.Typer, run: Callable[[Any], None]) -> None:
-    """Register `run`, which takes a dataclass of options, by its name; its docstring is the help.
-
-    `run` gets the dataclass, filled with what was given.
-    """
+def add_command(app: typer.Typer, run: Callable[..., None], name: str | None = None) -> None:
+    """Register `run` as a command, by default of its own name; its docstring is the help. Its
+    arguments are one dataclass of options, or those of a function for typer."""
     settings = next(iter(get_type_hints(run).values()))
-    assert len(signature(run).parameters) == 1, f"{run.__name__} takes one dataclass"
+    if not (isinstance(settings, type) and is_dataclass(settings)):
+        app.command(name)(run)
+        return
     hints = get_type_hints(settings)
-
     growth = {f.name: _growth_flags(f.metadata["growth"]) for f in fields(settings) if _grows(f)}
 
     def command(**given: Any) -> None:
@@ -98,7 +96,7 @@ def add_command(app: typer.Typer, run: Callable[[Any], None]) -> None:
         if not _grows(item)
     ]
     options += [flag for flags in growth.values() for flag in flags.values()]
-    # What typer reads: a signature as if somebody had written all options out.
+    # typer reads the options from the signature.
     command.__signature__ = Signature(options)  # type: ignore[attr-defined]
     command.__annotations__ = {item.name: item.annotation for item in options}
     named = {f"--{item.name}": item.metadata.get("bare") for item in fields(settings)}
@@ -113,12 +111,12 @@ def add_command(app: typer.Typer, run: Callable[[Any], None]) -> None:
 
 RAY = (
     "Train hosts on the Ray cluster at this address (auto: the one of this machine); without an "
-    "address on one that is started here. Changes nothing but the speed."
+    "address a local one is started. Changes only the speed."
 )
 
 
 def cluster_at(address: str | None) -> "AbstractContextManager[Cluster | None]":
-    """The cluster, connected in a `with`; None if there is to be none."""
+    """A context manager that connects to the cluster; None without an address."""
     if address is None:
         return nullcontext()
     from esper.ray import Cluster

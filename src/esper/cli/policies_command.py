@@ -1,49 +1,51 @@
-"""`esper policies`: those that come with the package, and how to export one."""
+"""`esper policies`: the policies that come with the package; export one of your own."""
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
 from esper.cli.options import option
-from esper.cli.printing import AS_JSON, QUIET, AsJson, Quiet, consoles, print_json
-
-if TYPE_CHECKING:
-    from esper.leyline.policy_card import PolicyCard
+from esper.cli.printing import (
+    AS_JSON,
+    QUIET,
+    AsJson,
+    Quiet,
+    consoles,
+    print_json,
+    print_table,
+)
 
 
 def policies(context: typer.Context, quiet: Quiet = False, json: AsJson = False) -> None:
-    """List the policies that come with Esper; `show` tells all about one, `export` makes one."""
+    """List the policies that come with Esper; `show` describes one, `export` writes your own."""
     if context.invoked_subcommand is not None:
         return
-    from esper.cli.show_commands import add_row, plain_table
     from esper.leyline.policy_card import HOW_TO_TRAIN, shipped_policies
     from esper.observatory.terminal import say
 
     there = shipped_policies()
     if json:
-        print_json([_row(folder, card) for folder, card in there])
+        rows = [{**asdict(card), "bytes": _size(folder)} for folder, card in there]
+        print_json([{name: row[name] for name in row if name != "settings"} for row in rows])
         return
     console, result = consoles(quiet, json)
     if not there:
         say(result, f"No policy comes with this version of Esper; {HOW_TO_TRAIN}.")
         return
-    table = plain_table("policy", "parameters", "kB", "trained on", "what it is worth")
+    shown = []
     for folder, card in there:
-        row = _row(folder, card)
-        size = f"{row['bytes'] / 1000:,.0f}"
-        add_row(table, card.name, f"{card.parameters:,}", size, card.trained_on, card.worth)
-    result.print(table)
+        size = f"{_size(folder) / 1000:,.0f}"
+        shown.append((card.name, f"{card.parameters:,}", size, card.trained_on, card.worth))
+    print_table(result, ("policy", "parameters", "kB", "trained on", "results"), shown)
     say(console, "\nUse the first with --controller pretrained, any with pretrained:NAME.")
 
 
-def _row(folder: Path, card: "PolicyCard") -> dict[str, Any]:
+def _size(folder: Path) -> int:
     from esper.leyline.policy_card import WEIGHTS
 
-    told = asdict(card)
-    del told["settings"]
-    return {**told, "bytes": (folder / WEIGHTS).stat().st_size}
+    return (folder / WEIGHTS).stat().st_size
 
 
 def show_policy(
@@ -76,16 +78,16 @@ def show_policy(
 @dataclass(frozen=True)
 class ExportSettings:
     run: str = field(metadata={"option": typer.Argument(help="The run that trained the policy.")})
-    name: str = option(..., "What it is to be called.")
-    out: str = option("policies", "The folder that gets it, as a folder of that name.")
+    name: str = option(..., "Name of the policy.")
+    out: str = option("policies", "Folder to write to; the policy is a folder of that name in it.")
     quiet: bool = option(False, QUIET)
     json: bool = option(False, AS_JSON)
 
 
 def export(settings: ExportSettings) -> None:
-    """Write the policy of a training run for others to use: weights and a card, nothing else.
+    """Write the policy of a training run to a folder for other users: weights and a card.
 
-    The card is filled with what the run knows. What is unmeasured is for you to measure and write.
+    The card has facts about the run. Fields that are unmeasured are for you to fill in.
 
     Example: esper policies export runs/first --name mine
     """
@@ -98,5 +100,5 @@ def export(settings: ExportSettings) -> None:
     say(result, f"policy   {folder}", whole=True)
     if settings.json:
         print_json({"policy": str(folder), "unmeasured": card.unmeasured})
-    say(console, f"Still to be written in {folder / CARD}: {', '.join(card.unmeasured)}.")
+    say(console, f"Fill in {folder / CARD}: {', '.join(card.unmeasured)}.")
     say(console, f"Use it with --controller {folder}", whole=True)

@@ -1,12 +1,12 @@
 """`--quiet` and `--json`: what a command prints, and where.
 
-Every command that prints a result has both. It asks `consoles` where to print: progress, files and
-advice on the one, the result on the other, and the result once more with `print_json`.
+Every command that prints a result has both flags. `consoles` returns one console for progress,
+files and advice, and one for the result; `print_json` prints the result as JSON.
 """
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,25 +19,25 @@ QUIET = "Print nothing but the result."
 AS_JSON = "Print the result as JSON, and progress on stderr."
 Quiet = Annotated[bool, typer.Option("--quiet", help=QUIET)]
 AsJson = Annotated[bool, typer.Option("--json", help=AS_JSON)]
-# Flags that change nothing but what is printed: the record of a run is the same without them.
+# Flags that change only what is printed; they are no part of the record of a run.
 ONLY_PRINTING = ("quiet", "json")
 
 
 def consoles(quiet: bool, as_json: bool) -> "tuple[Console, Console]":
-    """Where progress and files are told, and where the result is shown as tables."""
+    """The consoles for progress and for the result."""
     from rich.console import Console
 
     return Console(stderr=as_json, quiet=quiet), Console(quiet=as_json)
 
 
 def without_printing(settings: Any) -> dict[str, Any]:
-    """What a command was given, as a dict, without the flags that only change what is printed."""
+    """The settings of a command as a dict, without the flags that change only what is printed."""
     return {name: value for name, value in asdict(settings).items() if name not in ONLY_PRINTING}
 
 
 def print_json(result: Any) -> None:
-    """The result for other programs: one JSON value, alone on stdout. A number that is not finite
-    is null; what JSON has no word for, such as a date, is text."""
+    """The result as one JSON value on stdout. Numbers that are not finite are null; values that
+    JSON does not have, such as dates, are strings."""
     print(json.dumps(_finite(result), allow_nan=False, default=str))
 
 
@@ -47,3 +47,15 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(each) for each in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def print_table(console: "Console", headings: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in headings:
+        table.add_column(escape(heading), overflow="fold")
+    for row in rows:
+        table.add_row(*map(escape, row))
+    console.print(table)

@@ -1,15 +1,12 @@
-"""The commands that show what there is: runs, tasks, blueprints, data; and the one that fetches."""
+"""`esper compare`, `query`, `tasks`, `blueprints` and `data`."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from esper.cli.printing import AsJson, Quiet, consoles, print_json
+from esper.cli.printing import AsJson, Quiet, consoles, print_json, print_table
 from esper.leyline.constants import MOST_COUNT
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 WIDTH = 64
 
@@ -34,14 +31,12 @@ def query(
     sql: Annotated[
         str, typer.Argument(help="A SELECT over the tables events, metrics and outcomes.")
     ],
-    limit: Annotated[int, typer.Option(help="Most rows to show.", min=1, max=MOST_COUNT)] = 1000,
-    timeout: Annotated[
-        float, typer.Option(help="Seconds that it may take.", max=MOST_COUNT)
-    ] = 60.0,
+    limit: Annotated[int, typer.Option(help="Maximum rows to show.", min=1, max=MOST_COUNT)] = 1000,
+    timeout: Annotated[float, typer.Option(help="Maximum time in seconds.", max=MOST_COUNT)] = 60.0,
     quiet: Quiet = False,
     json: AsJson = False,
 ) -> None:
-    """Ask a run directory a question in SQL.
+    """Query a run directory in SQL.
 
     Example: esper query runs/first "select env, val_score, params from outcomes order by 2 desc"
     """
@@ -49,11 +44,9 @@ def query(
     from esper.observatory.terminal import say
 
     answer = query(Path(run), sql, limit=limit, timeout=timeout)
-    table = plain_table(*answer.columns)
-    for row in answer.rows:
-        add_row(table, *("" if value is None else str(value) for value in row))
     console, result = consoles(quiet, json)
-    result.print(table)
+    shown = [["" if value is None else str(value) for value in row] for row in answer.rows]
+    print_table(result, answer.columns, shown)
     if json:
         print_json([dict(zip(answer.columns, row, strict=True)) for row in answer.rows])
     if not answer.complete:
@@ -61,64 +54,65 @@ def query(
 
 
 def tasks(quiet: Quiet = False, json: AsJson = False) -> None:
-    """List the tasks and whether their data is there."""
+    """List the tasks and the state of their data."""
     from esper.tolaria.data import catalogue
     from esper.tolaria.tasks import all_tasks
 
-    root = catalogue.data_root()
-    table, rows = plain_table("task", "data", "epochs", "what it is"), []
+    root, rows = catalogue.data_root(), []
     for task in all_tasks().values():
         known = task.data_set in catalogue.CATALOGUE
         state = str(catalogue.status(task.data_set, root).state) if known else "its own"
-        add_row(table, task.name, state, str(task.steps), task.description)
         row = {"task": task.name, "data": state, "epochs": task.steps}
         rows.append({**row, "description": task.description})
     _, result = consoles(quiet, json)
-    result.print(table)
+    shown = [map(str, row.values()) for row in rows]
+    print_table(result, ("task", "data", "epochs", "description"), shown)
     if json:
         print_json(rows)
 
 
 def blueprints(quiet: Quiet = False, json: AsJson = False) -> None:
-    """List what can be grown, where it fits and what it costs."""
+    """List the blueprints: what can grow, where it fits and what it costs."""
     from esper.growth.blueprints.catalogue import default_catalogue, example_params
     from esper.observatory.terminal import say
 
-    table = plain_table("blueprint", "kind", "fits", f"parameters at width {WIDTH}", "what it is")
-    rows = []
+    rows, shown = [], []
     for spec in default_catalogue().specs:
-        sizes = [example_params(spec, topology, WIDTH) for topology in spec.factories]
-        shown = [f"{size:,}" for size in sizes if size is not None]
-        if len(set(shown)) == 1:
-            shown = shown[:1]
+        sizes = {kind: example_params(spec, kind, WIDTH) for kind in spec.factories}
+        params = [f"{size:,}" for size in sizes.values() if size is not None]
+        params = params[:1] if len(set(params)) == 1 else params
         fits = ", ".join(spec.factories)
-        add_row(table, spec.name, spec.kind, fits, ", ".join(shown), spec.description)
+        shown.append((spec.name, spec.kind, fits, ", ".join(params), spec.description))
         row = {"blueprint": spec.name, "kind": spec.kind, "description": spec.description}
-        rows.append({**row, "params": dict(zip(spec.factories, sizes, strict=True))})
+        rows.append({**row, "params": sizes})
     console, result = consoles(quiet, json)
-    result.print(table)
+    headings = ("blueprint", "kind", "fits", f"parameters at width {WIDTH}", "description")
+    print_table(result, headings, shown)
     if json:
         print_json({"width": WIDTH, "blueprints": rows})
     say(
         console,
-        "\nA branch is counted for a network with ten outputs, a bypass between two layers of",
+        "\nParameters of a branch are for a network with ten outputs, those of a bypass for two\n"
+        "layers of that width (convolutions of width 3 for maps).",
     )
-    say(console, "that width (convolutions of width 3 for maps).")
 
 
 def data_list(quiet: Quiet = False, json: AsJson = False) -> None:
-    """List the data sets and whether they are there."""
+    """List the data sets and their state."""
     from esper.observatory.terminal import say
     from esper.tolaria.data import catalogue
 
     root = catalogue.data_root()
-    table, rows = plain_table("data set", "state", "what it is"), []
-    for name, data_set in catalogue.CATALOGUE.items():
-        state = str(catalogue.status(name, root).state)
-        add_row(table, name, state, data_set.description)
-        rows.append({"data_set": name, "state": state, "description": data_set.description})
+    rows = [
+        {
+            "data_set": name,
+            "state": str(catalogue.status(name, root).state),
+            "description": data_set.description,
+        }
+        for name, data_set in catalogue.CATALOGUE.items()
+    ]
     console, result = consoles(quiet, json)
-    result.print(table)
+    print_table(result, ("data set", "state", "description"), [row.values() for row in rows])
     if json:
         print_json({"folder": str(root), "data_sets": rows})
     say(console, f"\nFolder: {root} (set ESPER_DATA to change it)")
@@ -129,7 +123,7 @@ def data_get(
     quiet: Quiet = False,
     json: AsJson = False,
 ) -> None:
-    """Fetch a data set and verify its checksums."""
+    """Download a data set and verify its checksums."""
     from esper.observatory.terminal import say
     from esper.tolaria.data import catalogue
 
@@ -138,19 +132,3 @@ def data_get(
     say(result, f"{name}: {status.state}. {status.detail}".rstrip())
     if json:
         print_json({"data_set": name, "state": str(status.state), "detail": status.detail})
-
-
-def plain_table(*headings: str) -> "Table":
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in headings:
-        table.add_column(escape(heading), overflow="fold")
-    return table
-
-
-def add_row(table: "Table", *words: str) -> None:
-    from rich.markup import escape
-
-    table.add_row(*map(escape, words))

@@ -1,4 +1,4 @@
-"""`--track` and `esper export-run`: runs in the trackers that people have already."""
+"""`--track` and `esper export-run`: write runs to TensorBoard, W&B or MLflow."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ TRACK = "Also write to a tracker, in the folder of the run: tensorboard, wandb o
 
 
 def open_tracker(kind: str, run: Path, name: str, config: Mapping[str, Any]) -> "Tracker":
-    """The tracker of something that a run consists of."""
+    """The tracker of an arm or a policy of a run."""
     from esper.observatory.run_directory import TRACKED
     from esper.trackers import find_tracker
 
@@ -26,7 +26,7 @@ def open_tracker(kind: str, run: Path, name: str, config: Mapping[str, Any]) -> 
 
 
 def check_track(kind: str | None) -> None:
-    """Raises, before anything is trained, for a tracker that is not there."""
+    """Raises ConfigError for a tracker that is not installed or not known."""
     if kind is not None:
         open_tracker(kind, Path(), "", {})
 
@@ -56,7 +56,7 @@ def export_run(settings: ExportRunSettings) -> None:
     check_track(settings.to)
     logs = read_logs(run)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"there is something in {out} already; choose another folder with --out")
+        raise ConfigError(f"{out} is not empty; choose another folder with --out")
     for log in logs:
         find_tracker(settings.to, out, log.name, log.config).write(log)
     _, result = consoles(settings.quiet, settings.json)

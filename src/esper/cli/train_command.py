@@ -1,4 +1,4 @@
-"""`esper train ppo`: settings, live progress, and an orderly end on Ctrl-C."""
+"""`esper train ppo`: its flags, live progress, and the end on Ctrl-C."""
 
 import shlex
 import signal
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def setting(name: str, help: str, **more: Any) -> Any:
-    """A flag for a setting of the training run, which has its default; dotted inside a table."""
+    """A flag for a setting of the training run, by its dotted name."""
     return option(None, help, setting=name, **more)
 
 
@@ -42,47 +42,47 @@ class PPOSettings:
         "envs", "Host trainings per round; default 16.", min=1, max=MOST_COUNT
     )
     family: str | None = setting(
-        "family", "Draw hosts from this family, such as digits:mixed; default: all are alike."
+        "family", "Draw hosts from this family, such as digits:mixed; default: all the same."
     )
     group: int | None = setting(
-        "group", "Environments with the same host and data; default 1, of a family 8.", min=1
+        "group", "Environments with the same host and data; default 1, for a family 8.", min=1
     )
     key: int | None = setting(
-        "key", "Same key, same run, bit for bit; default 0.", min=0, max=MOST_KEY
+        "key", "Random seed: the same key gives the same run; default 0.", min=0, max=MOST_KEY
     )
     out: str | None = option(None, "Folder for the run. Default: runs/ppo-TASK-KEY.")
     config: str | None = option(None, "TOML file with settings; flags override it.")
-    resume: str | None = option(None, "Go on with the run in this folder instead.")
+    resume: str | None = option(None, "Continue the run in this folder.")
     network: str | None = setting(
-        "network.kind", "flat, for its task's slots; or set, for any slots and blueprints."
+        "network.kind", "flat, for the slots of its task; or set, for any slots and blueprints."
     )
     workers: str | None = option(
         None,
-        "Processes for the hosts, or auto: one per core. Changes nothing but the speed. Default 1, "
+        "Processes that train hosts, or auto: one per core. Changes only the speed. Default 1, "
         "with --ray auto.",
     )
     devices: str | None = option(
-        None, "One worker on each of these instead, such as cuda:0,cuda:1."
+        None, "Devices with one worker each instead, such as cuda:0,cuda:1."
     )
     ray: str | None = option(None, RAY, bare="local", metavar="[ADDRESS]")
     reward: str | None = setting(
-        "reward_mode", "What is rewarded; default objective. docs/rewards.md lists the modes."
+        "reward_mode", "Reward mode; default objective. docs/rewards.md lists them."
     )
     ab_reward: str | None = setting(
         "ab_reward_mode", "Reward mode of the second half of the environments."
     )
     validate_every: int | None = setting(
         "validate_every",
-        "Rounds after which the policy plays the family's validation hosts; the best one is kept "
-        "in the folder best of the run. Default: never.",
+        "Evaluate the policy on the family's validation hosts every so many rounds; the best one "
+        "is kept in the folder best of the run. Default: never.",
         min=1,
         max=MOST_COUNT,
     )
-    learning_rate: float | None = setting("ppo.learning_rate", "Of the policy.")
-    entropy_coef: float | None = setting("ppo.entropy_coef", "How much trying things out is worth.")
-    gamma: float | None = setting("ppo.gamma", "Discount of later rewards.")
+    learning_rate: float | None = setting("ppo.learning_rate", "Learning rate of the policy.")
+    entropy_coef: float | None = setting("ppo.entropy_coef", "Weight of the entropy bonus.")
+    gamma: float | None = setting("ppo.gamma", "Discount factor of rewards.")
     warm_start: str | None = setting(
-        "warm_start", "Run whose policy to start from, such as an imitation."
+        "warm_start", "Run whose policy is the start, such as an imitation."
     )
     overwrite: bool = option(False, "Replace a run that is already there.")
     profile: int | None = option(
@@ -95,7 +95,7 @@ class PPOSettings:
     growth: Mapping[str, Any] = growth_options(without=NOT_FOR_TRAINING)
 
     def given(self) -> dict[str, Any]:
-        """The settings of the run that were given as flags, by their dotted names."""
+        """The settings that were given as flags, by dotted name."""
         flags = {f.metadata["setting"]: f.name for f in fields(self) if "setting" in f.metadata}
         values = {name: getattr(self, flag) for name, flag in flags.items()}
         own = {f"growth.{name}": value for name, value in self.growth.items()}
@@ -105,8 +105,8 @@ class PPOSettings:
 def ppo(settings: PPOSettings) -> None:
     """Train a policy by PPO over many host trainings.
 
-    Ctrl-C ends the run after its round, with a checkpoint; a second Ctrl-C ends it after the step,
-    and the round is played again by --resume.
+    Ctrl-C ends the run after the current round, with a checkpoint. A second Ctrl-C ends it after
+    the current step; --resume then repeats the round.
 
     Examples:
 
@@ -116,7 +116,7 @@ def ppo(settings: PPOSettings) -> None:
 
       esper grow --controller runs/first
     """
-    # Everything that can be wrong is found before the first round.
+    # All input is checked before the first round.
     import logging
 
     from esper.api import config_of, episode_steps, resume_ppo, train_ppo
@@ -137,12 +137,9 @@ def ppo(settings: PPOSettings) -> None:
         _refuse_changes(settings)
         out = Path(settings.resume)
         config = config_of(out, settings.rounds)
-    places: dict[str, Any] = {
-        "workers": _workers(settings.workers),
-        "devices": None if settings.devices is None else settings.devices.split(","),
-    }
+    workers = _workers(settings.workers)
     if settings.ray is not None and settings.devices is not None:
-        raise ConfigError("--ray places workers on CPUs of the cluster; leave out --devices")
+        raise ConfigError("--ray uses the CPUs of the cluster; leave out --devices")
     check_track(settings.track)
     steps, tracker = episode_steps(config), None
     newest: dict[str, Any] = {}
@@ -165,17 +162,18 @@ def ppo(settings: PPOSettings) -> None:
             if tracker is not None:
                 tracker.scalars(row_scalars(row), number)
 
-        how: dict[str, Any] = {
-            **places,
+        options: dict[str, Any] = {
+            "workers": workers,
+            "devices": None if settings.devices is None else settings.devices.split(","),
             "cluster": cluster,
             "profile": settings.profile,
             "hooks": Hooks(on_round, on_step, interrupts.after_round),
         }
         try:
             if settings.resume is None:
-                state = train_ppo(config, out, overwrite=settings.overwrite, **how)
+                state = train_ppo(config, out, overwrite=settings.overwrite, **options)
             else:
-                state = resume_ppo(out, rounds=settings.rounds, **how)
+                state = resume_ppo(out, rounds=settings.rounds, **options)
             done, best = state.round, state.best
         except LeaveRoundError:
             done = None
@@ -186,28 +184,27 @@ def ppo(settings: PPOSettings) -> None:
     if settings.json:
         scores = {name: newest.get(name) for name in ("return", "val_score", "params")}
         found = None if best is None else {**asdict(best), "policy": str(out / BEST_POLICY)}
-        told = {"out": str(out), "rounds": done, "rounds_wanted": config.rounds, "best": found}
-        print_json({**told, **scores})
+        rounds = {"rounds": done, "rounds_wanted": config.rounds}
+        print_json({"out": str(out), **rounds, "best": found, **scores})
 
 
 def _workers(given: str | None) -> Workers:
     from esper.leyline import ConfigError
 
-    if given is None:
-        return None
-    if given == "auto":
-        return "auto"
+    if given is None or given == "auto":
+        return given  # type: ignore[return-value]
     if not given.isdecimal() or int(given) < 1:
         raise ConfigError(f"workers must be auto or a whole number from 1, got {given!r}")
     return int(given)
 
 
 class LeaveRoundError(Exception):
-    """Leave the round where it is."""
+    """Raised to end a run within a round."""
 
 
 class Interrupts:
-    """Counts Ctrl-C: the first one asks for an end after the round, the second after the step."""
+    """Counts Ctrl-C: after the first one the run ends after the round, after the second after the
+    step."""
 
     def __init__(self, console: "Console") -> None:
         self.console, self.count = console, 0
@@ -222,7 +219,7 @@ class Interrupts:
     def _note(self, number: int, frame: object) -> None:
         self.count += 1
         if self.count == 1:
-            self.console.print("finishing the round; Ctrl-C again to leave it now")
+            self.console.print("finishing the round; press Ctrl-C again to stop now")
 
     def after_round(self) -> bool:
         return self.count > 0
@@ -233,15 +230,13 @@ class Interrupts:
 
 
 def _refuse_changes(settings: PPOSettings) -> None:
-    """A run goes on with the settings it was started with; only its length may change."""
+    """A resumed run has the settings it was started with; only `rounds` may change."""
     from esper.leyline import ConfigError
 
     given = [*settings.given(), *(n for n in ("config", "out") if getattr(settings, n) is not None)]
     changed = [name for name in given if name != "rounds"]
     if changed:
-        raise ConfigError(
-            f"--resume goes on with the settings of the run; leave out {', '.join(changed)}"
-        )
+        raise ConfigError(f"--resume uses the settings of the run; leave out {', '.join(changed)}")
 
 
 def _conclude(
@@ -253,10 +248,10 @@ def _conclude(
     folder = shlex.quote(str(out))
     if best is not None:
         after = "round" if best.round == 1 else "rounds"
-        say(console, f"best on unseen hosts: {best.score:.2f}, after {best.round} {after}")
-    reached = "left within a round" if done is None else f"{done} rounds"
+        say(console, f"best on validation hosts: {best.score:.2f}, after {best.round} {after}")
+    reached = "stopped within a round" if done is None else f"{done} rounds"
     if done is None or done < rounds:
-        say(console, f"{reached}; go on with esper train ppo --resume {folder}", whole=True)
+        say(console, f"{reached}; continue with esper train ppo --resume {folder}", whole=True)
     else:
         policy = folder if best is None else shlex.quote(str(out / BEST_POLICY))
         say(console, f"{reached}; use the policy with esper grow --controller {policy}", whole=True)

@@ -1,4 +1,4 @@
-"""The commands that look at what runs have left, and touch nothing."""
+"""The commands that show runs, and change nothing but the reports they write."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,13 +14,13 @@ RUN = typer.Argument(help="A run or an evaluation, such as runs/first.")
 
 
 def runs(
-    folder: Annotated[str, typer.Argument(help="Where to look.")] = "runs",
+    folder: Annotated[str, typer.Argument(help="The folder with the runs.")] = "runs",
     quiet: Quiet = False,
     json: AsJson = False,
 ) -> None:
-    """List the runs of a folder and what has become of them.
+    """List the runs of a folder and their states.
 
-    A run is running, finished, stopped (its process ended before it did) or broken.
+    A run is running, finished, stopped (its process has ended early) or broken.
     """
     from esper.leyline import ConfigError
     from esper.observatory.runs import find_runs
@@ -28,7 +28,7 @@ def runs(
     from esper.observatory.terminal import say
 
     if not Path(folder).is_dir():
-        raise ConfigError(f"there is no folder {folder}; give the one that holds your runs")
+        raise ConfigError(f"there is no folder {folder}; give the folder with your runs")
     lines = find_runs(Path(folder))
     _, result = consoles(quiet, json)
     if json:
@@ -57,8 +57,8 @@ def report(
 ) -> None:
     """Write a report of a run or an evaluation into its folder.
 
-    One page that needs no network: the growth as an animation, curves, tables, the bill, the
-    settings, and how to do it again.
+    One page that works offline: the growth as an animation, curves, tables, compute, the settings,
+    and the command to reproduce the run.
     """
     from esper.leyline import ConfigError
     from esper.observatory.report import write_report
@@ -78,18 +78,18 @@ class ServeSettings:
     folder: str = field(
         default="runs", metadata={"option": typer.Argument(help="The folder that holds the runs.")}
     )
-    port: int = option(8642, "0 takes any that is free.", min=0)
+    port: int = option(8642, "The port; 0 takes any free one.", min=0)
     host: str = option(
         "127.0.0.1",
-        "Another address opens the page to others; it then asks for a token, printed once.",
+        "The address; any other than this makes the page public, protected by a printed token.",
     )
 
 
 def serve(settings: ServeSettings) -> None:
     """Show runs on a web page, live: the list, one run, several compared, an evaluation.
 
-    The page only reads. It loads nothing from elsewhere and answers nobody but this machine,
-    unless --host says otherwise.
+    The page is read-only, loads nothing from other servers, and is visible on this machine only,
+    unless --host is given.
     """
     from rich.console import Console
 
@@ -113,7 +113,7 @@ def serve(settings: ServeSettings) -> None:
 def watch(
     run: Annotated[str, typer.Argument(help="A run directory, such as runs/first.")],
 ) -> None:
-    """Watch a run in the terminal, live or played again.
+    """Watch a run in the terminal, live or as a replay.
 
     The keys are shown; ? explains every quantity.
     """
@@ -129,24 +129,22 @@ def watch(
 @dataclass(frozen=True)
 class ExplainSettings:
     run: str = field(metadata={"option": typer.Argument(help="A run, or an evaluation.")})
-    step: int = option(
-        ..., "The epoch that the decision came before; the first is 1.", min=0, max=MOST_COUNT
-    )
+    step: int = option(..., "The epoch after the decision; the first is 1.", min=0, max=MOST_COUNT)
     env: int = option(0, "The environment.", min=0, max=MOST_COUNT)
     round: int | None = option(
-        None, "Of a training run: the round. Default: the newest complete one.", min=0
+        None, "The round of a training run. Default: the newest complete one.", min=0
     )
-    arm: str | None = option(None, "Of an evaluation: the learned policy, as it names it.")
-    key: int | None = option(None, "Of an evaluation: the key.", min=0, max=MOST_KEY)
+    arm: str | None = option(None, "The learned policy of an evaluation, by its name there.")
+    key: int | None = option(None, "The key of an evaluation.", min=0, max=MOST_KEY)
     quiet: bool = option(False, QUIET)
     json: bool = option(False, AS_JSON)
 
 
 def explain(settings: ExplainSettings) -> None:
-    """Say what a controller saw, thought and did at one step of a run, and what came of it.
+    """Explain one step of a run: what the controller observed and decided, and what followed.
 
-    A learned policy gives the probabilities of all its choices and what its mask forbade. A growth
-    run has recorded them; an episode of a training run is played again for it.
+    For a learned policy this includes the probabilities of all its choices and what its mask
+    forbade. They are recorded in growth runs; an episode of a training run is replayed.
 
     Examples:
 
@@ -160,7 +158,7 @@ def explain(settings: ExplainSettings) -> None:
     from esper.observatory.explain import explanation_in_words
     from esper.observatory.terminal import say
 
-    told = explain(
+    explained = explain(
         settings.run,
         step=settings.step,
         env=settings.env,
@@ -169,6 +167,6 @@ def explain(settings: ExplainSettings) -> None:
         key=settings.key,
     )
     _, result = consoles(settings.quiet, settings.json)
-    say(result, explanation_in_words(told), whole=True)
+    say(result, explanation_in_words(explained), whole=True)
     if settings.json:
-        print_json(told)
+        print_json(explained)

@@ -1,8 +1,8 @@
-"""Who contributed what: the cooperative game of a network's seeds, and its fair division.
+"""What each seed contributes, as a cooperative game.
 
-Players are seeds; the worth of a coalition is the validation score of the network with only those
-seeds in it. From one cache of such values come leave-one-out, Shapley values (Shapley, 1953) and
-pairwise interactions.
+Players are seeds; the value of a coalition is the validation score of the network with only those
+seeds. Leave-one-out, Shapley values (Shapley, 1953) and pairwise interactions are computed from
+one cache of such values.
 """
 
 from collections.abc import Callable
@@ -22,10 +22,10 @@ PERMUTATION_PAIRS = 10
 
 
 class CoalitionGame:
-    """v(S) for coalitions of n players, every one evaluated at most once.
+    """v(S) for coalitions of n players, each evaluated at most once.
 
-    `evaluate` takes bool [K, n] and gives float [K]; it is asked for what is not yet known only.
-    The cache holds for one state of one network: make a new game after any training.
+    `evaluate` takes bool [K, n] and returns float [K]. The cache is valid for one state of one
+    network: make a new game after any training.
     """
 
     def __init__(self, n_players: int, evaluate: Callable[[np.ndarray], np.ndarray]) -> None:
@@ -38,7 +38,7 @@ class CoalitionGame:
         return len(self._known)
 
     def know(self, coalition: np.ndarray, value: float) -> None:
-        """Enter a value that was measured before."""
+        """Add a value that was measured before."""
         self._known[np.ascontiguousarray(coalition, dtype=bool).tobytes()] = float(value)
 
     def values(self, coalitions: np.ndarray) -> np.ndarray:
@@ -57,7 +57,7 @@ class CoalitionGame:
 
 @dataclass(frozen=True)
 class Attribution:
-    """Of n players, in the unit of the game. `standard_error` is None if the values are exact."""
+    """Values of n players, in the unit of the game; `standard_error` is None if they are exact."""
 
     leave_one_out: np.ndarray
     shapley: np.ndarray
@@ -67,7 +67,7 @@ class Attribution:
 
 
 def attribute(game: CoalitionGame, key: int = 0, pairs: int = PERMUTATION_PAIRS) -> Attribution:
-    """Exact up to EXACT_PLAYERS players, above sampled with draws that depend on `key` only."""
+    """Exact up to EXACT_PLAYERS players, sampled for more, with draws that depend on `key` only."""
     if game.n_players <= EXACT_PLAYERS:
         shapley, error = exact_shapley(game), None
     else:
@@ -115,7 +115,7 @@ def sampled_shapley(game: CoalitionGame, key: int, pairs: int) -> tuple[np.ndarr
 
 
 def _marginal_gains(game: CoalitionGame, orders: np.ndarray) -> np.ndarray:
-    """float [P, n]: what each player adds to those before it in each order of `orders` [P, n]."""
+    """float [P, n]: the gain of each player over those before it, for each order of `orders`."""
     count, n = orders.shape
     place = np.argsort(orders, axis=1)
     # prefixes[p, k]: the first k players of order p.
@@ -127,8 +127,7 @@ def _marginal_gains(game: CoalitionGame, orders: np.ndarray) -> np.ndarray:
 def pairwise_interactions(game: CoalitionGame) -> np.ndarray:
     """float [n, n], symmetric, diagonal 0: v(ij) - v(i) - v(j) + v(none).
 
-    Positive where two seeds are worth more together than alone, negative where they get in each
-    other's way.
+    Positive where two seeds gain more together than alone, negative where they hinder each other.
     """
     n = game.n_players
     result = np.zeros((n, n))
@@ -145,10 +144,10 @@ def pairwise_interactions(game: CoalitionGame) -> np.ndarray:
 def attribute_seeds(
     cycle: GrowthCycle, env: int, known: Validation | None = None
 ) -> tuple[Attribution, ShapleyComputed] | None:
-    """Attribution among the seeds of one host as it is now; None without a seed to ask about.
+    """Attribution among the current seeds of one host; None if no seed acts on its output.
 
-    Every value is a real evaluation on the validation set; those of `known`, if it was measured on
-    the network as it is, are not made again. The recorder gets the event too.
+    Every value is an evaluation on the validation set; those in `known`, measured on the same
+    network, are reused. The recorder gets the event too.
     """
     garden, slots = cycle.garden, np.flatnonzero(IS_BLENDED[cycle.table.stage[env]])
     if len(slots) == 0:

@@ -1,4 +1,4 @@
-"""Where batches come from: tensors in memory, or loaders of the user's own."""
+"""Sources of batches: tensors in memory, or loaders of the user."""
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -14,16 +14,16 @@ from esper.growth.sites import CallInput, batch_size
 from esper.leyline import ConfigError, EsperWarning
 
 Batch = tuple[Any, Any]
-# A default: how validation is cut into batches changes its speed and memory, not what it finds.
+# Changes only speed and memory.
 VAL_BATCH = 512
-# Batches after which a loader that does not say how long it is may well be endless.
+# After so many batches a loader without a length may be endless.
 LONG_EPOCH = 10_000
 
 
 @dataclass(frozen=True)
 class DataSize:
-    """Batches and examples of an epoch, and examples of validation; None where that is not known.
-    Batches of loaders are taken to be as large as the first."""
+    """Batches and examples of an epoch, and examples of validation; None if not known. All batches
+    of a loader are assumed to be as large as the first."""
 
     batches: int | None
     train: int | None
@@ -31,7 +31,7 @@ class DataSize:
 
 
 class DataSource(Protocol):
-    """Training batches for one epoch, in an order that `key` decides, and validation batches."""
+    """Training batches for one epoch, in an order that depends on `key`; validation batches."""
 
     def train_batches(self, key: int) -> Iterator[Batch]: ...
 
@@ -44,11 +44,11 @@ class DataSource(Protocol):
 
 
 class TensorSource:
-    """Data sets that fit into memory, shuffled anew every epoch.
+    """Data in memory, shuffled every epoch.
 
-    An epoch is at most `max_batches` of them, another random part of the data each time.
-    `augment(inputs, generator)`, if given, changes a batch of training inputs. Validation goes
-    through `val_batch` examples at a time.
+    An epoch has at most `max_batches` batches, a random part of the data each time.
+    `augment(inputs, generator)`, if given, changes a batch of training inputs. Validation batches
+    have `val_batch` examples.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class TensorSource:
         self.max_batches, self.val_batch = max_batches, val_batch
 
     def train_order(self, generator: torch.Generator) -> Tensor:
-        """The places of an epoch's examples, in the order in which batches are cut from them."""
+        """The indices of an epoch's examples, in order."""
         return torch.randperm(len(self.train[0]), generator=generator)
 
     def train_batches(self, key: int) -> Iterator[Batch]:
@@ -97,13 +97,13 @@ class TensorSource:
 
 
 class LoaderSource:
-    """Loaders of the user's own, which shuffle themselves.
+    """Loaders of the user, which do their own shuffling.
 
-    They yield (input, target), or a dict that is both: the model takes it as keywords, loss and
-    score find the target in it. `forward(model, input)`, if given, calls the model instead; then a
-    batch may be anything. An epoch is the first `batches_per_epoch` batches, or all.
+    They yield (input, target), or a dict that is both: the model gets it as keywords, loss and
+    score as the target. With `forward(model, input)`, which then calls the model, batches may have
+    any type. An epoch is the first `batches_per_epoch` batches, or all.
 
-    Raises ConfigError for what cannot be read once per epoch; warns of an epoch that does not end.
+    Raises ConfigError for loaders that cannot be read every epoch; warns of an endless epoch.
     """
 
     def __init__(
@@ -122,8 +122,8 @@ class LoaderSource:
         for name, loader in (("train_loader", train_loader), ("val_loader", val_loader)):
             if isinstance(loader, Iterator):
                 raise ConfigError(
-                    f"{name} is a generator, which is used up after one pass; give something that "
-                    "can be read again every epoch, such as a list or a DataLoader"
+                    f"{name} is a generator, which can be read only once; give an iterable that "
+                    "can be read every epoch, such as a list or a DataLoader"
                 )
             first = next(iter(loader), None)
             if first is None:
@@ -139,14 +139,14 @@ class LoaderSource:
         if not isinstance(batch, Mapping) and self.forward is None and not _is_pair(batch):
             raise ConfigError(
                 f"{name} must yield pairs (input, target) or dicts, got {type(batch).__name__}; "
-                "with forward=(model, batch) -> output a batch may be anything"
+                "for other batches give forward=, a function of (model, batch)"
             )
         inputs, target = self._pair(batch)
         single = isinstance(target, Tensor) and target.dim() == 0
         if single or isinstance(target, int | float):
             raise ConfigError(
-                f"{name} must yield batches, its target is a single number; put a data set into a "
-                "DataLoader"
+                f"{name} must yield batches, but its target is a single number; put the data set "
+                "into a DataLoader"
             )
         if isinstance(target, Tensor) and len(target) != batch_size(inputs):
             raise ConfigError(
@@ -172,12 +172,11 @@ class LoaderSource:
         return self._pairs("val_loader", self.val_loader, not has_length(self.val_loader))
 
     def _pairs(self, name: str, batches: Iterable[Any], watched: bool) -> Iterator[Batch]:
-        # Nobody can know whether an iterable without a length ends.
         for number, batch in enumerate(batches):
             if watched and number == LONG_EPOCH:
                 warnings.warn(
-                    f"{name} has no length and has given {number} batches; if it never ends, "
-                    "neither does the epoch: give batches_per_epoch=..., or a loader that ends",
+                    f"{name} has no length and has yielded {number} batches in this epoch; if it "
+                    "is endless, give batches_per_epoch=...",
                     EsperWarning,
                     stacklevel=2,
                 )
@@ -195,7 +194,7 @@ class LoaderSource:
 
 
 def has_length(loader: Any) -> bool:
-    """Asked, not looked up: a DataLoader has a length in name even where its data set has none."""
+    """Whether `len` works; a DataLoader has `__len__` even if its data set has no length."""
     return _length(loader) is not None
 
 
@@ -211,8 +210,8 @@ def _is_pair(batch: Any) -> bool:
 
 
 def batch_factors(rates: np.ndarray, batch: int, batches: int | None) -> np.ndarray:
-    """The factors [...] of a batch between `rates` [..., 2], those at the begin and at the end of
-    its epoch: at the batch's middle, so that no step is lost to a rate of 0. Where nobody knows how
-    many batches there are, it is the middle of the epoch for all of them."""
+    """The learning-rate factors [...] of a batch, interpolated between `rates` [..., 2] at the
+    start and end of its epoch. It is taken at the middle of the batch, so that none is 0, or of the
+    epoch if the number of batches is not known."""
     share = 0.5 if batches is None else min((batch + 0.5) / batches, 1.0)
     return np.asarray(rates[..., 0] + (rates[..., 1] - rates[..., 0]) * share)

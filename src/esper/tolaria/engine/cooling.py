@@ -1,9 +1,8 @@
-"""Cooling: the output of a starved host is scaled down, so that it has something to learn again.
+"""Cooling: scale down the output of a starved host, so that it can learn again.
 
-A classifier that has memorised its data has outputs so large that the loss asks for nothing more,
-neither of it nor of what grows in it. A factor below 1 on the output changes no prediction and
-gives the gradients back. It is folded into the last layer: rollbacks, snapshots and exports know
-nothing of it.
+A classifier that has memorised its data has such large outputs that the gradients of the loss
+vanish, also for seeds. A factor below 1 on the output changes no prediction and restores the
+gradients. The factor is folded into the last layer.
 """
 
 import math
@@ -25,8 +24,8 @@ from esper.tolaria.engine.starvation import answers, find_tau
 
 @dataclass(frozen=True)
 class Cooling:
-    """What became of a host: its `rho` before, by which its output was scaled, and the examples
-    that were looked at. `refused` says why it could not be, if it should have been."""
+    """The result for one host: its `rho` before, the factor `tau` on its output, and the number of
+    examples that were used. `refused` is the reason if a starved host could not be cooled."""
 
     rho: float
     tau: float
@@ -35,26 +34,26 @@ class Cooling:
 
 
 class Cooler:
-    """Looks at hosts of a population, and cools those that are starved."""
+    """Measures hosts of a population, and cools those that are starved."""
 
     def __init__(self, population: Population, recipe: HostRecipe, device: torch.device) -> None:
         self.population, self.recipe, self.device = population, recipe, device
 
     def cost(self, macs: np.ndarray) -> np.ndarray:
-        """Most multiply-adds of looking at networks that cost `macs` per example."""
+        """The maximum multiply-adds of measuring networks that cost `macs` per example."""
         return COOLING_SAMPLES * macs
 
     def cool(self, env: int, step: int) -> Cooling:
         key = draw_key(int(self.population.keys[env]), "cooling", step)
-        found, samples = self._look(env, key)
+        found, samples = self._logits(env, key)
         if found is None:
             return Cooling(math.nan, 1.0, samples)
         rho, tau = find_tau(*found)
         refused = None if tau == 1.0 else self.population.cool(env, tau)
         return Cooling(rho, tau if refused is None else 1.0, samples, refused)
 
-    def _look(self, env: int, key: int) -> tuple[tuple[Tensor, Tensor] | None, int]:
-        """Logits and classes of some training examples, and how many examples these are."""
+    def _logits(self, env: int, key: int) -> tuple[tuple[Tensor, Tensor] | None, int]:
+        """Logits and classes of some training examples, and the number of examples."""
         network, data = self.population.network(env), self.recipe.data
         logits, classes, samples = list[Tensor](), list[Tensor](), 0
         with evaluating(network), keyed(key):
@@ -73,7 +72,7 @@ class Cooler:
 
 
 def _first(batch: Batch, size: int) -> Batch:
-    """At most `size` examples, where input and target are plain tensors."""
+    """At most `size` examples, if input and target are plain tensors."""
     inputs, target = batch
     if isinstance(inputs, Tensor) and isinstance(target, Tensor):
         return inputs[:size], target[:size]

@@ -1,4 +1,4 @@
-"""The two halves of a step around an epoch that somebody else trains.
+"""The two halves of a step, before and after an epoch of training.
 
 begin:   apply the actions
 finish:  evaluate (with counterfactuals) -> governor -> lifecycle tick          -> transition
@@ -40,7 +40,7 @@ from esper.tolaria.governor import Governor, Verdict, panic_event, rollback_even
 
 
 def lifecycle_rules(settings: GrowthSettings) -> LifecycleRules:
-    """Raises ConfigError without a number of steps."""
+    """Raises ConfigError if the number of steps is not set."""
     if settings.steps is None:
         raise ConfigError("the number of steps is not set; give steps=...")
     return LifecycleRules(
@@ -53,13 +53,13 @@ def lifecycle_rules(settings: GrowthSettings) -> LifecycleRules:
 
 
 class GrowthCycle:
-    """E growing hosts, step by step around epochs that somebody else trains.
+    """E growing hosts, whose epochs the caller trains.
 
     Call `start`, train an epoch, `finish`; then `begin` with actions, train, `finish`, and so on.
 
-    `settings` say how. What they leave open: the loss of a random guess (`random_guess_loss`), the
-    number of `answers_per_sample` of validation where the score is a percentage of right ones, the
-    size of an epoch (`data_size`) where the compute is capped, and what cools the hosts (`cooler`).
+    Besides the settings: the loss of a random guess; the number of answers per validation example,
+    if the score is a percentage of right answers; the size of an epoch, if the compute is capped;
+    and a `cooler`, if starved hosts are cooled.
     """
 
     def __init__(
@@ -75,12 +75,12 @@ class GrowthCycle:
     ) -> None:
         self.population, self.settings, self.cooler = population, settings, cooler
         self.rules = lifecycle_rules(settings)
-        # Where the learning rate decays, the latest of equally good epochs is the best one.
+        # If the learning rate decays, the latest of equally good epochs is the best one.
         self.prefer_later = settings.rates is not None and settings.rates.decay > 0.0
         self.answers_per_sample = answers_per_sample
         self.recorder: Recorder = recorder or NullRecorder()
         self.n_envs = len(population.keys)
-        self.rho = np.full(self.n_envs, np.nan)  # how much is left to learn, if known
+        self.rho = np.full(self.n_envs, np.nan)  # see starvation.py; NaN if not known
         self.garden = Garden(population, self.rules, settings, self.recorder)
         self.tracker = SignalTracker(self.n_envs)
         self.governor = Governor(self.n_envs, random_guess_loss, trained=settings.trained)
@@ -105,15 +105,15 @@ class GrowthCycle:
         return self.garden.table
 
     def start(self) -> None:
-        """Make the hosts ready for their first epoch."""
+        """Prepare the hosts for their first epoch."""
         for env in range(self.n_envs):
             for slot, blueprint in self.settings.topology:
                 self.garden.plant_fossil(env, slot, blueprint)
-        self.compute_budget.check_first_epoch(looks=self.settings.trained)
+        self.compute_budget.check_first_epoch(evaluated_before=self.settings.trained)
         self._save(self.running)
 
     def begin(self, actions: np.ndarray) -> None:
-        """Apply the actions; the epoch that shows their consequences comes next."""
+        """Apply the actions, before the next epoch."""
         assert self.situation is not None, "reset comes before the first step"
         if not self.running.any():
             raise InvalidStateMachineError("the episode is over; make a new environment")
@@ -127,11 +127,11 @@ class GrowthCycle:
         self.step_count += 1
         self._cool_where_seeds_come()
         fossilized = self.garden.apply(actions, self.step_count, self.score)
-        # Fossils are for good: a rollback of this very epoch must not lose this one.
+        # Kept seeds are permanent: a rollback of the next epoch must not lose them.
         self._save(fossilized)
 
     def finish(self, train: TrainReadings) -> Transition:
-        """Take in an epoch of training: evaluate, govern, tick."""
+        """After an epoch of training: evaluate, check by the governor, tick."""
         acted, spent = self.running, self.garden.train_macs.copy()
         spent_by_hosts = self.garden.host_train_macs.copy()
         self.batches_done += train.batches
@@ -150,13 +150,13 @@ class GrowthCycle:
         age(self.table, acted)
         for env in np.flatnonzero(verdict.panic).tolist():
             self.recorder.event(panic_event(env, self.step_count, verdict, validation.loss[env]))
-        self._take_in(validation, train, acted & ~verdict.rollback, verdict.panic)
+        self._record_epoch(validation, train, acted & ~verdict.rollback, verdict.panic)
         if verdict.rollback.any():
             validation = self._roll_back(verdict, validation)
         self.score = np.where(acted, validation.score, self.score)
-        # What a rollback brings back was not measured.
+        # rho of a restored host is not known.
         self.rho = np.where(acted, np.where(verdict.rollback, np.nan, train.rho), self.rho)
-        # Nothing moves on while a network is broken: what it shows is not the seeds' doing.
+        # Stages do not advance while a network is broken: its scores say nothing about seeds.
         healthy = acted & ~verdict.panic
         self.garden.tick(healthy, self.step_count)
         self._save(healthy)
@@ -167,7 +167,7 @@ class GrowthCycle:
         self.running = acted & ~terminated & ~truncated
         self.broken = self.broken | terminated
         signals = self._update_signals(train, validation)
-        self.situation = self._look(signals)
+        self.situation = self._situation(signals)
         transition = Transition(
             before=self.before or self.situation,
             actions=self.actions,
@@ -180,18 +180,18 @@ class GrowthCycle:
             host_macs=self.garden.host_train_macs - spent_by_hosts,
         )
         self.macs_between = np.zeros_like(self.macs_between)
-        self._tell(transition)
+        self._record_rows(transition)
         return transition
 
     def affords(self, more: int | np.ndarray = 0) -> np.ndarray:
-        """bool[E]: would the budget pay for another epoch after `more` multiply-adds (of all, or
-        [E])? Ask it before anything is spent between two epochs."""
+        """bool[E]: whether the budget covers another epoch after `more` multiply-adds (a number or
+        [E]). Check it before compute is spent between two epochs."""
         return self.compute_budget.affords(self.best, more)
 
     def finish_after(self, train: TrainReadings, loss: np.ndarray, score: np.ndarray) -> None:
-        """Take in an epoch that was trained after the last step: nothing changes any more, but the
-        hosts are compared with their best. `loss` and `score` ([E]) are those of validation."""
-        assert self.situation is not None, "there is no epoch after the last before the first"
+        """After an epoch that was trained after the last step: nothing grows any more, but the
+        epoch may be the best one. `loss` and `score` ([E]) are those of validation."""
+        assert self.situation is not None, "finish comes before finish_after"
         before, everyone = self.situation, np.ones(self.n_envs, dtype=bool)
         self.step_count += 1
         self.steps_taken[:] = self.step_count
@@ -199,9 +199,9 @@ class GrowthCycle:
         nothing = Validation.nothing(*self.table.shape, samples=0)
         validation = replace(nothing, loss=loss, score=score)
         self._keep_best(validation, everyone & np.isfinite(loss) & ~self.broken)
-        self.situation = self._look(self._update_signals(train, validation))
+        self.situation = self._situation(self._update_signals(train, validation))
         none, no_macs = ~everyone, np.zeros(self.n_envs, dtype=np.int64)
-        self._tell(
+        self._record_rows(
             Transition(
                 before=before,
                 actions=wait(self.n_envs),
@@ -228,7 +228,7 @@ class GrowthCycle:
         self._cool(self.running & (op == LifecycleOp.GERMINATE), paid)
 
     def _cool(self, envs: np.ndarray, paid: np.ndarray) -> None:
-        """Cool the hosts among `envs` that are starved, where it is `paid` for (bool[E])."""
+        """Cool the starved hosts among `envs` where the budget covers it (`paid`, bool[E])."""
         assert self.cooler is not None
         for env in np.flatnonzero(envs & ~(self.rho >= COOLING_STARVED)).tolist():
             if not paid[env]:
@@ -249,18 +249,17 @@ class GrowthCycle:
 
     # --- parts of a step -----------------------------------------------------------------------
 
-    def _take_in(
+    def _record_epoch(
         self, validation: Validation, train: TrainReadings, envs: np.ndarray, broken: np.ndarray
     ) -> None:
-        """Note what was measured of hosts (bool[E]); which of them are `broken` (bool[E])."""
+        """Record the measurements of hosts (bool[E]), some of which are `broken` (bool[E])."""
         self.garden.record(validation, envs, train)
-        # What is measured on a broken network says nothing about its seeds.
         self.table.contribution[envs & broken] = np.nan
         self._keep_best(validation, envs & ~broken)
 
     def _keep_best(self, validation: Validation, envs: np.ndarray) -> None:
-        """Remember the hosts among `envs` (bool[E]) that have never been better; with
-        `prefer_later`, never better by more than chance."""
+        """Save the hosts among `envs` (bool[E]) that are better than ever; with `prefer_later` also
+        those that are worse by no more than chance."""
         if not self.settings.keep_best:
             return
         margin = np.nan_to_num(self._chance(validation)) if self.prefer_later else 0.0
@@ -269,7 +268,7 @@ class GrowthCycle:
         for env, saved in zip(better.tolist(), self._snapshots(better), strict=True):
             self.best[env] = saved
 
-    def _tell(self, transition: Transition) -> None:
+    def _record_rows(self, transition: Transition) -> None:
         for row in self.garden.event_log.metrics_rows(transition, self.garden.total_macs()):
             self.recorder.metrics(row)
 
@@ -293,15 +292,15 @@ class GrowthCycle:
         return signals
 
     def _chance(self, validation: Validation) -> np.ndarray:
-        """[E]: how far chance alone moves each score, NaN where that cannot be known."""
+        """[E]: the standard error of each score, NaN if it cannot be known."""
         answers = (self.answers_per_sample or 0) * validation.samples
         return standard_error(validation.score, answers)
 
     def resume(self, signals: TrainingSignals) -> None:
-        """Look at hosts and table as they were brought back, with their last epoch's signals."""
-        self.situation = self.before = self._look(signals)
+        """Continue with restored hosts and table, and the signals of their last epoch."""
+        self.situation = self.before = self._situation(signals)
 
-    def _look(self, signals: TrainingSignals) -> Situation:
+    def _situation(self, signals: TrainingSignals) -> Situation:
         garden = self.garden
         return Situation(
             step=self.step_count,
@@ -334,16 +333,14 @@ class GrowthCycle:
     # --- the governor --------------------------------------------------------------------------
 
     def _on_trial(self) -> np.ndarray:
-        """bool[E]: can a seed on trial be blamed for what this epoch showed?
-
-        Not where another was removed since the last one: the host misses what it had adapted to.
-        """
+        """bool[E]: whether a seed on trial may have caused a bad epoch. Not if another seed was
+        removed since the last one: the host had adapted to it."""
         culled = self.garden.counts["culled"]
         removed, self.culled_before = culled > self.culled_before, culled.copy()
         return np.any(self.garden.on_trial(), axis=1) & ~removed
 
     def _save(self, envs: np.ndarray) -> None:
-        """Remember hosts (bool[E]) as healthy."""
+        """Save hosts (bool[E]) as healthy."""
         which = np.flatnonzero(envs)
         for env, saved in zip(which.tolist(), self._snapshots(which), strict=True):
             self.governor.save(env, saved)
@@ -352,14 +349,14 @@ class GrowthCycle:
             self.recorder.event(GovernorSnapshot(env, self.step_count, len(tensors), size))
 
     def _roll_back(self, verdict: Verdict, broken: Validation) -> Validation:
-        """Restore the last healthy hosts, close their culprits' slots, evaluate what is left."""
+        """Restore the last healthy hosts, close the slots of suspect seeds, evaluate."""
         envs = np.flatnonzero(verdict.rollback)
-        culprits = {env: self.garden.suspects(env, broken) for env in envs.tolist()}
-        saved = {env: self.governor.last_healthy(env) for env in culprits}
+        suspects = {env: self.garden.suspects(env, broken) for env in envs.tolist()}
+        saved = {env: self.governor.last_healthy(env) for env in suspects}
         self.garden.restore(envs, list(saved.values()))
         self.garden.counts["rollbacks"][envs] += 1
         slots = self.garden.event_log.slots
-        for env, blamed in culprits.items():
+        for env, blamed in suspects.items():
             names = [(slots.names[slot], slots.slot_ids[slot]) for slot in blamed]
             self.recorder.event(
                 rollback_event(env, self.step_count, verdict, broken.loss[env], saved[env], names)
@@ -367,17 +364,17 @@ class GrowthCycle:
             for slot in blamed:
                 self.garden.embargo(env, slot, self.step_count)
             self.governor.forgive(env)
-        mended = self.garden.evaluate(verdict.rollback)
-        self.garden.record(mended, verdict.rollback)
+        restored = self.garden.evaluate(verdict.rollback)
+        self.garden.record(restored, verdict.rollback)
         self._save(verdict.rollback)
-        return broken.updated(verdict.rollback, mended)
+        return broken.updated(verdict.rollback, restored)
 
     # --- the end -------------------------------------------------------------------------------
 
     def settle(self, envs: np.ndarray) -> tuple[Validation, np.ndarray]:
-        """Bring hosts (bool[E]) back as they were at their best, or last healthy without
-        `keep_best`, and drop live seeds that do not help them. Gives what is measured of them then,
-        and the step that each is from (int[E], -1 elsewhere)."""
+        """Restore hosts (bool[E]) at their best, or last healthy without `keep_best`, and remove
+        live seeds that do not help. Returns their validation, and the step that each is from
+        (int[E], -1 elsewhere)."""
         which = np.flatnonzero(envs)
         saved = [self.best[env] or self.governor.last_healthy(env) for env in which.tolist()]
         self.garden.restore(which, saved)

@@ -4,8 +4,7 @@
     step:   apply the actions -> train an epoch -> evaluate (with counterfactuals)
             -> governor -> lifecycle tick                                          -> transition
 
-Gymnasium's order: the action comes first, its consequences follow, and the situation that comes
-back is the one after all of them.
+The order is that of Gymnasium: a step returns the situation after its actions and the epoch.
 """
 
 import numpy as np
@@ -30,15 +29,15 @@ class GrowthEnv(GrowthCycle):
         return self.finish(self._train()).after
 
     def _cool_at_first(self, situation: Situation) -> Situation:
-        """Hosts have been looked at as they came: that is what the best is compared with."""
+        """After the first evaluation, so that the original hosts count for the best epoch."""
         assert self.cooler is not None
         self._cool(self.running, self.affords(self.cooler.cost(self.garden.total_macs())))
-        self.situation = self._look(situation.signals)
+        self.situation = self._situation(situation.signals)
         return self.situation
 
     def step(self, actions: np.ndarray) -> Transition:
-        """`actions` is int [E, 4] in the order of HEAD_NAMES. An illegal one raises
-        InvalidStateMachineError and changes nothing."""
+        """`actions` is int [E, 4] in the order of HEAD_NAMES. Raises InvalidStateMachineError, and
+        changes nothing, if one is illegal."""
         self.begin(actions)
         return self.finish(self._train())
 
@@ -50,10 +49,10 @@ class GrowthEnv(GrowthCycle):
         return self.population.train_epoch(self.running, self.step_count, rates)
 
     def _next_progress(self) -> np.ndarray:
-        """[E]: how far each run is, from 0 to 1, when the epoch that comes is over.
+        """[E]: the progress of each run, from 0 to 1, at the end of the next epoch.
 
-        A budget is shared out among the epochs that it will pay for if hosts stay as they are, so
-        that a schedule ends with the last of them, not with what is left over.
+        A budget is divided among the epochs that it covers for the current hosts, so that a
+        schedule ends with the last of them.
         """
         first = 1 if self.settings.trained else 0
         epochs, done = self.rules.max_steps + 1 - first, self.step_count - first

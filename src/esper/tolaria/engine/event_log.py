@@ -1,4 +1,4 @@
-"""Turns what happened in the environment into typed events and flat rows for the recorder."""
+"""Events and rows of metrics for the recorder."""
 
 import math
 from typing import Any
@@ -30,12 +30,12 @@ from esper.tolaria.engine.transition import Transition
 
 
 def absent(value: float) -> float | None:
-    """What a record carries: None instead of NaN or infinity."""
+    """None instead of NaN or infinity, for records."""
     return float(value) if math.isfinite(value) else None
 
 
 class EventLog:
-    """Knows the names behind the indices."""
+    """Makes events and rows, with names instead of indices."""
 
     def __init__(self, template: GrownModule) -> None:
         self.slots: SlotConfig = template.slot_config
@@ -44,7 +44,7 @@ class EventLog:
     def changes(
         self, before: SlotTable, after: SlotTable, changes: list[StageChange], step: int
     ) -> list[Event]:
-        """Events for what the lifecycle did; `before` is the table before any of it."""
+        """Events for changes of stage; `before` is the table before all of them."""
         events: list[Event] = []
         for change in changes:
             for env, slot in np.argwhere(change.where):
@@ -87,7 +87,7 @@ class EventLog:
     def closed_gates(
         self, table: SlotTable, rules: LifecycleRules, running: np.ndarray, step: int
     ) -> list[Event]:
-        """For every seed old enough to move on that its gate keeps back: which checks failed."""
+        """For every seed that is old enough for its next stage but held back: the failed checks."""
         waiting = {
             SeedStage.TRAINING: (SeedStage.BLENDING, rules.training_epochs),
             SeedStage.BLENDING: (SeedStage.HOLDING, rules.blending_steps),
@@ -110,7 +110,7 @@ class EventLog:
         return events
 
     def _names(self, table: SlotTable, env: int, slot: int, step: int) -> dict[str, Any]:
-        """What every event about a seed begins with."""
+        """The fields that every event about a seed has."""
         return {
             "env": env,
             "step": step,

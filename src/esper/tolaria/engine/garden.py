@@ -1,7 +1,6 @@
-"""The garden: hosts and the table of their slots, kept in step with each other.
+"""The garden: hosts and the table of their slots.
 
-Everything that changes a slot goes through here, so that modules, optimisers, table and events
-always tell the same story.
+Every change of a slot is made here, so that modules, optimizers, table and events stay consistent.
 """
 
 import math
@@ -48,12 +47,12 @@ TRAINING_COST = 3
 
 @dataclass(frozen=True)
 class Validation:
-    """What was measured of E hosts; NaN where a host was not evaluated.
+    """Measurements of E hosts; NaN where a host was not evaluated.
 
     loss, score    [E], with all seeds present
     without_loss, without_score   [E, S], with the seed of one slot taken out
     alpha          [E, S], what each seed's blend applied
-    samples        examples behind each number; 0 if that is not known
+    samples        number of examples; 0 if not known
     """
 
     loss: np.ndarray
@@ -70,7 +69,7 @@ class Validation:
         return Validation(loss, score, without_loss, without_score, alpha, samples)
 
     def updated(self, envs: np.ndarray, later: "Validation") -> "Validation":
-        """This one, with the hosts of `envs` (bool[E]) as `later` found them."""
+        """A copy with the measurements of `later` for the hosts of `envs` (bool[E])."""
         mine, new = vars(self), vars(later)
         arrays = {name: mine[name].copy() for name in mine if name != "samples"}
         for name, array in arrays.items():
@@ -88,7 +87,7 @@ class SavedHost:
 
 
 class Garden:
-    """E hosts with S slots each. `counts` says what happened to seeds, [E] each."""
+    """E hosts with S slots each. `counts` are numbers of seeds and rollbacks, [E] each."""
 
     def __init__(
         self,
@@ -104,7 +103,7 @@ class Garden:
         self.host_params, self.host_macs = count_params(template.host), template.host_macs
         self.valve_params = valve_params(template.catalogue, template.sites)
         self.limits = self._limits(settings)
-        self._check_room()
+        self._check_limits()
         self.facts = describe_slots(template, self.limits)
         n_envs = len(population.keys)
         self.table = SlotTable.empty(n_envs, len(template.sites))
@@ -121,7 +120,7 @@ class Garden:
         max_params, max_macs = settings.budget.room(self.host_params, self.host_macs)
         return GrowthLimits(
             fits=usable_blueprints(template.catalogue, fits),
-            # Any blend might be gated: its valve has to fit the budget while it lasts.
+            # The blend may be gated, and then its valve counts too.
             params=params + self.valve_params,
             macs=macs,
             max_params=max_params,
@@ -129,8 +128,8 @@ class Garden:
             max_seeds=settings.max_seeds,
         )
 
-    def _check_room(self) -> None:
-        """Raises ConfigError if nothing can grow anywhere, with the least budget that would do."""
+    def _check_limits(self) -> None:
+        """Raises ConfigError, with the smallest budget that works, if nothing can grow."""
         limits, names = self.limits, ", ".join(self.event_log.slots.names)
         if not limits.fits.any():
             raise ConfigError(f"no blueprint fits {names}: choose other slots, or add blueprints")
@@ -139,17 +138,15 @@ class Garden:
             macs = 1.0 + limits.macs[limits.fits] / max(1, self.host_macs)
             least = (params + macs).argmin()
             raise ConfigError(
-                f"the budget leaves no room for any seed in {names}: the smallest one needs "
+                f"the budget is too small for any seed in {names}: the smallest one needs "
                 f"params={_rounded_up(params[least])} and macs={_rounded_up(macs[least])}"
             )
 
     # --- actions -------------------------------------------------------------------------------
 
     def apply(self, actions: np.ndarray, step: int, score: np.ndarray) -> np.ndarray:
-        """Carry out legal actions [E, 4]; `score` [E] is the network's last validation score.
-
-        Gives bool[E]: where a seed was fossilised.
-        """
+        """Apply legal actions [E, 4]; `score` [E] is the last validation score. Returns bool[E]:
+        where a seed was fossilized."""
         before = self.table.copy()
         changes = []
         for env in np.flatnonzero(actions[:, OP] != LifecycleOp.WAIT).tolist():
@@ -167,11 +164,11 @@ class Garden:
                 changes.append(fossilize(self.table, one_slot(self.table, env, slot)))
                 self.counts["fossilized"][env] += 1
                 self._show_blend(env, slot)
-        self._tell(before, changes, step)
+        self._record_changes(before, changes, step)
         return actions[:, OP] == LifecycleOp.FOSSILIZE
 
     def plant_fossil(self, env: int, slot: int, blueprint: int) -> None:
-        """Give a host a seed that was there from the start."""
+        """Add a seed that a host has from the start."""
         self._germinate(env, slot, blueprint, blend=0, step=-1, score=np.nan)
         where = one_slot(self.table, env, slot)
         move(self.table, where, SeedStage.TRAINING)
@@ -211,15 +208,15 @@ class Garden:
         stage, alpha = SeedStage(self.table.stage[env, slot]), float(self.table.alpha[env, slot])
         self.population.set_blend(env, slot, stage, alpha)
 
-    def _tell(self, before: SlotTable, changes: list[StageChange], step: int) -> None:
+    def _record_changes(self, before: SlotTable, changes: list[StageChange], step: int) -> None:
         for event in self.event_log.changes(before, self.table, changes, step):
             self.recorder.event(event)
 
     # --- measuring -----------------------------------------------------------------------------
 
     def evaluate(self, envs: np.ndarray) -> Validation:
-        """The whole networks of `envs` (bool[E]) and, with counterfactuals, each of them without
-        each seed that acts on it."""
+        """Evaluate the networks of `envs` (bool[E]) and, with counterfactuals, also without each
+        seed that acts on the output."""
         shape, chosen = self.table.shape, np.flatnonzero(envs)
         acting = envs[:, None] & IS_BLENDED[self.table.stage] & self.counterfactuals
         without = np.argwhere(acting)
@@ -244,12 +241,12 @@ class Garden:
     def record(
         self, validation: Validation, envs: np.ndarray, train: TrainReadings | None = None
     ) -> None:
-        """Enter into the table what an evaluation, and the epoch before it, showed of hosts."""
+        """Write the measurements of an evaluation, and of the epoch before it, to the table."""
         table, held = self.table, envs[:, None] & self.table.holds_seed
         acting = envs[:, None] & IS_BLENDED[table.stage]
         scores = np.broadcast_to(validation.score[:, None], table.shape)
         table.score[held] = scores[held]
-        # NaN where nothing was left out, which is what is known of it.
+        # NaN where no seed was left out.
         table.contribution[envs] = (scores - validation.without_score)[envs]
         table.alpha[acting] = validation.alpha[acting]
         for name, readings in (train.seeds if train is not None else {}).items():
@@ -278,7 +275,7 @@ class Garden:
     # --- time ----------------------------------------------------------------------------------
 
     def tick(self, envs: np.ndarray, step: int) -> None:
-        """The lifecycle's end of an epoch for the environments in `envs` (bool[E])."""
+        """Advance the stages at the end of an epoch, for the environments in `envs` (bool[E])."""
         before = self.table.copy()
         changes = tick(self.table, self.rules, envs)
         for change in changes:
@@ -290,14 +287,14 @@ class Garden:
                 self.table.params[gated] -= self.valve_params[slots, self.table.blueprint[gated]]
         for env, slot in np.argwhere(self.table.holds_seed & envs[:, None]).tolist():
             self._show_blend(env, slot)
-        self._tell(before, changes, step)
+        self._record_changes(before, changes, step)
         for event in self.event_log.closed_gates(self.table, self.rules, envs, step):
             self.recorder.event(event)
 
     # --- going back ----------------------------------------------------------------------------
 
     def save(self, envs: np.ndarray, step: int) -> list[SavedHost]:
-        """The hosts `envs` (int[n]) as they are now."""
+        """Snapshots of the hosts `envs` (int[n])."""
         hosts = self.population.snapshot(envs)
         return [
             SavedHost(step, host, self.table.row(env))
@@ -310,15 +307,12 @@ class Garden:
             self.table.set_row(env, each.row)
 
     def on_trial(self) -> np.ndarray:
-        """bool[E, S]: seeds that act on the output and are not yet fossils."""
+        """bool[E, S]: seeds that act on the output and are not yet kept."""
         return IS_LIVE[self.table.stage] & IS_BLENDED[self.table.stage]
 
     def suspects(self, env: int, broken: Validation) -> list[int]:
-        """The seed on trial without which the broken network does best; empty without any.
-
-        Best by its loss; where no loss is finite, or none is known, by its score; where that does
-        not tell them apart either, it is the youngest.
-        """
+        """The seed on trial without which the broken network has the best loss; if losses are equal
+        or unknown, the best score; else the youngest seed. Empty without a seed on trial."""
         loss = np.nan_to_num(broken.without_loss[env], nan=np.inf)
         deficit = np.nan_to_num(-broken.without_score[env], nan=np.inf)
         age = self.table.epochs_total[env]
@@ -327,18 +321,18 @@ class Garden:
         return ranked[:1]
 
     def embargo(self, env: int, slot: int, step: int) -> None:
-        """Close a slot for a while after a rollback, and cull the seed in it unless a fossil."""
+        """Close a slot for a while after a rollback, and cull the seed in it unless it is kept."""
         before, where = self.table.copy(), one_slot(self.table, env, slot)
         if self.table.stage[env, slot] == SeedStage.DORMANT:
             move(self.table, where, SeedStage.GERMINATED)
         if IS_LIVE[self.table.stage[env, slot]]:
-            self._tell(before, [self._cull(where, "governor_rollback")], step)
+            self._record_changes(before, [self._cull(where, "governor_rollback")], step)
 
     def drop_unproven(self, envs: np.ndarray, step: int) -> None:
-        """Remove live seeds that the last `record` of hosts (bool[E]) did not show to help."""
+        """Remove live seeds of hosts (bool[E]) without a positive contribution."""
         before = self.table.copy()
         live = envs[:, None] & IS_LIVE[self.table.stage] & ~(self.table.contribution > 0.0)
-        self._tell(before, [self._cull(live, "unproven")], step)
+        self._record_changes(before, [self._cull(live, "unproven")], step)
 
 
 def _rounded_up(multiple: float) -> str:

@@ -1,6 +1,5 @@
-"""How strongly a seed learns compared with its host, measured on some batches of an epoch.
-
-Host and seed are compared by the gradients that the loss gave them, before anybody clips them.
+"""Gradients of seeds compared with those of their host, on some batches of an epoch, measured
+before gradients are clipped.
 """
 
 import math
@@ -27,28 +26,27 @@ class GradientMeter:
         self.slots = [i for i, slot in network.each_slot() if IS_ACTIVE[slot.stage]]
         self.batches = 0
         self.readings: dict[int, list[dict[str, float]]] = {i: [] for i in self.slots}
-        self.noted: dict[nn.Parameter, Tensor] = {}
+        self.stored: dict[nn.Parameter, Tensor] = {}
 
     def watch(self) -> list[RemovableHandle]:
-        """For a loop that is not ours: note gradients as the backward pass leaves them, because
-        whoever calls `observe` later sees them clipped. Of several passes that add up, the last one
-        counts. `gradient_norm` and `gradient_health` stay what `observe` finds: where a loss is
-        scaled, only the ratio is free of the scale."""
+        """For a user's loop, which may clip gradients before `observe`: add hooks that store norms
+        in the backward pass; of several passes that accumulate, the last one counts. They are used
+        for the ratio only, which does not depend on the scale of the loss."""
         if not self.slots:
             return []
         seeds = (self.network.seed_parameters(index) for index in self.slots)
         params = [*self.network.host_parameters(), *(p for seed in seeds for p in seed)]
-        return [param.register_post_accumulate_grad_hook(self._note) for param in params]
+        return [param.register_post_accumulate_grad_hook(self._store) for param in params]
 
-    def _note(self, param: Tensor) -> None:
+    def _store(self, param: Tensor) -> None:
         if self.batches % STRIDE == 0 and param.grad is not None:
             assert isinstance(param, nn.Parameter)
-            self.noted[param] = param.grad.detach().norm()
+            self.stored[param] = param.grad.detach().norm()
 
     def observe(self) -> None:
         if self.slots and self.batches % STRIDE == 0:
             self._measure()
-        self.noted.clear()
+        self.stored.clear()
         self.batches += 1
 
     @torch.no_grad()
@@ -73,12 +71,12 @@ class GradientMeter:
             )
 
     def _unclipped(self, params: list[nn.Parameter]) -> Tensor:
-        """[n]: norms as noted in the backward pass, else those of the gradients as they are."""
-        noted = [self.noted[p] for p in params if p in self.noted]
-        return _together(noted) if noted else _norms(params)
+        """[n]: norms stored in the backward pass, else those of the current gradients."""
+        stored = [self.stored[p] for p in params if p in self.stored]
+        return _together(stored) if stored else _norms(params)
 
     def result(self) -> dict[str, np.ndarray]:
-        """Columns of the slot table, [S] each; what was not measured is NaN, or healthy."""
+        """Columns of the slot table, [S] each; NaN, or healthy, where nothing was measured."""
         n_slots = len(self.network.sites)
         columns = {name: np.full(n_slots, np.nan) for name in measurements()}
         columns["healthy"] = np.ones(n_slots, dtype=bool)
@@ -91,7 +89,7 @@ class GradientMeter:
 
 
 def _norms(params: list[nn.Parameter]) -> Tensor:
-    """[n]: norms of the n gradients that there are."""
+    """[n]: norms of the n gradients that are not None."""
     grads = [p.grad for p in params if p.grad is not None]
     return _together(list(torch._foreach_norm(grads)) if grads else [])
 

@@ -1,8 +1,8 @@
 """Losses and scores by name: functions of (output, target) that average over the batch.
 
-A score is better when higher. Those here are percentages, which is what learned policies expect; to
-everything else the scale of a score does not matter. The named ones take a network's output as it
-comes: a tensor, or what holds one.
+Higher scores are better. Those here are percentages, which learned policies expect; nothing else
+depends on the scale of a score. They take the output of a network as it is: a tensor, or an object
+with one.
 """
 
 import copy
@@ -20,12 +20,12 @@ from esper.growth.sites import tensors_in
 from esper.leyline import ConfigError
 
 Objective = Callable[[Any, Any], Tensor]
-# Targets that count neither as right nor as wrong, as for torch's cross entropy.
+# Targets that are not counted, as in torch's cross entropy.
 IGNORED = -100
 
 
 def prediction(output: Any) -> Tensor:
-    """The tensor that an output is about: itself, its `logits`, or the first tensor in it."""
+    """The main tensor of an output: itself, its `logits`, or the first tensor in it."""
     if isinstance(output, Tensor):
         return output
     logits = output.get("logits") if isinstance(output, Mapping) else None
@@ -50,7 +50,7 @@ def bce_with_logits(output: Any, target: Tensor) -> Tensor:
 
 
 def accuracy(output: Any, target: Tensor) -> Tensor:
-    """Percentage of right classes (or tokens), of those that are not to be ignored (-100)."""
+    """Percentage of right classes (or tokens); targets of -100 are ignored."""
     right = prediction(output).argmax(dim=-1) == target
     return 100.0 * (right.sum() / (target != IGNORED).sum())
 
@@ -60,7 +60,7 @@ def binary_accuracy(output: Any, target: Tensor) -> Tensor:
 
 
 def negative_mse(output: Any, target: Tensor) -> Tensor:
-    """-100 times the mean squared error: give targets a variance of about one."""
+    """-100 times the mean squared error; targets should have a variance of about one."""
     return -100.0 * F.mse_loss(prediction(output), target)
 
 
@@ -75,14 +75,14 @@ SCORES: dict[str, Objective] = {
     "negative_mse": negative_mse,
 }
 
-# Output and target must have one shape, or they are broadcast into nonsense.
+# Output and target must have the same shape, or torch broadcasts them.
 ELEMENTWISE = (mse, bce_with_logits, negative_mse, binary_accuracy)
 # Scores that are the percentage of right answers.
 PERCENTAGES = (accuracy, binary_accuracy)
 
 
 def find_objective(kind: str, value: str | Objective, known: dict[str, Objective]) -> Objective:
-    """`value` itself if it can be called, else the one of that name; raises ConfigError."""
+    """`value` if it is callable, else the objective of that name. Raises ConfigError."""
     if callable(value):
         return value
     if value not in known:
@@ -93,7 +93,7 @@ def find_objective(kind: str, value: str | Objective, known: dict[str, Objective
 
 
 def check_fit(loss: Objective, score: Objective, output: Any, target: Any) -> None:
-    """Raises ConfigError where torch would compute something that means nothing."""
+    """Raises ConfigError where torch would compute a meaningless number."""
     if not isinstance(output, Tensor) or not isinstance(target, Tensor):
         return
     if score is accuracy:
@@ -121,22 +121,21 @@ def _check_accuracy(output: Tensor, target: Tensor) -> None:
 
 
 def random_guess_loss(loss: Objective, outputs: int | None) -> float | None:
-    """The loss of guessing at random, where that is known: ln(classes) for cross entropy."""
+    """The loss of random guessing, if known: ln(classes) for cross entropy."""
     if loss is cross_entropy and outputs is not None and outputs > 1:
         return math.log(outputs)
     return None
 
 
 def answers_per_sample(score: Objective, target: Any) -> int | None:
-    """How many right or wrong answers an entry of `target` stands for, if the score is the
-    percentage of right ones."""
+    """The number of answers per example, if the score is a percentage of right answers."""
     known = isinstance(target, Tensor) and score in PERCENTAGES
     return target[0].numel() if known else None
 
 
 def standard_error(percentage: np.ndarray, answers: int) -> np.ndarray:
-    """Of a percentage of right answers; NaN for no answers. One right and one wrong answer more
-    keep it above 0 where all or none are right (Laplace's rule of succession)."""
+    """The standard error of a percentage of right answers; NaN for no answers. One more right and
+    wrong answer keep it above 0 (Laplace's rule of succession)."""
     if answers == 0:
         return np.full(percentage.shape, np.nan)
     share = (percentage / 100.0 * answers + 1.0) / (answers + 2.0)
@@ -148,8 +147,8 @@ def standard_error(percentage: np.ndarray, answers: int) -> np.ndarray:
 
 class WholeSetScore:
     """A score that is no mean over batches, such as F1, AUC or R2: a function of all outputs and
-    all targets of a pass over the data, or an object with `reset`, `update` and `compute`, as those
-    of torchmetrics are. Training, which has no such pass, is not scored."""
+    all targets, or an object with `reset`, `update` and `compute`, as in torchmetrics. Training is
+    not scored (NaN)."""
 
     def __init__(self, score: Any) -> None:
         self.score = score
@@ -189,13 +188,13 @@ class Tally:
             return float(value)
         except (TypeError, ValueError, RuntimeError) as error:
             raise ConfigError(
-                f"the score must give one number for all outputs and targets; it gave "
+                "the score must return one number for all outputs and targets; it returned "
                 f"{type(value).__name__}"
             ) from error
 
 
 def joined(parts: tuple[Any, ...]) -> Any:
-    """Batches as one: tensors end to end, also those in dicts, tuples and dataclasses."""
+    """Batches joined into one: tensors, also those in dicts, tuples and dataclasses."""
     first = parts[0]
     if isinstance(first, Tensor):
         return torch.cat(parts) if first.dim() else torch.stack(parts)

@@ -1,5 +1,4 @@
-"""Populations of hosts behind one small protocol over arrays of environments, and its readable
-form: a loop over ordinary modules."""
+"""The protocol of populations of hosts, and its simple form: a loop over ordinary modules."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from esper.growth.export import export
 from esper.growth.grown_module import GrownModule, keyed
 from esper.growth.optimizer import (
     add_slot_groups,
@@ -26,7 +26,7 @@ from esper.leyline import SeedStage, draw_key
 from esper.tolaria.engine.batches import Batch, batch_factors
 from esper.tolaria.engine.gradients import GradientMeter
 from esper.tolaria.engine.objectives import WholeSetScore
-from esper.tolaria.engine.recipe import HostRecipe, export_network, new_network, on_device
+from esper.tolaria.engine.recipe import HostRecipe, new_network, on_device
 from esper.tolaria.engine.starvation import STRIDE, batch_rho
 
 
@@ -36,7 +36,7 @@ class TrainReadings:
 
     finite   bool[E], False if the training of a host went to NaN or infinity
     samples  examples that each host was trained on
-    rho      how much was left to learn, see `tolaria/engine/starvation.py`
+    rho      see `tolaria/engine/starvation.py`
     seeds    columns of the slot table that training measures, [E, S] each
     """
 
@@ -50,7 +50,7 @@ class TrainReadings:
 
     @staticmethod
     def nothing(n_envs: int) -> "TrainReadings":
-        """Of hosts that were not trained."""
+        """For hosts that were not trained."""
         loss, score, rho = np.full((3, n_envs), np.nan)
         return TrainReadings(loss, score, np.ones(n_envs, dtype=bool), 0, 0, {}, rho)
 
@@ -59,7 +59,7 @@ class TrainReadings:
 class Evaluation:
     """Validation of K networks: loss [K] and score [K] over `samples` examples.
 
-    `alpha` [K, S] is what each seed's blend applied on average in its complete network.
+    `alpha` [K, S] is the mean alpha of each seed's blend in its complete network.
     """
 
     loss: np.ndarray
@@ -69,20 +69,20 @@ class Evaluation:
 
 
 class Snapshot(Protocol):
-    """One host as it was, in the form of its population."""
+    """The saved state of one host."""
 
     def all_tensors(self) -> list[Tensor]: ...
 
 
 class Hosts(Protocol):
-    """E hosts that can grow, whoever trains them. Environments and slots are indices; `envs` is an
-    int array of environments."""
+    """E hosts that can grow. Environments and slots are indices; `envs` is an int array of
+    environments."""
 
     keys: np.ndarray
 
     @property
     def template(self) -> GrownModule:
-        """A network to read sites, output and costs from; the same for every host."""
+        """A network with the sites, output and costs that all hosts have."""
 
     def germinate(self, env: int, slot: int, blueprint: int, blend: int, key: int) -> None: ...
 
@@ -91,18 +91,18 @@ class Hosts(Protocol):
     def set_blend(self, env: int, slot: int, stage: SeedStage, alpha: float) -> None: ...
 
     def evaluate(self, envs: np.ndarray, present: np.ndarray) -> Evaluation:
-        """For each k host `envs[k]` with only the seeds of which `present[k]` (bool[K, S]) is True;
-        a host may be asked for several times."""
+        """Evaluate host `envs[k]` with only the seeds where `present[k]` (bool[K, S]) is True, for
+        each k; a host may occur several times."""
 
     def snapshot(self, envs: np.ndarray) -> Sequence[Snapshot]: ...
 
     def restore(self, envs: np.ndarray, snapshots: Sequence[Any]) -> None:
-        """`snapshots` are some that `snapshot` gave, one for each of `envs`."""
+        """`snapshots` come from `snapshot`, one for each of `envs`."""
 
     def cool(self, env: int, tau: float) -> str | None:
-        """Scale what the network puts out by `tau`, in its parameters, and let its optimiser begin
-        anew: gradients have another size. If it cannot be, nothing changes, and the reason is
-        given."""
+        """Scale the output of the network by `tau`, in its parameters, and reset its optimizer,
+        because gradients change their size. If that is not possible, nothing changes and the reason
+        is returned."""
 
     def export(self, env: int) -> nn.Module: ...
 
@@ -111,34 +111,25 @@ class Population(Hosts, Protocol):
     """Hosts that are trained side by side."""
 
     def network(self, env: int) -> GrownModule:
-        """One host with its seeds as ordinary modules, to be read only."""
+        """One host with its seeds as ordinary modules, read-only."""
 
     def train_epoch(
         self, running: np.ndarray, step: int, rates: np.ndarray | None = None
     ) -> TrainReadings:
-        """One epoch of the hosts where `running` (bool[E]). By `rates` [E, 2] each host's learning
-        rate is multiplied at the begin and at the end of the epoch, linearly in between."""
+        """Train the hosts where `running` (bool[E]) for one epoch. `rates` [E, 2] are factors on
+        each host's learning rate at the start and the end of the epoch, linear in between."""
 
 
-class LoopedPopulation:
-    """E ordinary modules, trained one after another; works with any nn.Module.
+class ModuleHosts:
+    """E hosts that are ordinary modules, each with an optimizer that has a group for each slot."""
 
-    What a host does depends on its own key and on nothing that happens to the others.
-    """
+    keys: np.ndarray
+    networks: list[GrownModule]
+    optimizers: list[Optimizer]
 
-    def __init__(
-        self, recipe: HostRecipe, keys: Iterable[int], device: str | torch.device = "cpu"
-    ) -> None:
-        self.recipe = recipe
-        self.keys = np.array(list(keys), dtype=np.int64)
-        self.device = torch.device(device)
-        self.networks = [new_network(recipe, int(key), self.device) for key in self.keys]
-        self.optimizers = [self._make_optimizer(network) for network in self.networks]
-
-    def _make_optimizer(self, network: GrownModule) -> Optimizer:
-        optimizer = self.recipe.optimizer(network.host_parameters())
-        add_slot_groups(optimizer, network.slot_config.slot_ids)
-        return optimizer
+    def example(self) -> Any:
+        """One input, on the device of the hosts."""
+        raise NotImplementedError
 
     @property
     def template(self) -> GrownModule:
@@ -164,6 +155,43 @@ class LoopedPopulation:
         slot_id = network.sites[slot].slot_id
         sync_slot_group(self.optimizers[env], slot_id, network.seed_parameters(slot))
 
+    def snapshot(self, envs: np.ndarray) -> list[HostSnapshot]:
+        return [take_snapshot(self.networks[env], self.optimizers[env]) for env in envs.tolist()]
+
+    def restore(self, envs: np.ndarray, snapshots: Sequence[HostSnapshot]) -> None:
+        for env, snapshot in zip(envs.tolist(), snapshots, strict=True):
+            restore_snapshot(self.networks[env], self.optimizers[env], snapshot)
+
+    def cool(self, env: int, tau: float) -> str | None:
+        reason = scale_output(self.networks[env], self.example(), tau)
+        if reason is None:
+            forget(self.optimizers[env])
+        return reason
+
+    def export(self, env: int) -> nn.Module:
+        return export(self.networks[env], self.example())
+
+
+class LoopedPopulation(ModuleHosts):
+    """E ordinary modules, trained one after another; works with any nn.Module.
+
+    Each host depends on its own key only, not on the other hosts.
+    """
+
+    def __init__(
+        self, recipe: HostRecipe, keys: Iterable[int], device: str | torch.device = "cpu"
+    ) -> None:
+        self.recipe = recipe
+        self.keys = np.array(list(keys), dtype=np.int64)
+        self.device = torch.device(device)
+        self.networks = [new_network(recipe, int(key), self.device) for key in self.keys]
+        self.optimizers = [recipe.optimizer(each.host_parameters()) for each in self.networks]
+        for optimizer in self.optimizers:
+            add_slot_groups(optimizer, self.template.slot_config.slot_ids)
+
+    def example(self) -> Any:
+        return on_device(self.recipe.data.example(), self.device)
+
     def train_epoch(
         self, running: np.ndarray, step: int, rates: np.ndarray | None = None
     ) -> TrainReadings:
@@ -188,7 +216,7 @@ class LoopedPopulation:
         network.train()
         host = network.host_parameters()
         seeds = [network.seed_parameters(index) for index, _ in network.each_slot()]
-        # Host and seeds are clipped apart: a seed can never shrink or poison the host's gradients.
+        # Host and seeds are clipped separately, so that a seed cannot shrink the host's gradients.
         groups = [params for params in (host, *seeds) if params]
         trained = [param for params in groups for param in params]
         readings, sizes, rhos = [], list[int](), list[Tensor]()
@@ -208,7 +236,7 @@ class LoopedPopulation:
                     output = call_model(network.host, inputs)
                     loss = recipe.loss(output, target)
                 loss.backward()
-                # What the loss asks for is read, not what clipping leaves of it.
+                # Before clipping.
                 meter.observe()
                 if recipe.max_grad_norm is not None:
                     for params in groups:
@@ -256,28 +284,11 @@ class LoopedPopulation:
             means[:, 1] = [tally.result() for tally in tallies]
         return means, alpha, samples
 
-    def snapshot(self, envs: np.ndarray) -> list[HostSnapshot]:
-        return [take_snapshot(self.networks[env], self.optimizers[env]) for env in envs.tolist()]
-
-    def restore(self, envs: np.ndarray, snapshots: Sequence[HostSnapshot]) -> None:
-        for env, snapshot in zip(envs.tolist(), snapshots, strict=True):
-            restore_snapshot(self.networks[env], self.optimizers[env], snapshot)
-
     def network(self, env: int) -> GrownModule:
         return self.networks[env]
 
-    def cool(self, env: int, tau: float) -> str | None:
-        example = on_device(self.recipe.data.example(), self.device)
-        reason = scale_output(self.networks[env], example, tau)
-        if reason is None:
-            forget(self.optimizers[env])
-        return reason
-
-    def export(self, env: int) -> nn.Module:
-        return export_network(self.recipe, self.networks[env])
-
     def _casting(self) -> AbstractContextManager[None]:
-        """Autocast where the recipe asks for it; what the caller has set up stays otherwise."""
+        """Autocast if the recipe says so; else an autocast of the caller stays in effect."""
         if self.recipe.precision == "fp32":
             return nullcontext()
         return torch.autocast(self.device.type, torch.bfloat16)

@@ -20,19 +20,19 @@ Precision = Literal["fp32", "bf16"]
 
 
 def check_precision(precision: str) -> None:
-    """Raises ConfigError for a precision that there is not."""
+    """Raises ConfigError for an unknown precision."""
     if precision not in get_args(Precision):
         raise ConfigError(f"precision must be fp32 or bf16, got {precision!r}")
 
 
 @dataclass(frozen=True)
 class HostRecipe:
-    """How to make one host and train it. `build` runs with torch's generators at the host's key.
+    """How to make one host and train it. `build` runs with torch's generators seeded by the key.
 
     With `precision` bf16 the products of forward and backward passes are computed in bfloat16;
-    parameters, optimiser and objectives stay in float32.
+    parameters, optimizer and objectives stay in float32.
     `layout` and `causal` are those of `GrownModule.wrap`.
-    `weights` are state dicts of hosts that arrive trained, by key.
+    `weights` are the state dicts of trained hosts, by key.
     """
 
     build: Callable[[], nn.Module]
@@ -55,8 +55,8 @@ class HostRecipe:
 
 
 def new_host(recipe: HostRecipe, key: int, device: torch.device) -> nn.Module:
-    """The host of a key, at birth or with the weights that it arrives with. Raises ConfigError if
-    there is nothing to train in it, or if there are no weights for it."""
+    """The host of a key, with initial or given weights. Raises ConfigError if it has no trainable
+    parameters, or if its weights are missing."""
     with keyed(draw_key(key, "host")):
         host = recipe.build().to(device)
     if not any(p.requires_grad for p in host.parameters()):
@@ -80,7 +80,7 @@ def _load_weights(host: nn.Module, key: int, weights: Mapping[int, Mapping[str, 
 
 
 def new_network(recipe: HostRecipe, key: int, device: torch.device) -> GrownModule:
-    """The same with its slots; raises ConfigError for slots that it cannot have."""
+    """The host of a key with its slots. Raises ConfigError for impossible slots."""
     host, example = new_host(recipe, key, device), on_device(recipe.data.example(), device)
     return GrownModule.wrap(
         host,

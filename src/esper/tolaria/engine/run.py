@@ -1,7 +1,7 @@
-"""One way to train and grow networks: make the environments, play them, settle what came of it.
+"""Train and grow networks: make the environments, play them to their end, settle the results.
 
-The command, evaluations, recorded episodes, the shards of a training run and `esper.grow` all go
-through here; `GrowthSettings` say what differs between them.
+`esper.grow`, the command, evaluations, recorded episodes and training runs all use this module,
+with different `GrowthSettings`.
 """
 
 import time
@@ -38,15 +38,14 @@ from esper.tolaria.engine.transition import Transition
 from esper.tolaria.fused.choice import choose_population
 from esper.tolaria.fused.population import FusedPopulation
 
-# A run ends with two evaluations: of the network at its best, and of what is kept of it.
+# A run ends with two evaluations: of the best network, and of it without unproven seeds.
 SETTLING_EVALUATIONS = 2
 
 
 def host_settings(
     steps: int, schedule: RateSchedule | None, population: PopulationKind = "looped"
 ) -> GrowthSettings:
-    """Of a host that is trained to its last epoch, without growth: what `start="trained"` begins
-    with."""
+    """Settings to train a host to its last epoch without growth, for `start="trained"`."""
     return GrowthSettings(
         steps, counterfactuals=False, keep_best=False, population=population, schedule=schedule
     )
@@ -55,7 +54,7 @@ def host_settings(
 @dataclass(frozen=True)
 class Finished:
     """A network at the end of its run. `topology` are the seeds that it keeps; `cpu_seconds` is its
-    share of the processor time of all that were trained with it."""
+    share of the CPU time of all networks of the run."""
 
     outcome: EpisodeOutcome
     network: GrownModule
@@ -65,8 +64,8 @@ class Finished:
 
 @dataclass(frozen=True)
 class Trained:
-    """A finished network as a plain module (`model`), before anything has seen test data;
-    `snapshot` is the network that it was exported from."""
+    """A finished network as a plain module (`model`), before any evaluation on test data;
+    `snapshot` is of the network that it was exported from."""
 
     outcome: EpisodeOutcome
     model: nn.Module
@@ -76,8 +75,8 @@ class Trained:
 
 
 class Session:
-    """What goes on around a run; this one does nothing. A session may restore a saved state in
-    `begin`, and end the run early, with a `reason`, in `after_epoch`."""
+    """Hooks around a run; these do nothing. A session may restore a saved state in `begin`, and end
+    the run early, with a `reason`, in `after_epoch`."""
 
     reason: str | None = None
 
@@ -97,8 +96,8 @@ def make_env(
     device: str | torch.device = "cpu",
 ) -> GrowthEnv:
     """One environment for each key. Initial weights, order of batches and noise depend on the key
-    alone, so that runs with the same key are paired. Raises ConfigError, with the reason, if
-    `fused` hosts are asked for and these cannot be fused."""
+    alone, so that runs with the same key are paired. Raises ConfigError, with the reason, if the
+    population is `fused` and the hosts cannot be fused."""
     if settings.precision is not None:
         recipe = replace(recipe, precision=settings.precision)
     if settings.max_grad_norm is not None:
@@ -129,24 +128,24 @@ def play(
     on_step: Callable[[Transition], None] = lambda transition: None,
     after_epoch: Callable[[GrowthEnv], bool] = lambda env: True,
 ) -> bool:
-    """Run all environments to their end; False if Ctrl-C ended it before. An environment whose
-    state was restored continues from there, with its controller's state."""
+    """Run all environments to their end; False if Ctrl-C ended it early. An environment whose state
+    was restored continues from there, and so does its controller."""
     try:
-        going_on = True
+        running = True
         if env.situation is None:
             controller.reset(env.n_envs)
             env.reset()
-            going_on = after_epoch(env)
-        while going_on and env.running.any():
+            running = after_epoch(env)
+        while running and env.running.any():
             on_step(env.step(act(env, controller)))
-            going_on = after_epoch(env)
+            running = after_epoch(env)
     except KeyboardInterrupt:
         return False
     return True
 
 
 def act(cycle: GrowthCycle, controller: Controller) -> np.ndarray:
-    """The controller's actions [E, 4]; whoever listens is told of its reasons, if it has any."""
+    """The controller's actions [E, 4]; its reasons, if it gives any, are recorded."""
     assert cycle.situation is not None
     actions = controller.act(cycle.situation)
     if isinstance(controller, GivesReasons) and not isinstance(cycle.recorder, NullRecorder):
@@ -167,9 +166,9 @@ def play_run(
     attribute: bool = False,
     session: Session | None = None,
 ) -> list[Finished]:
-    """One run for each key, from the recipe to networks at their best: everything that trains hosts
-    to their end comes through here. `controller` may be a function of the network that chooses one;
-    `task` is the name for outcomes. With `attribute` the Shapley value of each seed is computed.
+    """One run for each key, from the recipe to the best networks. `controller` may be a function of
+    the network that returns a controller; `task` is the name in outcomes. With `attribute` the
+    Shapley value of each seed is computed.
 
     Ctrl-C ends it early; `outcome.ended` says so.
     """
@@ -236,9 +235,9 @@ def settle(
     ended: str = "finished",
     attribute: bool = False,
 ) -> list[EpisodeOutcome]:
-    """Bring hosts (bool[E]) back to their best and sum up their episodes, in order; the recorder
-    gets the rows too. `ended` says why no more was trained, where no rollback was the reason. With
-    `attribute`, what each of their seeds is worth is found out."""
+    """Restore hosts (bool[E]) at their best and return the outcomes of their episodes, which are
+    also recorded. `ended` is the reason of the end, unless it was a rollback. With `attribute` the
+    Shapley value of each seed is computed."""
     validation, best_steps = env.settle(envs)
     outcomes = []
     for index in np.flatnonzero(envs).tolist():

@@ -1,6 +1,6 @@
-"""All that a growth cycle knows, as a tree of tensors and plain values, and the way back.
+"""Save and load the state of a growth cycle, as a tree of tensors and plain values.
 
-A cycle that is given the state of another one, over the same hosts and rules, goes on like it.
+A cycle that loads the state of another one, with the same hosts and rules, continues like it.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ from esper.tolaria.engine.garden import SavedHost
 
 def cycle_state(cycle: GrowthCycle) -> dict[str, Any]:
     """For hosts whose snapshots are `HostSnapshot`s; call it between two steps."""
-    assert cycle.situation is not None, "there is a state once the first epoch is over"
+    assert cycle.situation is not None, "call it after the first epoch"
     garden = cycle.garden
     now = garden.save(np.arange(cycle.n_envs), cycle.step_count)
     return {
@@ -34,7 +34,7 @@ def cycle_state(cycle: GrowthCycle) -> dict[str, Any]:
 
 
 def load_cycle_state(cycle: GrowthCycle, state: dict[str, Any]) -> None:
-    """Raises ConfigError, before anything is changed, if the state is of other hosts."""
+    """Raises ConfigError, and changes nothing, if the state is of other hosts."""
     garden = cycle.garden
     for what, mine in (
         ("slots", garden.event_log.slots.names),
@@ -42,7 +42,7 @@ def load_cycle_state(cycle: GrowthCycle, state: dict[str, Any]) -> None:
     ):
         if list(mine) != state[what]:
             raise ConfigError(
-                f"what was saved has the {what} {', '.join(state[what])}; here they are "
+                f"the saved state has the {what} {', '.join(state[what])}, but here they are "
                 f"{', '.join(mine)}"
             )
     now, healthy, best = ([_saved(tree) for tree in state[k]] for k in ("now", "healthy", "best"))
@@ -62,7 +62,7 @@ def load_cycle_state(cycle: GrowthCycle, state: dict[str, Any]) -> None:
 
 
 def _parts(cycle: GrowthCycle) -> dict[str, Any]:
-    """Whatever array one of these has as an attribute is saved."""
+    """The objects whose arrays are saved."""
     return {
         "cycle": cycle,
         "garden": cycle.garden,
@@ -73,7 +73,7 @@ def _parts(cycle: GrowthCycle) -> dict[str, Any]:
 
 
 def _tensors(values: dict[str, Any]) -> dict[str, Any]:
-    """The arrays among some values, as tensors of their own."""
+    """The arrays among the values, copied to tensors."""
     arrays = {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
     return {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
 

@@ -1,4 +1,4 @@
-"""Is anything left to learn? How far the outputs of a classifier are from saying it all."""
+"""Starvation: how much a classifier can still learn from its training data (`rho`)."""
 
 import math
 from typing import Any
@@ -9,14 +9,14 @@ from torch import Tensor
 from esper.leyline.constants import COOLING_STARVED, COOLING_TARGET
 from esper.tolaria.engine.objectives import IGNORED, Objective, cross_entropy, prediction
 
-# Of the batches of an epoch every so many-th is measured, from the first.
+# The first and then every STRIDE-th batch of an epoch is measured.
 STRIDE = 4
-# Halvings of the interval in which tau is sought: float64 has no more.
+# Steps of the bisection for tau: enough for float64.
 HALVINGS = 60
 
 
 def answers(output: Any, target: Any) -> tuple[Tensor, Tensor] | None:
-    """Logits [N, K] and classes [N] of a batch, without those to be ignored; None if this is no
+    """Logits [N, K] and classes [N] of a batch, without ignored ones; None if this is no
     classification by class indices."""
     if not isinstance(target, Tensor) or target.is_floating_point():
         return None
@@ -29,16 +29,16 @@ def answers(output: Any, target: Any) -> tuple[Tensor, Tensor] | None:
 
 
 def starvation(logits: Tensor, classes: Tensor) -> Tensor:
-    """rho: the mean of ||softmax(z) - onehot(y)||, of logits [..., N, K] and classes [..., N].
-    Near 0 nothing is left to learn; the norm is that of the gradient of the loss by the logits."""
+    """rho: the mean of ||softmax(z) - onehot(y)||, the norm of the gradient of the loss by the
+    logits [..., N, K], for classes [..., N]. Near 0 nothing is left to learn."""
     gap = logits.softmax(dim=-1)
     gap = gap.scatter_add(-1, classes[..., None], -torch.ones_like(gap[..., :1]))
     return gap.norm(dim=-1).mean(dim=-1)
 
 
 def find_tau(logits: Tensor, classes: Tensor) -> tuple[float, float]:
-    """(rho, tau) of logits [N, K]: the factor with which rho is COOLING_TARGET, for a host that is
-    starved, else 1. At 0 rho is sqrt(1 - 1/K), so that there always is one."""
+    """(rho, tau) of logits [N, K]: for a starved host tau is the factor with which rho becomes
+    COOLING_TARGET, else 1. It always exists: with the factor 0 rho is sqrt(1 - 1/K)."""
     logits = logits.double()
     rho = float(starvation(logits, classes))
     if not rho < COOLING_STARVED:
@@ -54,12 +54,12 @@ def find_tau(logits: Tensor, classes: Tensor) -> tuple[float, float]:
 
 
 def can_starve(loss: Objective) -> bool:
-    """Is this the loss of a classification?"""
+    """Whether this is the loss of a classification."""
     return loss is cross_entropy
 
 
 def batch_rho(loss: Objective, output: Any, target: Any) -> Tensor:
-    """rho of a batch while it is trained; NaN where it means nothing."""
+    """rho of a training batch; NaN if it is not defined."""
     found = answers(output, target) if can_starve(loss) else None
     if found is None:
         return torch.tensor(math.nan)

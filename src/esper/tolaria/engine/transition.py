@@ -1,4 +1,4 @@
-"""What a step of the environment gives back."""
+"""The result of a step of the environment."""
 
 from dataclasses import dataclass
 
@@ -14,12 +14,12 @@ class Transition:
     acted        bool[E], the environment was running when the step began
     terminated   bool[E], the governor ended the episode
     truncated    bool[E], the episode reached its length
-    ended        bool[E], either: no decision follows, and nothing that counts
+    ended        bool[E], either of them: no decision follows
     rolled_back  bool[E], the governor restored the host
     train_macs   int[E], multiply-adds spent in this step, evaluations included
-    host_macs    int[E], what of them the host alone would have spent
-    final_score, final_params   float[E], of what the episodes leave behind, where they have ended
-                 and were settled; NaN elsewhere, None if nobody has settled any
+    host_macs    int[E], the multiply-adds of the host alone
+    final_score, final_params   float[E], of the settled networks of ended episodes; NaN elsewhere,
+                 None if none was settled
     """
 
     before: Situation
