@@ -97,8 +97,8 @@ class PolicyTraining:
         config = self.config
         recipe = recipe_of(config, self.task, self.data, self.family)
         count = env_batch_size(config, self.family)
-        kind = choose_population(recipe, count, config.population, self.devices[0])
-        self.config = replace(config, population=kind)
+        kind = choose_population(recipe, count, config.growth.population, self.devices[0])
+        self.config = replace(config, growth=replace(config.growth, population=kind))
         warm = None if config.warm_start is None else load_state(config.warm_start)
         return new_state(self.config, self.space, warm)
 
