@@ -268,10 +268,10 @@ def test_joint_incubation_acts_from_birth(kind: str) -> None:
 
 
 @BOTH
-def test_a_topology_can_be_there_from_birth(kind: str) -> None:
-    env = digits_env([1], max_steps=2, keep_best=True, kind=kind)
+def test_a_topology_is_there_from_the_first_epoch(kind: str) -> None:
     branch = default_catalogue().index("branch")
-    play(env, make_controller("static"), topology=[(0, branch)])
+    env = digits_env([1], max_steps=2, keep_best=True, kind=kind, topology=((0, branch),))
+    play(env, make_controller("static"))
     outcome = settle(env, np.array([True]), task="digits", controller="static")[0]
     assert [(s.slot_id, s.blueprint, s.stage) for s in outcome.seeds] == [
         ("r0c0", "branch", "FOSSILIZED")
