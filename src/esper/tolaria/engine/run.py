@@ -247,7 +247,7 @@ def settle(
             env,
             index,
             validation,
-            None if worth is None else worth[1],
+            worth,
             task=task,
             controller=controller,
             ended="rollback" if broken else ended,
