@@ -18,7 +18,6 @@ from esper.leyline import (
     BLEND_NAMES,
     IS_LIVE,
     LEGAL_TRANSITION,
-    ConfigError,
     GateLevel,
     InvalidStateMachineError,
     SeedStage,
@@ -64,8 +63,8 @@ class LifecycleRules:
 
     max_steps    length of the episode, which scales two of the timings
     incubation   'isolated': a seed learns without acting before it is blended in;
-                 'joint': it acts in full from birth, when it changes nothing yet
-    min_fossilize_contribution   what a seed must be worth to be kept, in units of the score's noise
+                 'joint': it acts in full from the start, when it changes nothing yet
+    min_fossilize_contribution   of a kept seed, in units of the score's noise
     """
 
     max_steps: int
@@ -73,14 +72,6 @@ class LifecycleRules:
     blending_steps: int = c.BLENDING_TOTAL_STEPS
     min_gradient_ratio: float = c.GRADIENT_RATIO_THRESHOLD
     min_fossilize_contribution: float = c.MIN_FOSSILIZE_CONTRIBUTION
-
-    def __post_init__(self) -> None:
-        if self.max_steps < 1:
-            raise ConfigError(f"a run needs at least 1 step, got {self.max_steps}")
-        if self.blending_steps < 1:
-            raise ConfigError(f"blending needs at least 1 step, got {self.blending_steps}")
-        if self.incubation not in ("isolated", "joint"):
-            raise ConfigError(f"incubation must be 'isolated' or 'joint', got {self.incubation!r}")
 
     @property
     def training_epochs(self) -> int:
@@ -182,7 +173,7 @@ def germinate(
     return change
 
 
-def act_from_birth(table: SlotTable, where: np.ndarray, rules: LifecycleRules) -> list[StageChange]:
+def act_from_start(table: SlotTable, where: np.ndarray, rules: LifecycleRules) -> list[StageChange]:
     """Joint incubation: new seeds (bool[E, S]) go straight to the end of their ramp."""
     changes = [move(table, where, SeedStage.TRAINING), move(table, where, SeedStage.BLENDING)]
     table.alpha_step[where], table.alpha[where] = rules.blending_steps, 1.0

@@ -232,7 +232,7 @@ class GrowthCycle:
         assert self.cooler is not None
         for env in np.flatnonzero(envs & ~(self.rho >= COOLING_STARVED)).tolist():
             if not paid[env]:
-                reason = "the budget does not pay for looking at it"
+                reason = "the compute budget does not cover measuring the network"
                 self.recorder.event(CoolingRefused(env, self.step_count, reason))
                 continue
             done = self.cooler.cool(env, self.step_count)
@@ -244,10 +244,10 @@ class GrowthCycle:
                 self.recorder.event(CoolingRefused(env, self.step_count, done.refused))
             elif done.tau < 1.0:
                 self.rho[env] = COOLING_TARGET
-                self.governor.renew(env)
+                self.governor.forget_losses(env)
                 self.recorder.event(HostCooled(env, self.step_count, done.rho, done.tau))
 
-    # --- parts of a step -----------------------------------------------------------------------
+    # --- steps of an epoch ---------------------------------------------------------------------
 
     def _record_epoch(
         self, validation: Validation, train: TrainReadings, envs: np.ndarray, broken: np.ndarray
@@ -363,7 +363,7 @@ class GrowthCycle:
             )
             for slot in blamed:
                 self.garden.embargo(env, slot, self.step_count)
-            self.governor.forgive(env)
+            self.governor.reset_panics(env)
         restored = self.garden.evaluate(verdict.rollback)
         self.garden.record(restored, verdict.rollback)
         self._save(verdict.rollback)
