@@ -226,6 +226,23 @@ class GrowthSettings:
         return self.incubation or ("joint" if self.trained else "isolated")
 
     @property
+    def max_steps(self) -> int:
+        """Raises ConfigError if the number of steps is not set."""
+        if self.steps is None:
+            raise ConfigError("the number of steps is not set; give steps=...")
+        return self.steps
+
+    @property
+    def training_epochs(self) -> int:
+        """The least number of epochs that a seed learns before it is blended in."""
+        return max(c.MIN_TRAINING_EPOCHS, int(self.max_steps * c.TRAIN_TO_BLEND_FRACTION))
+
+    @property
+    def holding_epochs(self) -> int:
+        """The number of epochs after which a seed on trial is removed."""
+        return max(c.MAX_HOLDING_EPOCHS, int(self.max_steps * c.HOLDING_EPOCHS_FRACTION))
+
+    @property
     def cools(self) -> bool:
         return self.trained if self.cooling is None else self.cooling
 

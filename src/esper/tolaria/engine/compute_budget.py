@@ -57,7 +57,7 @@ class ComputeBudget:
         """bool[E, S, B]: whether the budget covers another epoch with this seed, after `more`. None
         if seeds make no difference: an isolated seed costs nothing in its first epoch."""
         garden = self.garden
-        if self.max_macs is None or garden.rules.incubation == "isolated":
+        if self.max_macs is None or garden.settings.seeds_incubate == "isolated":
             return None
         seed = garden.limits.macs[None]
         acting = IS_BLENDED[garden.table.stage].sum(axis=1)

@@ -8,10 +8,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from esper.growth.lifecycle import LifecycleRules, age
+from esper.growth.lifecycle import age
 from esper.growth.slot_table import SlotTable
 from esper.leyline import (
-    ConfigError,
     InvalidStateMachineError,
     LifecycleOp,
     NullRecorder,
@@ -39,19 +38,6 @@ from esper.tolaria.engine.transition import Transition
 from esper.tolaria.governor import Governor, Verdict, panic_event, rollback_event
 
 
-def lifecycle_rules(settings: GrowthSettings) -> LifecycleRules:
-    """Raises ConfigError if the number of steps is not set."""
-    if settings.steps is None:
-        raise ConfigError("the number of steps is not set; give steps=...")
-    return LifecycleRules(
-        settings.steps,
-        settings.seeds_incubate,
-        settings.blending_steps,
-        settings.min_gradient_ratio,
-        settings.min_contribution,
-    )
-
-
 class GrowthCycle:
     """E growing hosts, whose epochs the caller trains.
 
@@ -73,15 +59,15 @@ class GrowthCycle:
         data_size: DataSize | None = None,
         cooler: Cooler | None = None,
     ) -> None:
+        assert settings.max_steps  # raises ConfigError if it is not set
         self.population, self.settings, self.cooler = population, settings, cooler
-        self.rules = lifecycle_rules(settings)
         # If the learning rate decays, the latest of equally good epochs is the best one.
         self.prefer_later = settings.rates is not None and settings.rates.decay > 0.0
         self.answers_per_sample = answers_per_sample
         self.recorder: Recorder = recorder or NullRecorder()
         self.n_envs = len(population.keys)
         self.rho = np.full(self.n_envs, np.nan)  # see starvation.py; NaN if not known
-        self.garden = Garden(population, self.rules, settings, self.recorder)
+        self.garden = Garden(population, settings, self.recorder)
         self.tracker = SignalTracker(self.n_envs)
         self.governor = Governor(self.n_envs, random_guess_loss, trained=settings.trained)
         self.running = np.ones(self.n_envs, dtype=bool)
@@ -162,7 +148,7 @@ class GrowthCycle:
         self._save(healthy)
 
         terminated = verdict.rollback & (self.settings.on_panic == "terminate")
-        over = (self.step_count >= self.rules.max_steps) | ~self.affords()
+        over = (self.step_count >= self.settings.max_steps) | ~self.affords()
         truncated = acted & ~terminated & over
         self.running = acted & ~terminated & ~truncated
         self.broken = self.broken | terminated
@@ -304,7 +290,7 @@ class GrowthCycle:
         garden = self.garden
         return Situation(
             step=self.step_count,
-            max_steps=self.rules.max_steps,
+            max_steps=self.settings.max_steps,
             keys=self.population.keys,
             running=self.running,
             signals=signals,
@@ -312,7 +298,7 @@ class GrowthCycle:
             masks=compute_action_masks(
                 garden.table,
                 garden.limits,
-                self.rules,
+                self.settings,
                 self.running,
                 self.compute_budget.affords_seed(self.best),
             ),
@@ -320,7 +306,7 @@ class GrowthCycle:
             catalogue=garden.event_log.catalogue,
             host_params=garden.host_params,
             total_params=garden.total_params(),
-            left=self.compute_budget.share_left(self.step_count / self.rules.max_steps),
+            left=self.compute_budget.share_left(self.step_count / self.settings.max_steps),
             max_seeds=garden.limits.max_seeds,
             trained=self.settings.trained,
             facts=garden.facts,

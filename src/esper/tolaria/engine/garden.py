@@ -12,7 +12,6 @@ import numpy as np
 from esper.growth.blueprints.catalogue import count_params, seed_costs
 from esper.growth.lifecycle import (
     GATED,
-    LifecycleRules,
     StageChange,
     act_from_start,
     cull,
@@ -91,11 +90,10 @@ class Garden:
     def __init__(
         self,
         population: Hosts,
-        rules: LifecycleRules,
         settings: GrowthSettings,
         recorder: Recorder,
     ) -> None:
-        self.population, self.rules, self.recorder = population, rules, recorder
+        self.population, self.settings, self.recorder = population, settings, recorder
         self.counterfactuals = settings.counterfactuals
         template = population.template
         self.event_log = EventLog(template)
@@ -153,9 +151,9 @@ class Garden:
             if op == LifecycleOp.GERMINATE:
                 changes.append(self._germinate(env, slot, blueprint, blend, step, score[env]))
                 self.counts["germinated"][env] += 1
-                if self.rules.incubation == "joint":
+                if self.settings.seeds_incubate == "joint":
                     new = one_slot(self.table, env, slot)
-                    changes += act_from_start(self.table, new, self.rules)
+                    changes += act_from_start(self.table, new, self.settings)
                     self._show_blend(env, slot)
             elif op == LifecycleOp.CULL:
                 changes.append(self._cull(one_slot(self.table, env, slot), "controller"))
@@ -273,7 +271,7 @@ class Garden:
     def tick(self, envs: np.ndarray, step: int) -> None:
         """Advance the stages at the end of an epoch, for the environments in `envs` (bool[E])."""
         before = self.table.copy()
-        changes = tick(self.table, self.rules, envs)
+        changes = tick(self.table, self.settings, envs)
         for change in changes:
             if change.target == SeedStage.CULLED:
                 self._remove(change.where)
@@ -284,7 +282,7 @@ class Garden:
         for env, slot in np.argwhere(self.table.holds_seed & envs[:, None]).tolist():
             self._show_blend(env, slot)
         self._record_changes(before, changes, step)
-        for event in self.event_log.closed_gates(self.table, self.rules, envs, step):
+        for event in self.event_log.closed_gates(self.table, self.settings, envs, step):
             self.recorder.event(event)
 
     # --- going back ----------------------------------------------------------------------------
