@@ -51,7 +51,6 @@ def show(run: Annotated[str, RUN], quiet: Quiet = False, json: AsJson = False) -
 
 def report(
     run: Annotated[str, RUN],
-    format: Annotated[str, typer.Option(help="html, or md for Markdown.")] = "html",
     quiet: Quiet = False,
     json: AsJson = False,
 ) -> None:
@@ -60,14 +59,11 @@ def report(
     One page that works offline: the growth as an animation, curves, tables, compute, the settings,
     and the command to reproduce the run.
     """
-    from esper.leyline import ConfigError
     from esper.observatory.report import write_report
     from esper.observatory.terminal import say
 
-    if format not in ("html", "md"):
-        raise ConfigError(f"a report is html or md, not {format!r}")
     _, result = consoles(quiet, json)
-    page = str(write_report(Path(run), markdown=format == "md"))
+    page = str(write_report(Path(run)))
     say(result, page, whole=True)
     if json:
         print_json({"report": page})

@@ -140,11 +140,6 @@ def decision_row(event: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def choices_text(choices: Sequence[Sequence[Any]]) -> str:
-    """'GERMINATE 0.37, blocks.1 0.80'."""
-    return ", ".join(name if p is None else f"{name} {p:.2f}" for name, p in choices)
-
-
 def _columns(event: Mapping[str, Any], names: Sequence[str]) -> list[dict[str, Any]]:
     """The fields of equal length of an event as rows."""
     found = [event.get(name) for name in names]
