@@ -6,15 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from esper.cli.options import RAY, cluster_at, growth_options, option
-from esper.cli.printing import AS_JSON, QUIET, consoles, print_json
+from esper.cli.printing import Output
 from esper.cli.tracking import TRACK, check_track, open_tracker
 from esper.leyline import ConfigError
 from esper.leyline.constants import MOST_COUNT, MOST_KEY
 from esper.leyline.growth_settings import GrowthSettings
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from esper.proof.arms import Run
     from esper.proof.report import EvaluationReport
 
@@ -65,14 +63,12 @@ class EvaluateSettings:
     control_for: str | None = option(
         None, "The arm that the controls are matched to. Default: the last one that grows."
     )
-    ray: str | None = option(None, RAY, bare="local", metavar="[ADDRESS]")
+    ray: str | None = option(None, RAY)
     track: str | None = option(None, TRACK)
-    quiet: bool = option(False, QUIET)
-    json: bool = option(False, AS_JSON)
     growth: Mapping[str, Any] = growth_options(without=NOT_FOR_EVALUATIONS)
 
 
-def evaluate(settings: EvaluateSettings) -> None:
+def evaluate(output: Output, settings: EvaluateSettings) -> None:
     """Compare controllers on paired keys, on test data, with control networks.
 
     Prints tables and writes evaluation.json, trials.csv and evaluation.png. Every trained network
@@ -92,7 +88,7 @@ def evaluate(settings: EvaluateSettings) -> None:
     from esper.observatory.evaluation import evaluation_folder, write_evaluation
     from esper.observatory.picture import require_matplotlib
     from esper.observatory.report import write_report
-    from esper.observatory.terminal import PhaseProgress, say
+    from esper.observatory.terminal import PhaseProgress
     from esper.proof import EvaluationSettings
     from esper.proof import evaluate as run_evaluation
     from esper.tolaria.data.catalogue import data_root
@@ -119,17 +115,16 @@ def evaluate(settings: EvaluateSettings) -> None:
         find_controller(arm)
     data = task.load(data_root())
     out = Path(settings.out or f"runs/evaluate-{settings.task}")
-    console, result = consoles(settings.quiet, settings.json)
 
     def on_run(label: str, run: "Run") -> None:
-        if not console.is_terminal:
-            say(console, run_line(label, run), whole=True)
+        if not output.progress.is_terminal:
+            output.note(run_line(label, run), whole=True)
 
     with (
         cluster_at(settings.ray) as workers,
         evaluation_folder(out, overwrite=settings.overwrite, resume=settings.resume),
     ):
-        with one_thread(), PhaseProgress(console) as bar:
+        with one_thread(), PhaseProgress(output.progress) as bar:
             report = run_evaluation(
                 task,
                 data,
@@ -140,11 +135,10 @@ def evaluate(settings: EvaluateSettings) -> None:
                 on_run=on_run,
                 workers=workers,
             )
-        show_report(result, report)
-        if settings.json:
-            print_json(report.as_dict())
+        show_report(output, report)
+        output.json(report.as_dict())
         for path in (*write_evaluation(out, report.as_dict()), write_report(out)):
-            say(console, str(path), whole=True)
+            output.note(str(path), whole=True)
         if settings.track is not None:
             (log,) = read_logs(out)
             open_tracker(settings.track, out, log.name, log.config).write(log)
@@ -177,34 +171,33 @@ def run_line(label: str, run: "Run") -> str:
     )
 
 
-def show_report(console: "Console", report: "EvaluationReport") -> None:
+def show_report(output: Output, report: "EvaluationReport") -> None:
     from esper.observatory.evaluation import (
         arms_table,
         at_extra,
         comparisons_table,
         seeds_worth_table,
     )
-    from esper.observatory.terminal import say
 
     whole = report.as_dict()
     for extra in report.extra or (None,):
         rows = whole if extra is None else at_extra(whole, extra)
-        console.print()
+        output.result.print()
         if extra is not None:
-            say(console, f"Extra compute budget: {extra:g} of the host's training")
-            console.print()
-        console.print(arms_table(rows))
+            output.say(f"Extra compute budget: {extra:g} of the host's training")
+            output.result.print()
+        output.result.print(arms_table(rows))
         if rows["comparisons"]:
-            console.print()
-            console.print(comparisons_table(rows))
+            output.result.print()
+            output.result.print(comparisons_table(rows))
     worth = seeds_worth_table(whole)
     if worth is not None:
-        console.print()
-        console.print(worth)
-    console.print()
-    say(console, _in_words(report))
+        output.result.print()
+        output.result.print(worth)
+    output.result.print()
+    output.say(_in_words(report))
     if report.crossover is not None:
-        say(console, report.crossover)
+        output.say(report.crossover)
 
 
 def _in_words(report: "EvaluationReport") -> str:
