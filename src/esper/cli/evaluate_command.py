@@ -14,7 +14,6 @@ from esper.leyline.growth_settings import GrowthSettings
 
 if TYPE_CHECKING:
     from esper.proof.arms import Run
-    from esper.proof.report import EvaluationReport
 
 ARMS, TRAINED_ARMS = "static,random,scripted:early,heuristic", "heuristic"
 EXTRA = (0.1, 0.3, 1.0)
@@ -85,10 +84,14 @@ def evaluate(output: Output, settings: EvaluateSettings) -> None:
     """
     # All input is checked before the first trial.
     from esper.api import find_controller, one_thread
-    from esper.observatory.evaluation import evaluation_folder, write_evaluation
+    from esper.observatory.evaluation import (
+        evaluation_folder,
+        evaluation_summary,
+        write_evaluation,
+    )
     from esper.observatory.picture import require_matplotlib
     from esper.observatory.report import write_report
-    from esper.observatory.terminal import PhaseProgress
+    from esper.observatory.terminal import PhaseProgress, print_spaced
     from esper.proof import EvaluationSettings
     from esper.proof import evaluate as run_evaluation
     from esper.tolaria.data.catalogue import data_root
@@ -135,9 +138,10 @@ def evaluate(output: Output, settings: EvaluateSettings) -> None:
                 on_run=on_run,
                 workers=workers,
             )
-        show_report(output, report)
-        output.json(report.as_dict())
-        for path in (*write_evaluation(out, report.as_dict()), write_report(out)):
+        found = report.as_dict()
+        print_spaced(output.result, evaluation_summary(found))
+        output.json(found)
+        for path in (*write_evaluation(out, found), write_report(out)):
             output.note(str(path), whole=True)
         if settings.track is not None:
             (log,) = read_logs(out)
@@ -169,58 +173,3 @@ def run_line(label: str, run: "Run") -> str:
         f"{label}, key {outcome.key}: validation {score}, {outcome.params:,} parameters, "
         f"{outcome.train_macs / 1e6:,.0f} M multiply-adds, {run.cpu_seconds:.1f} s"
     )
-
-
-def show_report(output: Output, report: "EvaluationReport") -> None:
-    from esper.observatory.evaluation import (
-        arms_table,
-        at_extra,
-        comparisons_table,
-        seeds_worth_table,
-    )
-
-    whole = report.as_dict()
-    for extra in report.extra or (None,):
-        rows = whole if extra is None else at_extra(whole, extra)
-        output.result.print()
-        if extra is not None:
-            output.say(f"Extra compute budget: {extra:g} of the host's training")
-            output.result.print()
-        output.result.print(arms_table(rows))
-        if rows["comparisons"]:
-            output.result.print()
-            output.result.print(comparisons_table(rows))
-    worth = seeds_worth_table(whole)
-    if worth is not None:
-        output.result.print()
-        output.result.print(worth)
-    output.result.print()
-    output.say(_in_words(report))
-    if report.crossover is not None:
-        output.say(report.crossover)
-
-
-def _in_words(report: "EvaluationReport") -> str:
-    words = [
-        f"{len(report.keys)} paired keys, {report.steps} epochs."
-        if len(report.keys) == report.keys_wanted
-        else f"Interrupted: {len(report.keys)} of {report.keys_wanted} keys are complete."
-    ]
-    if len(report.learning_rates) > 1:
-        rates = ", ".join(f"{rate:.2g}" for rate in report.learning_rates)
-        words.append(f"Each arm chose its learning rate from {rates} on validation.")
-    else:
-        words.append(f"All arms used the learning rate {report.learning_rates[0]:.2g}.")
-    if report.reference is not None:
-        words.append(f"The controls are matched to {report.reference}.")
-        widths = [f"{arm['arm']} has width {arm['width']}" for arm in report.arms if arm["width"]]
-        widths += [
-            f"{arm['arm']} has the widths {'-'.join(map(str, arm['shape']))}"
-            for arm in report.arms
-            if arm["shape"]
-        ]
-        if widths:
-            words.append(f"{' and '.join(widths)}.")
-        else:
-            words.append("The task has no wider hosts, so there is no best-static.")
-    return " ".join(words)

@@ -127,7 +127,7 @@ def _check_extra(extra: float) -> None:
 def _conclude(arms: "Arms", task: "Task") -> None:
     from esper.observatory.picture import draw_growth
     from esper.observatory.run_directory import MODEL, write_summary
-    from esper.observatory.terminal import growth_in_words, seeds_table, summary_table
+    from esper.observatory.terminal import growth_summary, print_spaced
 
     output, settings, data = arms.output, arms.settings, arms.data
     trained, others = arms.trained, arms.others
@@ -143,13 +143,7 @@ def _conclude(arms: "Arms", task: "Task") -> None:
     write_summary(out, rows)
     arms.conclude(rows)
     outcome, seeds = trained["grown"].outcome, rows[labels.index("grown")]["seeds"]
-    output.progress.print()
-    output.result.print(summary_table(rows, score))
-    if seeds:
-        output.result.print()
-        output.result.print(seeds_table(seeds, score))
-    output.result.print()
-    output.say(growth_in_words(asdict(outcome), seeds))
+    print_spaced(output.result, growth_summary(rows, asdict(outcome), seeds, score))
     output.json({"out": str(out), "arms": rows})
     if outcome.steps > 0 and outcome.best_step >= 0:
         title = f"{task.name}, {outcome.controller}, key {settings.key}"

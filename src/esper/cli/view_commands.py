@@ -22,15 +22,16 @@ def runs(
     A run is running, finished, stopped (its process has ended early) or broken.
     """
     from esper.leyline import ConfigError
+    from esper.observatory.describe import summary_as_dict
     from esper.observatory.runs import find_runs
-    from esper.observatory.summaries import runs_as_json, runs_table
+    from esper.observatory.summaries import runs_table
 
     if not Path(folder).is_dir():
         raise ConfigError(f"there is no folder {folder}; give the folder with your runs")
-    lines = find_runs(Path(folder))
-    output.json(runs_as_json(lines))
-    if lines:
-        output.result.print(runs_table(lines))
+    found = find_runs(Path(folder))
+    output.json([summary_as_dict(run) for run in found])
+    if found:
+        output.result.print(runs_table(found))
     else:
         output.say(f"no runs in {folder}; esper grow --task digits makes one")
 
