@@ -70,8 +70,8 @@ def grow(output: Output, settings: GrowSettings) -> None:
     began = time.time()
     # All input is checked before the first epoch.
     from esper.api.controllers import check_script, find_controller
+    from esper.api.growth_warnings import warn_if_out_of_domain
     from esper.api.training import one_thread
-    from esper.api.watch import warn_of_other_ground
     from esper.growth.blueprints.catalogue import default_catalogue
     from esper.observatory.report import write_report
     from esper.proof.scenarios import RescuePlans
@@ -91,7 +91,7 @@ def grow(output: Output, settings: GrowSettings) -> None:
     data = task.load(data_root())
     fresh = replace(growth, start="fresh")
     check_script(controller, make_env(task.recipe(data), [0], fresh).population.template)
-    warn_of_other_ground(controller, task.name, growth.start)
+    warn_if_out_of_domain(controller, task.name, growth.start)
     steps = growth.steps or task.steps
     plans = RescuePlans(task, data, steps, settings.extra) if growth.trained else None
     with one_thread(), Arms(output, settings, data, growth, began) as arms:

@@ -7,7 +7,7 @@ from typing import Any
 
 from esper.leyline import ConfigError
 from esper.observatory.evaluation import DECISIONS, REPORT
-from esper.observatory.event_text import in_words, is_told
+from esper.observatory.event_text import in_words, is_listed
 from esper.observatory.formatting import (
     format_number,
     modules_of,
@@ -219,7 +219,7 @@ def _policy(decision: Row) -> dict[str, Any]:
 
 def _result(record: EpisodeRecord, step: int, before: Row, after: Row) -> dict[str, Any]:
     score, previous = number(after, "val_score"), number(before, "val_score")
-    events = [e for e in record.events if integer(e, "step") == step and is_told(e)]
+    events = [e for e in record.events if integer(e, "step") == step and is_listed(e)]
     return {
         "val_score": score,
         "change": None if score is None or previous is None else score - previous,
