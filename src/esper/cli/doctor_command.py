@@ -240,7 +240,6 @@ def doctor(output: Output) -> None:
 
     Example: esper doctor --json
     """
-
     findings: list[Finding] = []
     for finding in examine():
         findings.append(finding)
