@@ -124,13 +124,13 @@ def fossilize_shaping(
 
 
 def cull_shaping(contribution: np.ndarray, config: ContributionRewardConfig) -> np.ndarray:
-    """A bounded penalty for removing a seed that helps; 0 if it was not measured."""
-    c, base = contribution, config.cull_good_seed_penalty
-    good = -np.minimum(base + 0.05 * c, 3.0 * base)
-    bad = np.where(
-        c < config.cull_hurting_threshold, config.cull_hurting_bonus, config.cull_acceptable_bonus
-    )
-    return np.where(np.isnan(c), 0.0, np.where(c >= 0.0, good, bad))
+    """A bounded penalty for removing a seed that helps; 0 if it was not measured.
+
+    There is no bonus for removing another one: it would pay for planting useless seeds.
+    """
+    penalty = config.cull_good_seed_penalty
+    size = np.minimum(penalty + 0.05 * contribution, 3.0 * penalty)
+    return np.where(contribution >= 0.0, -size, 0.0)
 
 
 def sparse_reward(
