@@ -65,6 +65,9 @@ class GrowthProblem(Problem):
         reward: Mapping[str, Any] | None = None,
         **changes: Any,
     ) -> None:
+        if "frameskip" in changes:
+            # TorchRL tries it with every environment, and leaves it out after this error.
+            raise TypeError("got an unexpected keyword argument 'frameskip'")
         self.task = find_task(task) if isinstance(task, str) else task
         self.reward = make_reward(REWARD, reward or {}, (REWARD,))
         self.recipe = self.task.recipe(_data(self.task))

@@ -117,13 +117,13 @@ class PPOAgent:
         return observed
 
     def update(
-        self, buffer: TamiyoRolloutBuffer, generator: torch.Generator, *, closely: bool = False
+        self, buffer: TamiyoRolloutBuffer, generator: torch.Generator, *, detailed: bool = False
     ) -> PPOUpdateMetrics:
         """Learn from the episodes in `buffer`; `generator` shuffles environments into minibatches.
 
         Raises ReplayMismatchError if the log-probs of the stored actions are not those of acting.
         A non-finite loss or gradient ends the update before its step and is reported as
-        `skipped`. With `closely` the metrics include `layers` and `ratios`; nothing else changes.
+        `skipped`. With `detailed` the metrics include `layers` and `ratios`; nothing else changes.
         """
         if buffer.network != self.network.config:
             raise ConfigError(
@@ -146,7 +146,7 @@ class PPOAgent:
         self.update_count += 1
         replay_error = self._check_replay(batch)
         normalized = normalize_advantages(advantages, batch.valid)
-        metrics = self._learn(batch, normalized, returns, generator, closely)
+        metrics = self._learn(batch, normalized, returns, generator, detailed)
         values, returns = batch.values[batch.valid], returns[batch.valid]
         explained = explained_variance(values=values, returns=returns)
         metrics.report({"replay_error": replay_error, "explained_variance": explained})
@@ -166,7 +166,7 @@ class PPOAgent:
                 "the rest of update %d is skipped: %s", self.update_count, metrics.skipped
             )
         metrics.reduce()
-        if closely:
+        if detailed:
             metrics.ratios = self._ratios(batch)
         return metrics
 
@@ -176,7 +176,7 @@ class PPOAgent:
         advantages: Tensor,
         returns: Tensor,
         generator: torch.Generator,
-        closely: bool,
+        detailed: bool,
     ) -> PPOUpdateMetrics:
         """One step per minibatch, until KL exceeds its limit or a number is not finite."""
         config = self.config
@@ -202,7 +202,7 @@ class PPOAgent:
             total.backward()
             if self._critic_only:
                 keep_gradients(self.network, "critic")
-            if closely:
+            if detailed:
                 metrics.layers = collect_per_layer_gradients(self.network)
             if not metrics.report(self._step()):
                 break
