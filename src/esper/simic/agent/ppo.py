@@ -147,20 +147,16 @@ class PPOAgent:
         replay_error = self._check_replay(batch)
         normalized = normalize_advantages(advantages, batch.valid)
         metrics = self._learn(batch, normalized, returns, generator, detailed)
-        values, returns = batch.values[batch.valid], returns[batch.valid]
-        explained = explained_variance(values=values, returns=returns)
-        metrics.report({"replay_error": replay_error, "explained_variance": explained})
         valid = advantages[batch.valid]
-        metrics.report(
-            to_host(
-                {
-                    "advantage_mean": valid.mean(),
-                    "advantage_std": valid.std(correction=0),
-                    "advantage_min": valid.min(),
-                    "advantage_max": valid.max(),
-                }
-            )
-        )
+        explained = explained_variance(batch.values[batch.valid], returns[batch.valid])
+        metrics.report({"replay_error": replay_error, "explained_variance": explained})
+        spread = {
+            "advantage_mean": valid.mean(),
+            "advantage_std": valid.std(correction=0),
+            "advantage_min": valid.min(),
+            "advantage_max": valid.max(),
+        }
+        metrics.report(to_host(spread))
         if metrics.skipped:
             logger.warning(
                 "the rest of update %d is skipped: %s", self.update_count, metrics.skipped
