@@ -21,8 +21,8 @@ for _id, _problem in ((GROWTH, "growth"), (ANALYTIC, "analytic")):
     # By name: an environment loads torch when it is made, not when it is registered.
     gymnasium.register(
         _id,
-        entry_point="esper.gym.environments:SlotsEnv",
-        vector_entry_point="esper.gym.environments:SlotsVectorEnv",
+        entry_point="esper.gym.environments:environment",
+        vector_entry_point="esper.gym.environments:vector_environment",
         kwargs={"problem": _problem},
     )
 

@@ -1,6 +1,6 @@
 """A problem as an environment of Gymnasium, and many copies of it as one vector environment.
 
-`problem` is growth or analytic, `settings` are those of its class.
+`gymnasium.make` and `make_vec` call `environment` and `vector_environment`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,6 +20,23 @@ from esper.leyline.constants import MOST_KEY
 
 RENDER_MODES = ("ansi", "rgb_array")
 KEYS = 2**31
+
+
+def environment(
+    *, problem: str, actions: str = "factored", render_mode: str | None = None, **settings: Any
+) -> "SlotsEnv":
+    return SlotsEnv(_problem(problem, 1, settings), actions, render_mode)
+
+
+def vector_environment(
+    num_envs: int = 1,
+    *,
+    problem: str,
+    actions: str = "factored",
+    render_mode: str | None = None,
+    **settings: Any,
+) -> "SlotsVectorEnv":
+    return SlotsVectorEnv(_problem(problem, num_envs, settings), actions, render_mode)
 
 
 def _problem(name: str, n_envs: int, settings: Mapping[str, Any]) -> Problem:
@@ -85,17 +102,10 @@ class SlotsEnv(gymnasium.Env[np.ndarray, Any]):
 
     metadata = {"render_modes": list(RENDER_MODES), "render_fps": 4}  # noqa: RUF012
 
-    def __init__(
-        self,
-        *,
-        problem: str,
-        actions: str = "factored",
-        render_mode: str | None = None,
-        **settings: Any,
-    ) -> None:
-        self._copies = _Copies(_problem(problem, 1, settings), actions, render_mode)
+    def __init__(self, problem: Problem, actions: str, render_mode: str | None) -> None:
+        self._copies = _Copies(problem, actions, render_mode)
         self.render_mode = render_mode
-        self.observation_space = self._copies.problem.observation_space
+        self.observation_space = problem.observation_space
         self.action_space = self._copies.encoding.space
 
     def reset(
@@ -135,21 +145,13 @@ class SlotsVectorEnv(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
         "autoreset_mode": AutoresetMode.NEXT_STEP,
     }
 
-    def __init__(
-        self,
-        num_envs: int = 1,
-        *,
-        problem: str,
-        actions: str = "factored",
-        render_mode: str | None = None,
-        **settings: Any,
-    ) -> None:
-        if num_envs < 1:
-            raise ConfigError(f"num_envs must be at least 1, got {num_envs}")
-        self.num_envs = num_envs
-        self._copies = _Copies(_problem(problem, num_envs, settings), actions, render_mode)
+    def __init__(self, problem: Problem, actions: str, render_mode: str | None) -> None:
+        if problem.n_envs < 1:
+            raise ConfigError(f"num_envs must be at least 1, got {problem.n_envs}")
+        self.num_envs = problem.n_envs
+        self._copies = _Copies(problem, actions, render_mode)
         self.render_mode = render_mode
-        self.single_observation_space = self._copies.problem.observation_space
+        self.single_observation_space = problem.observation_space
         self.single_action_space = self._copies.encoding.space
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)

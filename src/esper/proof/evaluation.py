@@ -49,7 +49,7 @@ def evaluate(
     that are complete are reported; KeyboardInterrupt is raised if there is none.
 
     Every trained network is written to `folder` at once. An evaluation of the same settings that is
-    already there is continued, and gives the same numbers as without the interruption. `on_run` is
+    already there is continued, with the same numbers as without the interruption. `on_run` is
     called with the label and the run of every network. `workers` (`esper.ray.Cluster`) train the
     networks on other machines, with the same numbers.
     """

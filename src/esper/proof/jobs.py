@@ -16,7 +16,7 @@ class Job:
 
     plan       may take weights, topology or compute from other runs of the same key
     runs       for each key its runs by label; those of the job are added
-    attribute  measure what seeds are worth, if they grow
+    attribute  measure the contribution of seeds, if they grow
     keep       keep the networks
     """
 
@@ -88,7 +88,7 @@ def run_jobs(
                 running[number] = [workers.submit(item) for item in items]
             if not running and turn not in done:
                 missing = job.plan.sources - job.runs[0].keys()
-                raise ValueError(f"{job.label} needs {missing}, which no job before it gives")
+                raise ValueError(f"{job.label} needs {missing}, which no earlier job trains")
             futures = [future for each in running.values() for future in each]
             wait([each for each in futures if not each.done()], return_when=FIRST_COMPLETED)
             for number in [n for n, each in running.items() if all(f.done() for f in each)]:

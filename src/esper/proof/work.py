@@ -15,7 +15,7 @@ from esper.tolaria.data.splits import DataSplits
 class WorkItem:
     """Networks of one plan. They are trained together, because rounding may depend on that.
 
-    attribute  measure what seeds are worth
+    attribute  measure the contribution of seeds
     keep       return the networks too
     events     return the history too, if the controller gives reasons
     """

@@ -48,7 +48,7 @@ logger = logging.getLogger(__name__)
 
 
 class ReplayMismatchError(RuntimeError):
-    """The update does not see what acting saw: a mask, observation or hidden state differs."""
+    """A mask, observation or hidden state of the update differs from that of acting."""
 
 
 class PPOAgent:
@@ -328,7 +328,7 @@ class PPOAgent:
 def entropy_floor_scale(op_masks: Tensor) -> float:
     """ln(all ops) / ln(mean number of legal ops) within [1, 3]; 1 if all or only one is legal.
 
-    Normalised entropy over few legal actions is worth fewer nats, so the floor has to be higher.
+    Normalised entropy over few legal actions is equal to fewer nats, so the floor has to be higher.
     """
     total = op_masks.shape[-1]
     legal = op_masks.float().sum(dim=-1).mean().item()

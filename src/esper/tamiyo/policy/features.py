@@ -62,7 +62,7 @@ def _past_score(ago: int) -> Callable[[Situation], np.ndarray]:
     return lambda s: s.signals.score_history[:, -1 - ago] / 100
 
 
-def _worth(s: Situation) -> np.ndarray:
+def _contribution(s: Situation) -> np.ndarray:
     known = ~np.isnan(s.table.contribution)
     value = np.where(known, s.table.contribution, s.table.improvement_since_stage_start)
     return np.where(s.table.holds_seed, value, 0.0)
@@ -90,7 +90,7 @@ SLOT: dict[str, Callable[[Situation], np.ndarray]] = {
     "holds a seed": lambda s: s.table.holds_seed,
     "stage / 10": lambda s: s.table.stage / max(SeedStage),
     "alpha": lambda s: s.table.alpha,
-    "worth / 10": lambda s: _worth(s) / 10,
+    "contribution or improvement / 10": lambda s: _contribution(s) / 10,
 }
 TELEMETRY: dict[str, Callable[[Situation], np.ndarray]] = {
     "gradient norm / 10": lambda s: np.minimum(s.table.gradient_norm, 10) / 10,
