@@ -299,7 +299,7 @@ class Body:
 def attach(
     model: nn.Module,
     *,
-    slots: SlotChoice | Slots,
+    slots: SlotChoice | Slots = "auto",
     evaluate: Callable[[], float],
     example: Any = None,
     steps: int | None = None,

@@ -6,6 +6,7 @@ decorate functions whose arguments are checked with `checked`.
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import wraps
 from inspect import signature
 from numbers import Integral, Real
@@ -19,13 +20,22 @@ from torch.optim.swa_utils import AveragedModel
 
 from esper.api.slots import Slots
 from esper.growth.grown_module import GrownModule
-from esper.growth.sites import call_model, evaluating, map_tensors
+from esper.growth.sites import MISFITS, call_model, evaluating, map_tensors
 from esper.leyline import ConfigError, shortened
 from esper.leyline.constants import MOST_COUNT, MOST_ENVS, MOST_KEY
 from esper.leyline.growth_settings import Budget, GrowthSettings
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.loop import Hooks
-from esper.tolaria.engine.objectives import WholeSetScore, check_fit
+from esper.tolaria.engine.batches import LoaderSource
+from esper.tolaria.engine.objectives import (
+    BY_CLASS,
+    WholeSetScore,
+    check_fit,
+    class_axes,
+    has_tensor,
+    named,
+    with_axis,
+)
 from esper.tolaria.engine.recipe import HostRecipe
 from esper.tolaria.families.base import Family
 from esper.tolaria.tasks.base import Task
@@ -103,7 +113,10 @@ OBJECTIVE = Rule(
     "a name or a callable of (output, target)", lambda v: isinstance(v, str) or callable(v)
 )
 CONTROLLER = Rule("the name of a controller, or one with name, reset and act", _is_controller)
-FOLDER = instance("the path of a folder", str, Path)
+FOLDER = Rule(
+    "the path of a folder",
+    lambda value: isinstance(value, str | Path) and str(value) != "" and "\0" not in str(value),
+)
 FLAG = instance("True or False", bool)
 NOT_NEGATIVE = Rule("0 or a number above it", lambda v: is_number(v) and 0 <= v <= MAX)
 MEASURED = Rule("one number", _is_measured)
@@ -227,28 +240,77 @@ def shorten(value: Any) -> str:
     return shortened(repr(value))
 
 
-# What code raises for inputs that do not fit; other exceptions are defects and are not caught.
-MISFITS = (RuntimeError, TypeError, ValueError, IndexError, AttributeError, KeyError)
+def check_model(model: nn.Module) -> None:
+    """Raises ConfigError for a model without values, and where nothing can be trained."""
+    if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
+        raise ConfigError(
+            f"{type(model).__name__} is on the meta device, where tensors have no values; create "
+            "it on a real device, or use to_empty and load its weights"
+        )
+    if not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
+        raise ConfigError(
+            "gradients are switched off, so nothing can be trained; call this outside "
+            "torch.no_grad() and torch.inference_mode()"
+        )
 
 
-def check_objectives(model: nn.Module, recipe: HostRecipe, device: torch.device) -> None:
-    """Raises ConfigError if model, loss and score do not work on validation data."""
+def check_objectives(model: nn.Module, recipe: HostRecipe, device: torch.device) -> HostRecipe:
+    """The recipe, with the dimension of classes fixed. Raises ConfigError if model, loss and score
+    do not work on the first batches of both loaders."""
+    assert isinstance(recipe.data, LoaderSource)
+    for name, batch in recipe.data.first_batches.items():
+        with evaluating(model), torch.enable_grad():
+            ((output, target),) = _outputs(model, [batch], device, name)
+            recipe = _with_class_axis(model, recipe, output, target, device)
+            check_fit(recipe.loss, recipe.score, output, target)
+            loss = _attempt("loss", recipe.loss, output, target)
+            _check_number("loss", loss)
+            _check_loss(model, loss, name)
     with evaluating(model):
-        output, target = next(_outputs(model, recipe.data.val_batches(), device))
-        check_fit(recipe.loss, recipe.score, output, target)
-        _check_number("loss", _attempt("loss", recipe.loss, output, target))
-        if not isinstance(recipe.score, WholeSetScore):
+        if isinstance(recipe.score, WholeSetScore):
+            # Scores of the whole set may fail on a single batch, so all data is used.
+            tally = recipe.score.tally()
+            for output, target in _outputs(model, recipe.data.val_batches(), device):
+                _attempt("score", tally.add, output, target)
+            _attempt("score", tally.result)
+        else:
             _check_number("score", _attempt("score", recipe.score, output, target))
-            return
-        # Scores of the whole set may fail on a single batch, so all data is used.
-        tally = recipe.score.tally()
-        for output, target in _outputs(model, recipe.data.val_batches(), device):
-            _attempt("score", tally.add, output, target)
-        _attempt("score", tally.result)
+    return recipe
+
+
+def _with_class_axis(
+    model: nn.Module, recipe: HostRecipe, output: Any, target: Any, device: torch.device
+) -> HostRecipe:
+    """Where the shapes of a batch leave two possibilities, another batch may leave one."""
+    known = any(named(each) in BY_CLASS for each in (recipe.loss, recipe.score))
+    if not known or not isinstance(target, Tensor) or not has_tensor(output):
+        return recipe
+    axes = class_axes(output, target)
+    if len(axes) == 2:
+        with torch.no_grad():
+            others = _outputs(model, recipe.data.val_batches(), device)
+            axes = next((a for each in others if len(a := class_axes(*each)) == 1), [])
+    axis = axes[0] if len(axes) == 1 else None
+    loss, score = (with_axis(each, axis) for each in (recipe.loss, recipe.score))
+    return replace(recipe, loss=loss, score=score)
+
+
+def _check_loss(model: nn.Module, loss: Tensor, name: str) -> None:
+    if not torch.isfinite(loss):
+        raise ConfigError(
+            f"the loss of the first batch of {name} is {float(loss):g}; correct the data, the "
+            "model or the loss"
+        )
+    trainable = any(p.requires_grad for p in model.parameters())
+    if trainable and not loss.requires_grad:
+        raise ConfigError(
+            "the loss does not depend on the parameters, so nothing can be trained; it must be "
+            "computed from the model's output without detach(), item(), argmax() or NumPy"
+        )
 
 
 def _outputs(
-    model: nn.Module, batches: Iterable[Any], device: torch.device
+    model: nn.Module, batches: Iterable[Any], device: torch.device, name: str = "val_loader"
 ) -> Iterator[tuple[Any, Any]]:
     for batch in batches:
         inputs, target = map_tensors(lambda tensor: tensor.to(device), tuple(batch))
@@ -256,7 +318,7 @@ def _outputs(
             output = call_model(model, inputs)
         except MISFITS as error:
             raise ConfigError(
-                f"{type(model).__name__} does not run on the inputs of val_loader: {error}"
+                f"{type(model).__name__} does not run on the inputs of {name}: {error}"
             ) from error
         yield output, target
 

@@ -33,6 +33,8 @@ class Grown:
     history  one row (a flat dict) per epoch
     events   what happened, in order
     outcome  a summary of the run
+    twin_cost  what training the model without growth costs, as a share of this run's compute; None
+             if it is not known
     """
 
     model: GrownModule
@@ -40,6 +42,7 @@ class Grown:
     events: list[Event]
     outcome: EpisodeOutcome
     example: Any
+    twin_cost: float | None = None
 
     @property
     def topology(self) -> dict[str, str]:
@@ -77,10 +80,21 @@ class Grown:
             f"{o.rollbacks} rollbacks",
             *(f"    {seed.blueprint} in {seed.module}{_worth(seed)}" for seed in o.seeds),
         ]
-        if o.twin is not None:
-            twin = "no score" if o.twin.val_score is None else f"{o.twin.val_score:.2f}"
-            lines.append(f"  insured: the twin without growth has {twin}; kept: {o.twin.kept}")
+        lines.append(f"  {self._gain()}")
         return "\n".join(lines)
+
+    def _gain(self) -> str:
+        twin = self.outcome.twin
+        if twin is None:
+            cost = (
+                ""
+                if self.twin_cost is None
+                else f", for {self.twin_cost:.0%} of this run's compute"
+            )
+            return f"no baseline was trained; insured=True trains one{cost}"
+        score = "no score" if twin.val_score is None else f"{twin.val_score:.2f}"
+        gain = "" if twin.gain is None else f"; growth gained {twin.gain:+.2f}"
+        return f"insured: the twin without growth has {score}{gain}; kept: {twin.kept}"
 
 
 def _worth(seed: Any) -> str:

@@ -31,6 +31,10 @@ Layouts = Mapping[str, str]
 # The outputs of a module's calls.
 Outputs = list[tuple[Tensor, Dims]]
 _UNKNOWN = "?"
+# The choice of slots that is made for the user, and how many they are.
+AUTO, AUTO_SLOTS = "auto", 4
+# What code raises for inputs that do not fit; other exceptions are defects and are not caught.
+MISFITS = (RuntimeError, TypeError, ValueError, IndexError, AttributeError, KeyError)
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,14 @@ class SlotInfo:
 
 
 class SlotListing(list[SlotInfo]):
-    """A list of SlotInfo that prints as a table."""
+    """A list of SlotInfo that prints as a table. `refused` has the reasons of modules that cannot
+    be slots for a cause that the user can remove, by name; `final` are the names of modules whose
+    output is the model's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.refused: dict[str, str] = {}
+        self.final: set[str] = set()
 
     def __repr__(self) -> str:
         head = ("name", "module", "shape", "layout", "fits", "params", "multiply-adds", "calls")
@@ -65,10 +76,16 @@ class SlotListing(list[SlotInfo]):
             for numbers in [(f"{s.params:,}", f"{s.macs:,}", str(s.calls))]
         ]
         widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
-        return "\n".join(
+        lines = [
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
             for row in [head, *rows]
-        )
+        ]
+        # A reason is shown once, with the outermost modules that it holds for.
+        outer = [n for n in self.refused if n.rpartition(".")[0] not in self.refused]
+        for reason in dict.fromkeys(self.refused.values()):
+            names = ", ".join(name for name in outer if self.refused[name] == reason)
+            lines.append(f"no slots: {names}: {reason}")
+        return "\n".join(lines)
 
     __str__ = __repr__
 
@@ -136,18 +153,35 @@ class _ForwardRecorder:
     tracker: DimsTracker
     dataflow: DataflowTracer
     outputs: dict[nn.Module, Outputs] = field(default_factory=dict)
+    refused: dict[nn.Module, str] = field(default_factory=dict)
     causal: bool = False
 
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
         self.causal |= kwargs.get("is_causal") is True
         self.dataflow.record_call(module, args, output)
+        if isinstance(module, nn.TransformerEncoder) and _packs_padding(module, args, kwargs):
+            reason = NESTED.format(type(module).__name__)
+            self.refused |= {each: reason for each in module.modules() if each is not module}
         location = locate_in_slot(output)
-        if location is not None:
-            features = location.get(output)
+        features = None if location is None else location.get(output)
+        if features is not None and features.layout == torch.strided and not features.is_nested:
             read = args[0] if args else next(iter(kwargs.values()), None)
             dims = dims_of_output(module, read, features, self.tracker)
             self.tracker[features] = dims
             self.outputs.setdefault(module, []).append((features, dims))
+
+
+NESTED = (
+    "{} passes nested tensors to its layers in evaluation, because it gets a padding mask, and "
+    "most seeds cannot read those; make it with enable_nested_tensor=False"
+)
+
+
+def _packs_padding(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether an encoder of torch drops padded positions in evaluation. In the recorded pass it
+    does not, because hooks on operations switch that off."""
+    mask = args[2] if len(args) > 2 else kwargs.get("src_key_padding_mask")
+    return mask is not None and bool(getattr(module, "use_nested_tensor", False))
 
 
 def inspect_model(model: nn.Module, example: Any, layout: Layouts | None = None) -> ModelInspection:
@@ -172,7 +206,7 @@ def inspect_model(model: nn.Module, example: Any, layout: Layouts | None = None)
     try:
         with evaluating(model), counter, tracker, dataflow, attention:
             output = call_model(model, example)
-    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+    except MISFITS as error:
         raise ConfigError(
             f"{type(model).__name__} does not run on the example ({error}); "
             "give one input as the training loader yields it"
@@ -190,6 +224,9 @@ def inspect_model(model: nn.Module, example: Any, layout: Layouts | None = None)
         # A copy of a GraphModule loses its hooks.
         if found is None or isinstance(module, fx.GraphModule):
             continue
+        if module in recorder.refused:
+            listing.refused[name] = recorder.refused[module]
+            continue
         macs = sum(flops.get(f"{type(model).__name__}.{name}", {}).values()) // 2 // batch
         shape = list(outputs[module][0][0].shape)
         del shape[found.index("B") if found != _UNKNOWN else 0]
@@ -206,6 +243,8 @@ def inspect_model(model: nn.Module, example: Any, layout: Layouts | None = None)
                 widening=dataflow.find_widening(module, names, batch),
             )
         )
+    answers = {id(tensor) for tensor in tensors_in(output)}
+    listing.final = {names[m] for m, seen in outputs.items() if id(seen[-1][0]) in answers}
     order = {module: i for i, module in enumerate(outputs)}
     listing.sort(key=lambda slot: order[model.get_submodule(slot.name)])
     return ModelInspection(
@@ -288,10 +327,13 @@ def choose_slots(
     """The chosen slots in order of use, as r0c0, r0c1, ...
 
     `slots` is a list of module names or of their last components (`conv2` for every `....conv2`,
-    unless a module has exactly that name), one regular expression that matches whole names, or a
-    predicate `(name, module) -> bool`. Raises ConfigError for a name that cannot be a slot.
+    unless a module has exactly that name), one regular expression that matches whole names, a
+    predicate `(name, module) -> bool`, or AUTO. Raises ConfigError for a name that cannot be a
+    slot.
     """
-    if isinstance(slots, str):
+    if slots == AUTO:
+        chosen = _spread(model, found)
+    elif isinstance(slots, str):
         try:
             pattern = re.compile(slots)
         except re.error as error:
@@ -316,6 +358,50 @@ def choose_slots(
                 f"layout={{{slot.name!r}: ...}}, one of {', '.join(fitting)}"
             )
     return [_site(slot, i, len(chosen), causal=causal) for i, slot in enumerate(chosen)]
+
+
+def _spread(model: nn.Module, found: SlotListing) -> list[SlotInfo]:
+    """At most AUTO_SLOTS slots along the model: ends of its stages, but not its last one.
+
+    A stage is a module with parameters, with the modules without parameters after it that keep
+    the layout. Containers with more than half of the model's parameters are taken apart.
+    """
+    known = [slot for slot in found if slot.layout != _UNKNOWN]
+    hidden = [slot for slot in known if slot.name not in found.final] or known
+    if not hidden:
+        raise ConfigError(
+            f"{type(model).__name__} has no module where a seed could grow; "
+            "esper.list_slots(model, example) lists all slots and the layouts that are missing"
+        )
+    half = sum(p.numel() for p in model.parameters()) / 2
+    names = {parent for slot in hidden for parent in _parents(slot.name)}
+    outer = [
+        slot
+        for slot in hidden
+        if slot.name not in names
+        or slot.params <= half
+        or not _is_container(model.get_submodule(slot.name))
+    ]
+    taken = {slot.name for slot in outer}
+    outer = [s for s in outer if not any(p in taken for p in _parents(s.name))]
+    stages: list[list[SlotInfo]] = []
+    for slot in outer:
+        if slot.params or not stages or stages[-1][-1].layout != slot.layout:
+            stages.append([])
+        stages[-1].append(slot)
+    ends = [stage[-1] for stage in stages if any(slot.params for slot in stage)] or hidden
+    count = min(len(ends), AUTO_SLOTS)
+    return [ends[(i + 1) * len(ends) // count - 1] for i in range(count)]
+
+
+def _is_container(module: nn.Module) -> bool:
+    own = not type(module).__module__.startswith("torch.nn.modules")
+    return own or isinstance(module, (nn.Sequential, nn.TransformerEncoder, nn.TransformerDecoder))
+
+
+def _parents(name: str) -> list[str]:
+    parts = name.split(".")
+    return [".".join(parts[:i]) for i in range(1, len(parts))]
 
 
 def _site(slot: SlotInfo, index: int, count: int, *, causal: bool) -> InjectionSpec:
@@ -357,6 +443,8 @@ def _matching(model: nn.Module, entry: str, found: SlotListing) -> list[str]:
             "esper.list_slots(model, example) lists the modules where it can grow"
         )
     usable = {slot.name for slot in found}.intersection(meant)
+    if not usable and meant[0] in found.refused:
+        raise ConfigError(f"{meant[0]!r} cannot be a slot: {found.refused[meant[0]]}")
     if not usable:
         raise ConfigError(
             f"module {meant[0]!r} cannot be a slot: its output must be (or contain, as its first "

@@ -117,6 +117,7 @@ class LoaderSource:
         self.train_loader, self.val_loader = train_loader, val_loader
         self.forward, self.batches_per_epoch = forward, batches_per_epoch
         self._batch_sizes = []
+        self.first_batches = dict[str, Batch]()  # by the name of the loader
         if example is not None:
             example = self._input(example)
         for name, loader in (("train_loader", train_loader), ("val_loader", val_loader)):
@@ -129,7 +130,7 @@ class LoaderSource:
             if first is None:
                 raise ConfigError(f"{name} is empty; it must yield at least one batch")
             self._check(name, first)
-            inputs, _ = self._pair(first)
+            inputs, _ = self.first_batches[name] = self._pair(first)
             self._batch_sizes.append(batch_size(inputs))
             if example is None:
                 example = inputs

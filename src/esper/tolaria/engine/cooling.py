@@ -60,7 +60,7 @@ class Cooler:
             for batch in data.train_batches(key):
                 inputs, target = _first(batch, COOLING_SAMPLES - samples)
                 output = call_model(network, on_device(inputs, self.device))
-                found = answers(output, on_device(target, self.device))
+                found = answers(self.recipe.loss, output, on_device(target, self.device))
                 samples += batch_size(inputs)
                 if found is None:
                     return None, samples

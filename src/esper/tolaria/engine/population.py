@@ -1,7 +1,7 @@
 """The protocol of populations of hosts, and its simple form: a loop over ordinary modules."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -20,14 +20,25 @@ from esper.growth.optimizer import (
     without_empty_groups,
 )
 from esper.growth.output_scale import scale_output
-from esper.growth.sites import batch_size, call_model, evaluating
+from esper.growth.sites import MISFITS, batch_size, call_model, evaluating
 from esper.growth.snapshot import HostSnapshot, restore_snapshot, take_snapshot
-from esper.leyline import SeedStage, draw_key
+from esper.leyline import ConfigError, EsperError, SeedStage, draw_key
 from esper.tolaria.engine.batches import Batch, batch_factors
 from esper.tolaria.engine.gradients import GradientMeter
 from esper.tolaria.engine.objectives import WholeSetScore
 from esper.tolaria.engine.recipe import HostRecipe, new_network, on_device
 from esper.tolaria.engine.starvation import STRIDE, batch_rho
+
+
+@contextmanager
+def _explained(number: int) -> Iterator[None]:
+    """Raises ConfigError for what a user's model, loss or optimizer raises in a batch."""
+    try:
+        yield
+    except EsperError:
+        raise
+    except MISFITS as error:
+        raise ConfigError(f"training failed at batch {number} of the epoch: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -228,24 +239,25 @@ class LoopedPopulation(ModuleHosts):
             for inputs, target in self._batches(
                 recipe.data.train_batches(draw_key(key, "shuffle", step))
             ):
-                for param in trained:
-                    param.grad = None
-                with self._casting():
-                    output = call_model(network.host, inputs)
-                    loss = recipe.loss(output, target)
-                loss.backward()
-                # Before clipping.
-                meter.observe()
-                if recipe.max_grad_norm is not None:
-                    for params in groups:
-                        nn.utils.clip_grad_norm_(params, recipe.max_grad_norm)
-                if scale is not None:
-                    scale(float(batch_factors(rates, len(sizes), batches)))
-                optimizer.step()
-                with torch.no_grad():
-                    readings += [loss.detach(), recipe.score(output, target)]
-                    if len(sizes) % STRIDE == 0:
-                        rhos.append(batch_rho(recipe.loss, output, target))
+                with _explained(len(sizes) + 1):
+                    for param in trained:
+                        param.grad = None
+                    with self._casting():
+                        output = call_model(network.host, inputs)
+                        loss = recipe.loss(output, target)
+                    loss.backward()
+                    # Before clipping.
+                    meter.observe()
+                    if recipe.max_grad_norm is not None:
+                        for params in groups:
+                            nn.utils.clip_grad_norm_(params, recipe.max_grad_norm)
+                    if scale is not None:
+                        scale(float(batch_factors(rates, len(sizes), batches)))
+                    optimizer.step()
+                    with torch.no_grad():
+                        readings += [loss.detach(), recipe.score(output, target)]
+                        if len(sizes) % STRIDE == 0:
+                            rhos.append(batch_rho(recipe.loss, output, target))
                 sizes.append(batch_size(inputs))
         # One transfer from the device per epoch.
         values = np.array(torch.stack(readings).tolist()).reshape(-1, 2)
