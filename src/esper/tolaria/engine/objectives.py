@@ -7,7 +7,7 @@ with one.
 
 import copy
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from typing import Any
@@ -293,7 +293,13 @@ def joined(batches: tuple[Any, ...]) -> Any:
     if isinstance(first, Tensor):
         return torch.cat(batches) if first.dim() else torch.stack(batches)
     if isinstance(first, Mapping):
-        return {key: joined(tuple(batch[key] for batch in batches)) for key in first}
+        entries = {key: joined(tuple(batch[key] for batch in batches)) for key in first}
+        if type(first) is dict or not isinstance(first, MutableMapping):
+            return entries
+        # Of the same type, so that scores read what losses read: attributes too, say.
+        whole = copy.copy(first)
+        whole.update(entries)
+        return whole
     if isinstance(first, tuple):
         entries = [joined(entries) for entries in zip(*batches, strict=True)]
         return type(first)(*entries) if hasattr(first, "_fields") else tuple(entries)
