@@ -101,7 +101,7 @@ def test_a_complete_run_is_resumed_with_an_evaluation_of_the_user(tmp_path: Path
 
     whole = growing("bert")
     train("bert", tmp_path, whole)
-    with pytest.raises(ConfigError, match="complete.*evaluate="):
+    with pytest.raises(ConfigError, match=r"complete.*evaluate="):
         train("bert", tmp_path, growing("bert"), resume=True)
     resumed = growing("bert", evaluate=loss)
     train("bert", tmp_path, resumed, resume=True)

@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from esper.api.checks import MEASURED, require
 from esper.growth.grown_module import GrownModule
-from esper.growth.sites import evaluating
+from esper.growth.sites import evaluating, explaining
 from esper.leyline import ForgottenCallError
 from esper.tolaria.engine.population import Evaluation, ModuleHosts
 
@@ -69,7 +69,8 @@ class AttachedHost(ModuleHosts):
                 for k, coalition in enumerate(present):
                     if not (complete[k] and known):
                         with self.network.coalition(coalition.tolist()):
-                            given = self.user_evaluate()
+                            with explaining("evaluate() failed"):
+                                given = self.user_evaluate()
                             require("the result of evaluate()", given, MEASURED)
                             score[k] = float(given)
         finally:

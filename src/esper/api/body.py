@@ -19,7 +19,7 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.hooks import RemovableHandle
 
 from esper.api.attached_host import AttachedHost
-from esper.api.checks import check_optimizer, checked
+from esper.api.checks import check_model, check_optimizer, checked
 from esper.api.controllers import check_script, find_controller
 from esper.api.following import Follower
 from esper.api.growing import grow_settings
@@ -225,6 +225,8 @@ class Body:
         Raises ConfigError, and changes nothing, if it is of another model, slots or optimizer.
         """
         optimizer = self.host.optimizer
+        if not isinstance(state, dict) or not {"cycle", "groups", "history"} <= set(state):
+            raise ConfigError("the state to load is none that state_dict() of a body returned")
         if len(optimizer.param_groups) != len(state["groups"]):
             raise ConfigError(
                 f"the state is of an optimizer with {len(state['groups'])} parameter groups, "
@@ -315,6 +317,7 @@ def attach(
     seed taken out. The other arguments are those of `grow`; `settings` about training are ignored.
     Raises ConfigError for arguments that cannot work.
     """
+    check_model(model)
     spec = as_slots(slots)
     example = spec.example if example is None else example
     if example is None:

@@ -23,7 +23,7 @@ from esper.api.loop_state import randomness, restore_randomness
 from esper.api.slots import Slots, as_slots
 from esper.growth.blueprints.catalogue import default_catalogue
 from esper.growth.grown_module import GrownModule
-from esper.growth.sites import MISFITS, SlotChoice
+from esper.growth.sites import MISFITS, SlotChoice, explaining
 from esper.growth.snapshot import restore_snapshot, take_snapshot
 from esper.leyline import ConfigError, EsperError, Recorder, TwinReport
 from esper.leyline.growth_settings import Budget, GrowthSettings, RateSchedule
@@ -115,7 +115,7 @@ def grow(
         loss=find_objective("loss", loss, LOSSES),
         score=scoring(score),
         optimizer=optimizer_maker(optimizer),
-        catalogue=spec.blueprints or default_catalogue(),
+        catalogue=default_catalogue() if spec.blueprints is None else spec.blueprints,
         layout=spec.layout,
         causal=spec.causal,
     )
@@ -260,7 +260,8 @@ def optimizer_maker(optimizer: Optimizer | OptimizerMaker | None) -> OptimizerMa
 
     def make(params: Iterable[nn.Parameter]) -> Optimizer:
         params = list(params)
-        made = optimizer if isinstance(optimizer, Optimizer) else optimizer(params)
+        with explaining("the optimizer cannot be made"):
+            made = optimizer if isinstance(optimizer, Optimizer) else optimizer(params)
         check_optimizer(made, params)
         warn_of_slow_seeds(made)
         return made

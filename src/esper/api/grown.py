@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import nn
 
+from esper.api.checks import check_values, checked
 from esper.growth.blueprints.catalogue import BlueprintCatalogue, OutputSpec, default_catalogue
 from esper.growth.export import export
 from esper.growth.grown_module import GrownModule, check_not_growing
@@ -53,6 +54,7 @@ class Grown:
         """A plain module that needs no Esper; its output is checked against the live network's."""
         return export(self.model, self.example)
 
+    @checked()
     def save(self, folder: str | Path) -> Path:
         """Save the live network with its seeds, stages and alphas, for `esper.load`.
 
@@ -60,13 +62,17 @@ class Grown:
         """
         return save_network(self.model, Path(folder))
 
+    @checked()
     def plot(self, path: str | Path | None = None) -> Any:
         """A matplotlib figure of the growth, also written to `path` if given. Raises ConfigError if
         matplotlib is not installed."""
         o = self.outcome
         figure = growth_figure(self.history, f"{o.task}, {o.controller}, key {o.key}")
         if path is not None:
-            figure.savefig(path)
+            try:
+                figure.savefig(path)
+            except (OSError, ValueError) as error:
+                raise ConfigError(f"the picture cannot be written to {path}: {error}") from error
         return figure
 
     def __repr__(self) -> str:
@@ -117,6 +123,7 @@ def save_network(network: GrownModule, folder: Path) -> Path:
     return folder
 
 
+@checked()
 def load(
     folder: str | Path, model: nn.Module, blueprints: BlueprintCatalogue | None = None
 ) -> GrownModule:
@@ -125,6 +132,7 @@ def load(
     `blueprints` are those of the run, if it was given any. Raises ConfigError, and changes nothing,
     if the folder is damaged or of another model.
     """
+    check_values(model)
     check_not_growing(model)
     tree = read_tree(Path(folder), FORMAT_VERSION)
     catalogue = blueprints or default_catalogue()

@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from esper.growth.grown_module import GrownModule
+from esper.growth.grown_module import GrownModule, keyed
 from esper.growth.hooks import copy_without_esper
 from esper.growth.outputs import TOOLS, TensorLocation, locate_in_output, locate_in_slot
 from esper.growth.seed_slot import SeedSlot
-from esper.growth.sites import call_model, evaluating, tensors_in
+from esper.growth.sites import MISFITS, call_model, evaluating, explaining, tensors_in
 from esper.leyline import IS_BLENDED, ExportError
 
 log = logging.getLogger("esper")
@@ -37,9 +37,16 @@ def export(network: GrownModule, example: Any) -> nn.Module:
     the live network's by more than TOLERANCE.
     """
     acting = [copy.deepcopy(slot) for _, slot in network.each_slot() if IS_BLENDED[slot.stage]]
-    plain = copy_without_esper(network.host)
+    try:
+        plain = copy_without_esper(network.host)
+    except MISFITS as error:
+        raise ExportError(
+            f"{type(network.host).__name__} cannot be copied ({error}); remove what cannot be "
+            "copied from its attributes"
+        ) from error
     if acting:
-        _Exporter(plain, network, example).add(acting)
+        with explaining("the model fails on the example"):
+            _Exporter(plain, network, example).add(acting)
     difference = largest_difference(network, plain, example)
     if not difference <= TOLERANCE:
         raise ExportError(
@@ -52,12 +59,12 @@ def export(network: GrownModule, example: Any) -> nn.Module:
 
 def largest_difference(one: nn.Module, other: nn.Module, example: Any) -> float:
     """Largest absolute difference of all outputs, both in evaluation mode; NaN if one has NaN."""
-    with evaluating(one), evaluating(other):
-        pairs = zip(
-            tensors_in(call_model(one, example)),
-            tensors_in(call_model(other, example)),
-            strict=True,
-        )
+    with evaluating(one), evaluating(other), explaining("the model fails on the example"):
+        outputs = []
+        for network in (one, other):
+            with keyed(0):  # some models draw random numbers in evaluation, too
+                outputs.append(list(tensors_in(call_model(network, example))))
+        pairs = zip(*outputs, strict=True)
         gaps = [(a.double() - b.double()).abs().max() for a, b in pairs]
     return float(torch.stack(gaps).max())
 

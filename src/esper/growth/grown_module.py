@@ -185,7 +185,8 @@ class GrownModule(nn.Module):
     ) -> tuple[nn.Module, BlendValve | None]:
         """A seed for a slot, initialised from `key`, and the valve of a gated blend, on the host's
         device and of its type; nothing is planted. Raises ConfigError if it does not fit."""
-        site, spec, like = self.sites[index], self.catalogue[blueprint], self._like()
+        site, spec = self.sites[index], self.catalogue[blueprint]
+        like = self._like(index, blueprint)
         with keyed(key):
             seed = spec.build(site, self.output)
             valve = make_valve(site, spec.kind, self.output) if blend == GATED else None
@@ -194,8 +195,16 @@ class GrownModule(nn.Module):
                 module.to(like.device, like.dtype)
         return seed, valve
 
-    def _like(self) -> Tensor:
-        return next(self.host.parameters(), torch.empty(0))
+    def _like(self, index: int, blueprint: int) -> Tensor:
+        """A tensor of the device and type of seeds: those of the layer that they act on, if it has
+        parameters, else of the host."""
+        site = self.sites[index]
+        name = site.module
+        if self.catalogue[blueprint].kind == "bypass" and site.widening is not None:
+            name = site.widening.first.module
+        layer = self.host.get_submodule(name)
+        known = (p for part in (layer, self.host) for p in part.parameters())
+        return next((p for p in known if p.is_floating_point()), torch.empty(0))
 
     def _hook_reading(self, slot: SeedSlot) -> RemovableHandle:
         if slot.kind == "bypass":
@@ -224,7 +233,8 @@ class GrownModule(nn.Module):
 
     def check_shape(self, index: int, blueprint: int, seed: nn.Module) -> None:
         """Raises ConfigError if `seed`, of that blueprint, returns a shape that does not fit."""
-        like, site, spec = self._like(), self.sites[index], self.catalogue[blueprint]
+        like, site = self._like(index, blueprint), self.sites[index]
+        spec = self.catalogue[blueprint]
         features = torch.zeros(spec.reads(site, 2), device=like.device, dtype=like.dtype)
         expected = features.shape
         if spec.kind == "bypass":
@@ -236,11 +246,12 @@ class GrownModule(nn.Module):
             if self.output.per_position:
                 expected = torch.Size((2, site.shape[0], self.output.outputs))
         with evaluating(seed):
-            shape = seed(features).shape
-        if shape != expected:
+            found = seed(features)
+        shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        if shape != tuple(expected):
             raise ConfigError(
                 f"blueprint {spec.name!r} must return shape {tuple(expected)} in slot "
-                f"{site.slot_id}, but returned {tuple(shape)}"
+                f"{site.slot_id}, but returned {shape}"
             )
 
     def remove(self, index: int) -> None:

@@ -24,7 +24,7 @@ from esper.growth.layouts import (
     layout_of,
 )
 from esper.growth.outputs import locate_in_output, locate_in_slot
-from esper.leyline import ConfigError, InjectionSpec, Widening, format_slot_id
+from esper.leyline import ConfigError, EsperError, InjectionSpec, Widening, format_slot_id
 
 SlotChoice = Sequence[str] | str | Callable[[str, nn.Module], bool]
 Layouts = Mapping[str, str]
@@ -33,8 +33,12 @@ Outputs = list[tuple[Tensor, Dims]]
 _UNKNOWN = "?"
 # The choice of slots that is made for the user, and how many they are.
 AUTO, AUTO_SLOTS = "auto", 4
+MOST_REASON = 200  # characters of another library's message
 # What code raises for inputs that do not fit; other exceptions are defects and are not caught.
-MISFITS = (RuntimeError, TypeError, ValueError, IndexError, AttributeError, KeyError)
+MISFITS = (
+    *(RuntimeError, TypeError, ValueError, LookupError, AttributeError),
+    *(ArithmeticError, AssertionError),
+)
 
 
 @dataclass(frozen=True)
@@ -138,6 +142,19 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = True
 
 
+@contextmanager
+def explaining(what: str) -> Iterator[None]:
+    """Raises ConfigError, "WHAT: the reason", for an error in a user's code."""
+    try:
+        yield
+    except EsperError:
+        raise
+    except MISFITS as error:
+        # Torch explains some errors on many lines.
+        reason = " ".join(str(error).split("\n")[0].split())[:MOST_REASON]
+        raise ConfigError(f"{what}: {reason or type(error).__name__}") from error
+
+
 def batch_size(inputs: Any) -> int:
     """Length of the first dimension of the first tensor in a model's input."""
     for tensor in tensors_in(inputs):
@@ -191,6 +208,13 @@ def inspect_model(model: nn.Module, example: Any, layout: Layouts | None = None)
     cannot run on the example, and for an impossible layout.
     """
     batch = batch_size(example)
+    if batch == 0:
+        raise ConfigError("the example is empty; give an input of at least one")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ConfigError(
+            f"{type(model).__name__} is compiled by torch.jit, where no seed can act; give the "
+            "model that it was made from"
+        )
     tracker, dataflow, attention = DimsTracker(), DataflowTracer(), CausalAttentionDetector()
     recorder = _ForwardRecorder(tracker, dataflow)
     for tensor in tensors_in(example):
@@ -260,7 +284,7 @@ def _check_layouts(
 ) -> Layouts:
     modules = dict(model.named_modules())
     for name, letters in layout.items():
-        if letters not in TOPOLOGY_OF_LAYOUT:
+        if not isinstance(letters, str) or letters not in TOPOLOGY_OF_LAYOUT:
             raise ConfigError(
                 f"layout {letters!r} of {name!r} must be one of {', '.join(TOPOLOGY_OF_LAYOUT)}"
             )
@@ -340,7 +364,8 @@ def choose_slots(
             raise ConfigError(f"slots={slots!r} is not a regular expression: {error}") from error
         chosen = [slot for slot in found if pattern.fullmatch(slot.name)]
     elif callable(slots):
-        chosen = [slot for slot in found if slots(slot.name, model.get_submodule(slot.name))]
+        with explaining("slots=, a predicate of (name, module), failed"):
+            chosen = [slot for slot in found if slots(slot.name, model.get_submodule(slot.name))]
     else:
         names = {name for entry in slots for name in _matching(model, entry, found)}
         chosen = [slot for slot in found if slot.name in names]

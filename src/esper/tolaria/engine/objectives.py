@@ -161,6 +161,17 @@ def named(objective: Objective) -> Objective:
     return objective.func if isinstance(objective, partial) else objective
 
 
+def check_targets(loss: Objective, score: Objective, target: Any) -> None:
+    """Raises ConfigError if objectives by name are given anything but a tensor of targets."""
+    known = (*LOSSES.values(), *SCORES.values())
+    for kind, objective in (("loss", loss), ("score", score)):
+        if not isinstance(target, Tensor) and any(named(objective) is each for each in known):
+            raise ConfigError(
+                f"the {kind} {named(objective).__name__!r} needs targets as one tensor, got "
+                f"{type(target).__name__}; convert them in the loader, or give {kind}= a callable"
+            )
+
+
 def check_fit(loss: Objective, score: Objective, output: Any, target: Any) -> None:
     """Raises ConfigError where torch would compute a meaningless number."""
     if not isinstance(target, Tensor) or not has_tensor(output):
@@ -206,7 +217,14 @@ def _check_accuracy(output: Tensor, target: Tensor, classes: bool) -> None:
             "the score 'accuracy' counts right classes, but the targets are numbers; give "
             "score='negative_mse', 'binary_accuracy' for targets of 0 and 1, or a callable"
         )
-    if output.dim() < 2 or (output.numel() == target.numel() and not target.is_floating_point()):
+    if target.shape == output.shape and output.dim() > 1 and output.shape[1] > 1:
+        if target.is_floating_point():
+            return
+        raise ConfigError(
+            "the targets have the shape of the output, so they are no class indices; give "
+            "targets.argmax(1), or probabilities as floating-point numbers"
+        )
+    if output.dim() < 2 or output.numel() == target.numel():
         raise ConfigError(
             "the score 'accuracy' takes the largest of several outputs, and the model has one; "
             "give score='binary_accuracy', or a callable"

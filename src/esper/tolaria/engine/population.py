@@ -1,7 +1,7 @@
 """The protocol of populations of hosts, and its simple form: a loop over ordinary modules."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -20,25 +20,14 @@ from esper.growth.optimizer import (
     without_empty_groups,
 )
 from esper.growth.output_scale import scale_output
-from esper.growth.sites import MISFITS, batch_size, call_model, evaluating
+from esper.growth.sites import batch_size, call_model, evaluating, explaining
 from esper.growth.snapshot import HostSnapshot, restore_snapshot, take_snapshot
-from esper.leyline import ConfigError, EsperError, SeedStage, draw_key
+from esper.leyline import SeedStage, draw_key
 from esper.tolaria.engine.batches import Batch, batch_factors
 from esper.tolaria.engine.gradients import GradientMeter
 from esper.tolaria.engine.objectives import WholeSetScore
 from esper.tolaria.engine.recipe import HostRecipe, new_network, on_device
 from esper.tolaria.engine.starvation import STRIDE, batch_rho
-
-
-@contextmanager
-def _explained(number: int) -> Iterator[None]:
-    """Raises ConfigError for what a user's model, loss or optimizer raises in a batch."""
-    try:
-        yield
-    except EsperError:
-        raise
-    except MISFITS as error:
-        raise ConfigError(f"training failed at batch {number} of the epoch: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -239,7 +228,7 @@ class LoopedPopulation(ModuleHosts):
             for inputs, target in self._batches(
                 recipe.data.train_batches(draw_key(key, "shuffle", step))
             ):
-                with _explained(len(sizes) + 1):
+                with explaining(f"training failed at batch {len(sizes) + 1} of the epoch"):
                     for param in trained:
                         param.grad = None
                     with self._casting():
@@ -277,7 +266,7 @@ class LoopedPopulation(ModuleHosts):
         totals = torch.zeros(len(present), 2, dtype=torch.float64, device=self.device)
         whole = recipe.score if isinstance(recipe.score, WholeSetScore) else None
         tallies = [] if whole is None else [whole.tally() for _ in present]
-        with evaluating(network), self._casting():
+        with evaluating(network), self._casting(), explaining("validation failed"):
             for inputs, target in self._batches(recipe.data.val_batches()):
                 size = batch_size(inputs)
                 for k, coalition in enumerate(present):
@@ -291,7 +280,8 @@ class LoopedPopulation(ModuleHosts):
         alpha = np.array([slot.applied_alpha() for _, slot in network.each_slot()])
         means = (totals / samples).cpu().numpy()
         if tallies:
-            means[:, 1] = [tally.result() for tally in tallies]
+            with explaining("the score failed"):
+                means[:, 1] = [tally.result() for tally in tallies]
         return means, alpha, samples
 
     def network(self, env: int) -> GrownModule:
