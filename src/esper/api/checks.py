@@ -321,8 +321,8 @@ def _with_class_axis(
 def _check_loss(model: nn.Module, loss: Tensor, output: Any, name: str, *, trusted: bool) -> None:
     if not torch.isfinite(loss):
         raise ConfigError(
-            f"the loss of the first batch of {name} is {float(loss):g}; correct the data, the "
-            "model or the loss"
+            f"the loss of the first batch of {name} is {float(loss.detach()):g}; correct the data, "
+            "the model or the loss"
         )
     trainable = any(p.requires_grad for p in model.parameters())
     if trainable and not loss.requires_grad:

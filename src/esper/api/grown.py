@@ -135,7 +135,7 @@ def load(
     check_values(model)
     check_not_growing(model)
     tree = read_tree(Path(folder), FORMAT_VERSION)
-    catalogue = blueprints or default_catalogue()
+    catalogue = default_catalogue() if blueprints is None else blueprints
     if list(catalogue.names) != tree.get("blueprints"):
         raise ConfigError(
             f"the network in {folder} was grown with other blueprints; give them as blueprints="

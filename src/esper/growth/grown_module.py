@@ -20,7 +20,8 @@ from esper.growth.blueprints.catalogue import BlueprintCatalogue, OutputSpec, de
 from esper.growth.hooks import GROWING, SEEDS_SAVED, has_flag, hooks_of_esper
 from esper.growth.lifecycle import GATED
 from esper.growth.seed_slot import BlendValve, SeedSlot, make_valve
-from esper.growth.sites import Layouts, SlotChoice, choose_slots, evaluating, inspect_model
+from esper.growth.sites import Layouts, SlotChoice, evaluating, inspect_model
+from esper.growth.slot_choice import choose_slots
 from esper.leyline import (
     ConfigError,
     EsperWarning,
@@ -127,7 +128,7 @@ class GrownModule(nn.Module):
                 host, slots, found.slots, causal=found.causal if causal is None else causal
             ),
             found.output,
-            catalogue or default_catalogue(),
+            default_catalogue() if catalogue is None else catalogue,
             found.macs,
         )
 

@@ -115,7 +115,7 @@ def binary_accuracy(output: Any, target: Tensor) -> Tensor:
 
 def negative_mse(output: Any, target: Tensor) -> Tensor:
     """-100 times the mean squared error; targets should have a variance of about one."""
-    return -100.0 * F.mse_loss(prediction(output), target)
+    return -100.0 * mse(output, target)
 
 
 LOSSES: dict[str, Objective] = {
@@ -311,12 +311,13 @@ def joined(batches: tuple[Any, ...]) -> Any:
     if isinstance(first, Tensor):
         return torch.cat(batches) if first.dim() else torch.stack(batches)
     if isinstance(first, Mapping):
-        entries = {key: joined(tuple(batch[key] for batch in batches)) for key in first}
+        own = {key: joined(tuple(batch[key] for batch in batches)) for key in first}
         if type(first) is dict or not isinstance(first, MutableMapping):
-            return entries
+            return own
         # Of the same type, so that scores read what losses read: attributes too, say.
         whole = copy.copy(first)
-        whole.update(entries)
+        for key, value in own.items():
+            whole[key] = value
         return whole
     if isinstance(first, tuple):
         entries = [joined(entries) for entries in zip(*batches, strict=True)]
