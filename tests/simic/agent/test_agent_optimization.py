@@ -50,7 +50,9 @@ def test_004_m19_a_huge_critic_gradient_leaves_the_actor_alone_when_clipped_apar
     for name, parameter in network.named_parameters():
         parameter.grad = torch.full_like(parameter, 1e6 if "value_head" in name else 1e-4)
     before = network.op_head[0].weight.grad.clone()
-    clip_gradients(network, 0.5, separately=True)
+    gradient = torch.cat([p.grad.flatten().double() for p in network.parameters()])
+    reported = clip_gradients(network, 0.5, separately=True)
+    assert reported.item() == pytest.approx(gradient.norm().item(), rel=1e-5)
     assert torch.equal(network.op_head[0].weight.grad, before)
     critic = torch.cat([p.grad.flatten() for p in network.value_head.parameters()])
     assert critic.norm().item() == pytest.approx(0.5, rel=1e-3)
