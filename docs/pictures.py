@@ -2,7 +2,7 @@
 
     python docs/pictures.py [--runs FOLDER] [--out docs/images]
 
-Runs that the folder does not have yet are made first, which takes some minutes. Needs Chromium.
+Missing runs are made first, which takes some minutes. Needs Chromium.
 """
 
 import argparse
@@ -86,7 +86,7 @@ def main() -> None:
     given: Any = parser.parse_args()
     given.out = given.out.resolve()
     make_runs(given.runs)
-    os.chdir(given.runs)  # so that the pictures show names, and no folders of this machine
+    os.chdir(given.runs)  # the pictures then show no folders of this machine
     screens = {
         name: asyncio.run(screen_as_svg(Path(run), *size, keys))
         for name, (run, *size, keys) in SCREENS.items()
@@ -98,7 +98,7 @@ def main() -> None:
         page = browser.new_page()
         for name in PAGES:
             draw_page(page, served.url, name, given.out)
-        page = browser.new_page()  # one that the server's content policy does not bind
+        page = browser.new_page()  # without the server's content policy
         for name, svg in screens.items():
             draw_screen(page, svg, given.out / name)
         browser.close()
