@@ -17,7 +17,7 @@ from ray import cloudpickle
 
 import scaling
 from command_support import esper_here
-from esper.api.training import Places, resume_ppo
+from esper.api.training import choose_devices, resume_ppo
 from esper.leyline import ConfigError, EsperError
 from esper.proof import EvaluationSettings, evaluate
 from esper.proof import evaluation as module
@@ -125,13 +125,13 @@ def test_a_run_is_the_same_on_a_cluster_that_loses_a_node(
 
 
 def test_there_is_a_worker_for_each_cpu_unless_somebody_says_otherwise(connected: Any) -> None:
-    assert Places.of(None, None, connected).devices == ("cpu",) * 2
-    assert Places.of("auto", None, connected).devices == ("cpu",) * 2
-    assert Places.of(5, None, connected).devices == ("cpu",) * 5
+    assert choose_devices(None, None, connected) == ("cpu",) * 2
+    assert choose_devices("auto", None, connected) == ("cpu",) * 2
+    assert choose_devices(5, None, connected) == ("cpu",) * 5
 
 
 def test_devices_are_not_for_clusters(tmp_path: Path, connected: Any) -> None:
-    with pytest.raises(ConfigError, match="leave out devices, and say how many with workers"):
+    with pytest.raises(ConfigError, match="leave out devices"):
         tiny_run(tmp_path / "run", rounds=1, devices=["cpu"], cluster=connected)
     assert not (tmp_path / "run").exists()
 

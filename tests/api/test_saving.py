@@ -174,5 +174,5 @@ def test_states_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ConfigError, match="parameter groups"):
         other.body.load_state_dict(state)
     state["groups"] = state["groups"][:2]
-    with pytest.raises(ConfigError, match="slots layer1, layer2; here they are layer1"):
+    with pytest.raises(ConfigError, match="layer1, layer2, but here they are layer1"):
         other.body.load_state_dict(state)

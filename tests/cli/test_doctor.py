@@ -72,7 +72,7 @@ def test_what_is_wrong_is_named_with_its_cure_and_exit_code_1(
     wrong = {line.split()[0]: line for line in lines if " wrong " in line}
     assert "unset OMP_NUM_THREADS" in wrong["threads"]
     assert "give --out" in wrong["runs"]
-    assert "RuntimeError: no kernel; install torch anew" in wrong["growth"]
+    assert "RuntimeError: no kernel; reinstall torch" in wrong["growth"]
 
 
 @pytest.mark.parametrize(("off", "state"), [(0.0, "fine"), (0.1, "wrong"), (float("nan"), "wrong")])

@@ -54,7 +54,7 @@ def test_a_field_more_is_an_option_more() -> None:
         assert words in shown
     run(app, "--colour", "red", "--max-params", "1.5")
     run(app)
-    assert given == [Colourful(colour="red", max_params=1.5), Colourful()]
+    assert given == [Colourful(colour="red", growth={"budget.params": 1.5}), Colourful()]
 
 
 def test_options_have_the_types_defaults_and_flags_of_their_fields() -> None:
@@ -90,10 +90,9 @@ def test_every_flag_of_a_training_setting_reaches_that_setting() -> None:
     defaults = load_config().flat()
     other = {"task": "pydocs", "reward_mode": "shaped", "ab_reward_mode": "sparse"}
     other |= {"warm_start": "runs/x", "ppo.gamma": 0.9, "ppo.learning_rate": 0.5}
-    other |= {"population": "looped", "precision": "bf16", "family": "digits:mixed"}
-    other |= {"group": 8, "network.kind": "set"}
+    other |= {"group": 8, "network.kind": "set", "family": "digits:mixed"}
     flags = [f for f in fields(PPOSettings) if "setting" in f.metadata]
-    assert len(flags) == 17
+    assert len(flags) == 14
     for flag in flags:
         name = flag.metadata["setting"]
         assert name in TrainingConfig().flat()

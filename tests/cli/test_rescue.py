@@ -37,7 +37,7 @@ def test_every_way_is_shown_and_none_costs_more_than_the_extra_budget(
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ("--start warm", "start must be fresh or trained, got 'warm'"),
+        ("--start warm", "got 'warm'"),
         ("--start trained --extra 0", "extra must be a fraction"),
         ("--start trained --extra nan", "extra must be a fraction"),
         ("--start trained --extra 0.001", "does not pay for one epoch"),

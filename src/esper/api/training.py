@@ -59,7 +59,7 @@ def choose_task(
     return (family.task if family else task or find_task(config.task)), family
 
 
-def _choose_devices(
+def choose_devices(
     workers: Workers, devices: Sequence[str] | None, cluster: Cluster | None
 ) -> tuple[str, ...]:
     """One device for each worker."""
@@ -174,7 +174,7 @@ def train_ppo(
     """
     _check_profile(profile, 0, config.rounds)
     training = PolicyTraining(
-        config, task, family, _choose_devices(workers, devices, cluster), cluster
+        config, task, family, choose_devices(workers, devices, cluster), cluster
     )
     state = training.first_state()
     with RunDirectory.create(Path(out), training.config.flat(), overwrite=overwrite) as record:
@@ -216,7 +216,7 @@ def resume_ppo(
 
     However often a run is killed and resumed, it ends with the same parameters and history.
     """
-    run, worker_devices = Path(run), _choose_devices(workers, devices, cluster)
+    run, worker_devices = Path(run), choose_devices(workers, devices, cluster)
     config_of(run)
     # Locked before anything is read, so that no other process changes it meanwhile.
     with RunDirectory(run) as record:

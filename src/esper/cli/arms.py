@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from esper.leyline.growth_settings import GrowthSettings
     from esper.observatory.run_directory import RunDirectory
     from esper.proof.arms import Plan
+    from esper.proof.scenarios import RescuePlans
     from esper.tamiyo.situation import Controller
     from esper.tolaria.data.splits import DataSplits
     from esper.tolaria.engine.run import Trained
-    from esper.tolaria.tasks.base import Task
     from esper.trackers import Tracker
 
 
@@ -158,15 +158,12 @@ class Arms:
 HOST, CONTINUE, COOLED, SCRATCH = "trained host", "continue", "cooled", "best scratch"
 
 
-def rescue(arms: "Arms", task: "Task", controller: "Controller") -> None:
+def rescue(arms: "Arms", plans: "RescuePlans", controller: "Controller") -> None:
     """Train the host and every arm; after Ctrl-C only the finished arms are kept."""
     from esper.proof.arms import host_plan
-    from esper.proof.scenarios import RescuePlans
 
-    steps = arms.growth.steps or task.steps
-    plans = RescuePlans(task, arms.data, steps, arms.settings.extra)
     try:
-        host = _finished(arms.play(HOST, host_plan(task, steps)))
+        host = _finished(arms.play(HOST, host_plan(plans.task, plans.steps)))
         plan = plans.continued(host, controller)
         _finished(arms.play(GROWN, replace(plan, rules=_as_asked(arms, plan))))
         if arms.settings.compare:

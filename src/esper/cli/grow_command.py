@@ -77,6 +77,7 @@ def grow(settings: GrowSettings) -> None:
     from esper.growth.blueprints.catalogue import default_catalogue
     from esper.observatory.report import write_report
     from esper.observatory.terminal import say
+    from esper.proof.scenarios import RescuePlans
     from esper.tolaria.data.catalogue import data_root
     from esper.tolaria.engine.run import make_env
     from esper.tolaria.tasks import find_task
@@ -95,9 +96,11 @@ def grow(settings: GrowSettings) -> None:
     fresh = replace(growth, start="fresh")
     check_script(controller, make_env(task.recipe(data), [0], fresh).population.template)
     warn_of_other_ground(controller, task.name, growth.start)
+    steps = growth.steps or task.steps
+    plans = RescuePlans(task, data, steps, settings.extra) if growth.trained else None
     with one_thread(), Arms(console, settings, data, growth, began) as arms:
-        if growth.trained:
-            rescue(arms, task, controller)
+        if plans is not None:
+            rescue(arms, plans, controller)
         else:
             _grow_fresh(arms, task, controller)
         _conclude(arms, task)

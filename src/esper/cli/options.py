@@ -40,7 +40,7 @@ def _grows(item: Field[Any]) -> bool:
 
 def with_values(words: Sequence[str], bare: Mapping[str, str]) -> Iterator[str]:
     """The words of a command, with the `bare` value added to options given without one."""
-    for word, following in zip(words, [*words[1:], "--"], strict=True):
+    for word, following in zip(words, [*words[1:], "--"], strict=False):
         yield word
         if word in bare and following.startswith("--"):
             yield bare[word]

@@ -240,7 +240,7 @@ class RescuePlans:
     Raises ConfigError if this does not pay for an epoch."""
 
     def __init__(self, task: Task, data: DataSplits, steps: int, extra: float) -> None:
-        self.task, self.data, self.extra = task, data, extra
+        self.task, self.data, self.steps, self.extra = task, data, steps, extra
         self.budget = extra_budget(task, data, steps, extra)
 
     def continued(
