@@ -109,7 +109,9 @@ def title_of(path: Path) -> str:
 
 def decisions_page() -> str:
     lines = [f"- [{path.stem[:3]}]({path.name}) {title_of(path)}" for path in decisions()]
-    return "\n".join(["# Decisions", "", "Each record: what was decided, why, and the measurements.", "", *lines])
+    return "\n".join(
+        ["# Decisions", "", "Each record: what was decided, why, and the measurements.", "", *lines]
+    )
 
 
 def decisions() -> list[Path]:

@@ -18,7 +18,7 @@ import esper
 from browser_support import browser_page, needs_browser
 from document_support import ROOT
 from reference_text import comment_above, markdown
-from site_pages import relinked, page_of
+from site_pages import page_of, relinked
 
 pytestmark = pytest.mark.heavy
 # Attributes by which a page makes a browser fetch something at once.
