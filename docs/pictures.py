@@ -22,28 +22,22 @@ from esper.observatory.watch_app import WatchApp
 from serve_support import serving
 
 ESPER = [sys.executable, "-c", "from esper.cli import main; main()"]
-GROWN, OTHER, TRAINED = "digits-heuristic", "digits-random", "ppo-digits"
+GROWN, TRAINED = "digits-heuristic", "ppo-digits"
 EVALUATED = "evaluate-digits"
 RUNS = {
     GROWN: ["grow", "--task", "digits"],
-    OTHER: ["grow", "--task", "digits", "--controller", "random", "--no-compare"],
     TRAINED: ["train", "ppo", "--rounds", "24", "--envs", "6", "--steps", "14"],
     EVALUATED: ["evaluate", "--keys", "4", "--steps", "14"],
 }
 # file: (address, width, height or None for the whole page, dark)
 PAGES: dict[str, tuple[str, int, int | None, bool]] = {
     "view-run.png": (f"run={GROWN}&epoch=25", 1080, 820, False),
-    "view-phone.png": (f"run={GROWN}&epoch=13", 390, 1240, True),
     "view-training.png": (f"run={TRAINED}&epoch=9", 1080, 1500, False),
     "view-evaluation.png": (f"run={EVALUATED}", 1080, 1130, True),
-    "view-list.png": ("", 1080, 420, False),
-    "view-compare.png": (f"compare={GROWN}&compare={OTHER}", 1080, 720, False),
 }
 # file: (run, columns, lines, keys)
 SCREENS: dict[str, tuple[str, int, int, list[str]]] = {
     "watch-run.png": (GROWN, 80, 24, ["left"] * 5),
-    "watch-environments.png": (TRAINED, 80, 24, []),
-    "watch-policy.png": (TRAINED, 100, 32, ["p"]),
 }
 
 
