@@ -94,7 +94,7 @@ class Grown:
         if twin is None:
             cost = self.twin_cost
             share = "" if cost is None else f", for {cost:.0%} of this run's compute"
-            return f"no baseline was trained; insured=True trains one{share}"
+            return f"no baseline was trained; GrowthSettings(insured=True) trains one{share}"
         score = "no score" if twin.val_score is None else f"{twin.val_score:.2f}"
         gain = "" if twin.gain is None else f"; growth gained {twin.gain:+.2f}"
         return f"insured: the twin without growth has {score}{gain}; kept: {twin.kept}"

@@ -106,10 +106,10 @@ def _why_not(action: list[int], situation: Situation, env: int) -> str:
     stage = SeedStage(situation.table.stage[env, slot])
     module = situation.slot_config.names[slot]
     if op != LifecycleOp.GERMINATE:
-        wanted = "live and old enough" if op == LifecycleOp.CULL else "on trial and worth keeping"
-        return f"the seed in {module} must be {wanted}, and the slot is {stage.name}"
+        can = "removed yet" if op == LifecycleOp.CULL else "kept: it must be on trial and help"
+        return f"{module} has no seed that can be {can}"
     if stage != SeedStage.DORMANT:
-        return f"{module} is not empty: its stage is {stage.name}"
+        return f"{module} is not empty: it holds a seed, or rests after one"
     if situation.masks.slot[env, op, slot]:
         fitting = np.array(situation.catalogue.names)[situation.masks.blueprint[env, slot]]
         return f"in {module} only these fit and can be paid: {', '.join(fitting)}"
