@@ -394,7 +394,7 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     "budget-macs": (lambda: esper.Budget(macs=-(10**400)), "budget macs"),
     "setting": (lambda: esper.GrowthSettings(min_contribution=10**400), "min_contribution"),
     "out-nul": (lambda: grow(out="a\0b"), "out must be"),
-    "out-long": (lambda: grow(out="x" * 300), "out must be"),
+    "out-long": (lambda: grow(out="x" * 300), "File name too long"),
     "meta": (lambda: grow(mlp().to("meta")), "meta device"),
     "no-grad": (no_grad, "no_grad"),
     "out-of-range": (lambda: grow(batches=shifted(5)), "outputs, for classes 0 to 2"),

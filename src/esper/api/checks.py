@@ -112,7 +112,9 @@ def _may_be_slots(value: Any) -> bool:
 def _is_path(value: Any) -> bool:
     if not isinstance(value, str | Path) or str(value) == "" or "\0" in str(value):
         return False
-    return all(len(os.fsencode(part)) <= MOST_NAME for part in Path(value).parts)
+    if any(len(os.fsencode(part)) > MOST_NAME for part in Path(value).parts):
+        raise ConfigError(f"{shorten(str(value))} is no path of a folder: File name too long")
+    return True
 
 
 LOADER = Rule(
