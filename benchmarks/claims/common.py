@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import product
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from esper.leyline import ConfigError
@@ -116,22 +117,40 @@ def means(trials: Trials, arms: Sequence[str], columns: Sequence[str]) -> dict[s
     }
 
 
-def compare(trials: Trials, pairs: Sequence[tuple[str, str]], column: str) -> list[Row]:
-    """A family of comparisons `first - second`, pair by pair over the keys that all of them have:
-    mean, 95 % interval (BCa), p-value, and p-value after Holm over the family."""
+def compare(
+    trials: Trials,
+    pairs: Sequence[tuple[str, str]],
+    column: str,
+    hosts: Mapping[int, Any] | None = None,
+) -> list[Row]:
+    """A family of comparisons `first - second`, paired over the keys that all of them have: mean,
+    95 % interval (BCa), p-value, and p-value after Holm over the family.
+
+    `hosts` names the host of each key. Keys of one host are not independent, so they are averaged
+    first and the hosts are the pairs. Without `hosts` every key has its own host.
+    """
     arms = list(dict.fromkeys(arm for pair in pairs for arm in pair))
     keys = keys_with_all(trials, arms)
     if not keys:
         return []
-    found = [
-        paired_difference(*([trials[arm, key][column] for key in keys] for arm in pair))
-        for pair in pairs
-    ]
+    of_host: dict[Any, list[int]] = {}
+    for key in keys:
+        of_host.setdefault(key if hosts is None else hosts[key], []).append(key)
+    means = {
+        arm: [fmean(trials[arm, key][column] for key in own) for own in of_host.values()]
+        for arm in arms
+    }
+    found = [paired_difference(means[first], means[second]) for first, second in pairs]
     adjusted = holm([each.p for each in found])
     return [
         {"first": first, "second": second, "column": column, **asdict(each), "p_holm": p}
         for (first, second), each, p in zip(pairs, found, adjusted, strict=True)
     ]
+
+
+def hosts_by(trials: Trials, trait: str) -> dict[int, Any]:
+    """The host of each key, for `compare`: the value of the column `trait`."""
+    return {key: row[trait] for (_, key), row in trials.items()}
 
 
 def print_table(rows: Iterable[Mapping[str, Any]]) -> None:

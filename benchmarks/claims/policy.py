@@ -3,11 +3,13 @@
     python benchmarks/claims/policy.py --policies runs/a runs/b          # the claim, on test hosts
     python benchmarks/claims/policy.py --family digits:bottleneck ...    # does it read its host?
     python benchmarks/claims/policy.py --split validation                # the best fixed rule
+    python benchmarks/claims/policy.py --split fresh --hosts 48 ...      # hosts never played before
 
 Arms on each host and key: nothing grows; one candidate (a place and a kind), the same everywhere,
 drawn by key, or the best in hindsight; the heuristic; each policy. The best fixed candidate is
 chosen by validation score on validation hosts. `learned` is the mean of all policies, by host and
-key. A policy takes its most probable actions.
+key. A policy takes its most probable actions. Differences are paired over hosts: the keys of a host
+are averaged first.
 
 Where a block was made narrow, `right` is the share of episodes whose first seed is planted there.
 """
@@ -15,9 +17,9 @@ Where a block was made narrow, `right` is the share of episodes whose first seed
 import argparse
 import random
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -29,6 +31,7 @@ from common import (
     append,
     compare,
     finished,
+    hosts_by,
     keys_with_all,
     print_json,
     print_table,
@@ -40,11 +43,30 @@ from esper.tamiyo.situation import Controller, Situation, wait
 from esper.tolaria.data.catalogue import data_root
 from esper.tolaria.data.splits import DataSplits
 from esper.tolaria.families import find_family
-from esper.tolaria.families.base import Member
+from esper.tolaria.families.base import Family, Member, Split
+from esper.tolaria.families.digits import BUILT_IN, CLAIM_D
 
 STATIC, RANDOM, FIXED, ORACLE, LEARNED = "static", "random", "fixed", "oracle", "learned"
 HEURISTIC = "heuristic"
 KINDS = ("conv_light", "branch", "widen_double")  # where the family names none
+
+
+MOST_FRESH = 100
+
+
+def members_of(family: Family, split: str) -> list[Member]:
+    """The members of a split. `fresh` are further members of the test split: their shapes are in no
+    split of any built-in family, and claim D was not tested on them."""
+    if split != "fresh":
+        return list(family.members(split))  # type: ignore[arg-type]
+    used = {
+        member.widths
+        for known in BUILT_IN.values()
+        for each in get_args(Split)
+        for member in known.members(each)
+    }
+    wider = replace(family, sizes={**family.sizes, "test": MOST_FRESH})
+    return [each for each in wider.members("test") if each.widths not in used | set(CLAIM_D)]
 
 
 @dataclass(frozen=True)
@@ -167,7 +189,8 @@ def report(trials: Trials, fixed: str, policies: Sequence[str]) -> None:
     print_table(rows)
     first = LEARNED if LEARNED in arms else HEURISTIC
     others = [arm for arm in (STATIC, RANDOM, FIXED, HEURISTIC, ORACLE) if arm != first]
-    table = compare(trials, [(first, other) for other in others], "test")
+    pairs = [(first, other) for other in others]
+    table = compare(trials, pairs, "test", hosts_by(trials, "member"))
     print_table(table)
     print_json({"n": len(keys), "fixed": fixed, "arms": rows, "differences": table})
 
@@ -177,8 +200,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--family", default="digits:trained")
-    parser.add_argument("--split", choices=["validation", "test"], default="test")
-    parser.add_argument("--hosts", type=int, default=24)
+    parser.add_argument("--split", choices=["validation", "test", "fresh"], default="test")
+    parser.add_argument("--hosts", type=int, help="default: all")
     parser.add_argument("--keys", type=int, default=4, help="of each host")
     parser.add_argument("--policies", nargs="*", default=[], help="folders of training runs")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the rows")
@@ -188,17 +211,17 @@ def main() -> None:
     data = family.task.load(data_root())
     kinds = tuple(family.blueprints or KINDS)
 
-    def play(split: str, arms: dict[str, Controller]) -> Trials:
+    def play(split: str, arms: dict[str, Controller], hosts: int | None = None) -> Trials:
         name = f"policy-{family.name.replace(':', '-')}-{split}.jsonl"
         settings = {"family": family.name, "split": split, "kinds": list(kinds)}
-        members = family.members(split)[: given.hosts]
+        members = members_of(family, split)[:hosts]
         return run(given.out / name, settings, members, arms, kinds, data, given.keys)
 
     arms = {STATIC: find_controller("static"), HEURISTIC: find_controller("heuristic")}
     arms |= {each: find_controller(each) for each in given.policies}
     fixed = best_fixed(play("validation", arms if given.split == "validation" else {}))
     print(f"best fixed candidate, on validation hosts: {fixed}", flush=True)
-    report(play(given.split, arms), fixed, given.policies)
+    report(play(given.split, arms, given.hosts), fixed, given.policies)
 
 
 if __name__ == "__main__":
