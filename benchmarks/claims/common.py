@@ -17,7 +17,9 @@ from statistics import fmean
 from typing import Any
 
 from esper.leyline import ConfigError
+from esper.leyline.few_pairs import few_pairs
 from esper.proof.statistics import holm, paired_difference
+from esper.tolaria.families.base import Member
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -148,9 +150,17 @@ def compare(
     ]
 
 
-def hosts_by(trials: Trials, trait: str) -> dict[int, Any]:
-    """The host of each key, for `compare`: the value of the column `trait`."""
-    return {key: row[trait] for (_, key), row in trials.items()}
+def host_numbers(members: Iterable[Member]) -> dict[int, int]:
+    """The host of each key, for `compare`."""
+    return {key: member.number for member in members for key in member.keys}
+
+
+def print_comparisons(table: Sequence[Row]) -> None:
+    """The table, and a sentence if there are too few pairs for any of it to be significant."""
+    print_table(table)
+    note = few_pairs(max((row["n"] for row in table), default=0), len(table))
+    if note is not None:
+        print(note)
 
 
 def print_table(rows: Iterable[Mapping[str, Any]]) -> None:

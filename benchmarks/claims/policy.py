@@ -16,7 +16,7 @@ Where a block was made narrow, `right` is the share of episodes whose first seed
 
 import argparse
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -31,8 +31,9 @@ from common import (
     append,
     compare,
     finished,
-    hosts_by,
+    host_numbers,
     keys_with_all,
+    print_comparisons,
     print_json,
     print_table,
 )
@@ -174,7 +175,7 @@ def best_fixed(trials: Trials) -> str:
     return max(arms, key=lambda arm: sum(trials[arm, key]["val"] for key in keys))
 
 
-def report(trials: Trials, fixed: str, policies: Sequence[str]) -> None:
+def report(trials: Trials, fixed: str, policies: Sequence[str], hosts: Mapping[int, int]) -> None:
     trials = with_choices(trials, fixed, policies)
     arms = [STATIC, RANDOM, FIXED, HEURISTIC, *policies, LEARNED, ORACLE]
     arms = [arm for arm in arms if any(name == arm for name, _ in trials)]
@@ -190,8 +191,8 @@ def report(trials: Trials, fixed: str, policies: Sequence[str]) -> None:
     first = LEARNED if LEARNED in arms else HEURISTIC
     others = [arm for arm in (STATIC, RANDOM, FIXED, HEURISTIC, ORACLE) if arm != first]
     pairs = [(first, other) for other in others]
-    table = compare(trials, pairs, "test", hosts_by(trials, "member"))
-    print_table(table)
+    table = compare(trials, pairs, "test", hosts)
+    print_comparisons(table)
     print_json({"n": len(keys), "fixed": fixed, "arms": rows, "differences": table})
 
 
@@ -221,7 +222,8 @@ def main() -> None:
     arms |= {each: find_controller(each) for each in given.policies}
     fixed = best_fixed(play("validation", arms if given.split == "validation" else {}))
     print(f"best fixed candidate, on validation hosts: {fixed}", flush=True)
-    report(play(given.split, arms, given.hosts), fixed, given.policies)
+    trials = play(given.split, arms, given.hosts)
+    report(trials, fixed, given.policies, host_numbers(members_of(family, given.split)))
 
 
 if __name__ == "__main__":

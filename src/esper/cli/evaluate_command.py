@@ -184,6 +184,7 @@ def show_report(console: "Console", report: "EvaluationReport") -> None:
         comparisons_table,
         seeds_worth_table,
     )
+    from esper.observatory.formatting import few_keys
     from esper.observatory.terminal import say
 
     whole = report.as_dict()
@@ -203,6 +204,8 @@ def show_report(console: "Console", report: "EvaluationReport") -> None:
         console.print(worth)
     console.print()
     say(console, _in_words(report))
+    if (note := few_keys(whole)) is not None:
+        say(console, note)
     if report.crossover is not None:
         say(console, report.crossover)
 

@@ -85,7 +85,7 @@ def as_markdown(data: Mapping[str, Any]) -> str:
     parts = [f"# {_md(run['name'])}", f"{run['kind'].capitalize()}, {run['state']}."]
     parts += [f"> {_md(text)}" for text in dict.fromkeys([run["why"], *data["faults"]]) if text]
     if run["kind"] == "evaluation":
-        parts += _evaluation_parts(data.get("evaluation"))
+        parts += _evaluation_parts(data)
     else:
         parts += _run_parts(data)
     if data.get("reproduce"):
@@ -148,7 +148,8 @@ def _lanes(data: Mapping[str, Any]) -> str:
     return "\n".join(f"    {text}" for text in lines) + f"\n\nOne letter per epoch: {keys}."
 
 
-def _evaluation_parts(report: Mapping[str, Any] | None) -> list[str]:
+def _evaluation_parts(data: Mapping[str, Any]) -> list[str]:
+    report = data.get("evaluation")
     if report is None:
         return []
     forms = {"test_score": ".2f", "params": ",.0f", "macs": ",.0f"}
@@ -168,6 +169,7 @@ def _evaluation_parts(report: Mapping[str, Any] | None) -> list[str]:
         *([_md(report["crossover"])] if report.get("crossover") else []),
         _table(("arm", "test score", "parameters", "multiply-adds"), arms),
         _table(("difference", "mean", "95 % interval", "p (Holm)"), pairs),
+        *([_md(data["few_keys"])] if data.get("few_keys") else []),
     ]
 
 

@@ -12,7 +12,13 @@ from rich.table import Table
 from esper.leyline import ConfigError
 from esper.observatory.describe import summary_as_dict
 from esper.observatory.evaluation import arms_table, comparisons_table, seeds_worth_table
-from esper.observatory.formatting import format_duration, format_number, safe_text, sanitize
+from esper.observatory.formatting import (
+    few_keys,
+    format_duration,
+    format_number,
+    safe_text,
+    sanitize,
+)
 from esper.observatory.quantities import POLICY
 from esper.observatory.reading import UnreadableError, number
 from esper.observatory.runs import RunSummary, is_run, read_evaluation, read_run, summarize_run
@@ -95,6 +101,8 @@ def _show_evaluation(console: Console, folder: Path) -> None:
         if table is not None:
             console.print(table)
             console.print()
+    if (note := few_keys(report)) is not None:
+        say(console, note)
 
 
 def _show_growth(console: Console, folder: Path) -> None:
