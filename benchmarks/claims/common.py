@@ -7,6 +7,7 @@ that it was run with, so that trials of two protocols are never mixed.
 
 import json
 import os
+import random
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,6 +23,9 @@ from esper.proof.statistics import holm, paired_difference
 from esper.tolaria.families.base import Member
 
 RESULTS = Path(__file__).parent / "results"
+
+# Arms of the claims about policies.
+STATIC, RANDOM, FIXED, ORACLE, LEARNED = "static", "random", "fixed", "oracle", "learned"
 
 Row = dict[str, Any]
 # (arm, key)
@@ -153,6 +157,33 @@ def compare(
 def host_numbers(members: Iterable[Member]) -> dict[int, int]:
     """The host of each key, for `compare`."""
     return {key: member.number for member in members for key in member.keys}
+
+
+def with_choices(trials: Trials, fixed: str, policies: Sequence[str]) -> Trials:
+    """Also the arms that are made of others: random, fixed, the best in hindsight, the mean of all
+    policies."""
+    trials = dict(trials)
+    for key in sorted({key for _, key in trials}):
+        own = [row for (arm, k), row in trials.items() if k == key and "@" in arm]
+        trials[RANDOM, key] = random.Random(key).choice(own)
+        trials[ORACLE, key] = max(own, key=lambda row: float(row["test"]))
+        trials[FIXED, key] = trials[fixed, key]
+        learned = [trials[name, key] for name in policies if (name, key) in trials]
+        if learned:
+            columns = [
+                name for name in ("test", "val", "params", "macs", "right") if name in own[0]
+            ]
+            mean = {n: sum(float(row[n]) for row in learned) / len(learned) for n in columns}
+            trials[LEARNED, key] = {**learned[0], **mean}
+    return trials
+
+
+def best_fixed(trials: Trials) -> str:
+    """The candidate that every host has with the best mean validation score."""
+    keys = {key for _, key in trials}
+    planted_arms = sorted({arm for arm, _ in trials if "@" in arm})
+    arms = [arm for arm in planted_arms if all((arm, key) in trials for key in keys)]
+    return max(arms, key=lambda arm: sum(trials[arm, key]["val"] for key in keys))
 
 
 def print_comparisons(table: Sequence[Row]) -> None:

@@ -15,7 +15,7 @@ Where a block was made narrow, `right` is the share of episodes whose first seed
 """
 
 import argparse
-import random
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -25,10 +25,16 @@ import numpy as np
 import torch
 
 from common import (
+    FIXED,
+    LEARNED,
+    ORACLE,
+    RANDOM,
     RESULTS,
+    STATIC,
     Row,
     Trials,
     append,
+    best_fixed,
     compare,
     finished,
     host_numbers,
@@ -36,6 +42,7 @@ from common import (
     print_comparisons,
     print_json,
     print_table,
+    with_choices,
 )
 from esper.api import find_controller
 from esper.leyline import BLUEPRINT, OP, SLOT, LifecycleOp
@@ -47,7 +54,6 @@ from esper.tolaria.families import find_family
 from esper.tolaria.families.base import Family, Member, Split
 from esper.tolaria.families.digits import BUILT_IN, CLAIM_D
 
-STATIC, RANDOM, FIXED, ORACLE, LEARNED = "static", "random", "fixed", "oracle", "learned"
 HEURISTIC = "heuristic"
 KINDS = ("conv_light", "branch", "widen_double")  # where the family names none
 
@@ -148,33 +154,6 @@ def keep(path: Path, settings: dict[str, Any], rows: Iterable[Row]) -> None:
     append(path, [{**row, "settings": settings} for row in rows])
 
 
-def with_choices(trials: Trials, fixed: str, policies: Sequence[str]) -> Trials:
-    """Also the arms that are made of others: random, fixed, the best in hindsight, the mean of all
-    policies."""
-    trials = dict(trials)
-    for key in sorted({key for _, key in trials}):
-        own = [row for (arm, k), row in trials.items() if k == key and "@" in arm]
-        trials[RANDOM, key] = random.Random(key).choice(own)
-        trials[ORACLE, key] = max(own, key=lambda row: float(row["test"]))
-        trials[FIXED, key] = trials[fixed, key]
-        learned = [trials[name, key] for name in policies if (name, key) in trials]
-        if learned:
-            columns = [
-                name for name in ("test", "val", "params", "macs", "right") if name in own[0]
-            ]
-            mean = {n: sum(float(row[n]) for row in learned) / len(learned) for n in columns}
-            trials[LEARNED, key] = {**learned[0], **mean}
-    return trials
-
-
-def best_fixed(trials: Trials) -> str:
-    """The candidate that every host has with the best mean validation score."""
-    keys = {key for _, key in trials}
-    planted_arms = sorted({arm for arm, _ in trials if "@" in arm})
-    arms = [arm for arm in planted_arms if all((arm, key) in trials for key in keys)]
-    return max(arms, key=lambda arm: sum(trials[arm, key]["val"] for key in keys))
-
-
 def report(trials: Trials, fixed: str, policies: Sequence[str], hosts: Mapping[int, int]) -> None:
     trials = with_choices(trials, fixed, policies)
     arms = [STATIC, RANDOM, FIXED, HEURISTIC, *policies, LEARNED, ORACLE]
@@ -193,7 +172,7 @@ def report(trials: Trials, fixed: str, policies: Sequence[str], hosts: Mapping[i
     pairs = [(first, other) for other in others]
     table = compare(trials, pairs, "test", hosts)
     print_comparisons(table)
-    print_json({"n": len(keys), "fixed": fixed, "arms": rows, "differences": table})
+    return {"n": len(keys), "fixed": fixed, "arms": rows, "differences": table}
 
 
 def main() -> None:
@@ -223,7 +202,10 @@ def main() -> None:
     fixed = best_fixed(play("validation", arms if given.split == "validation" else {}))
     print(f"best fixed candidate, on validation hosts: {fixed}", flush=True)
     trials = play(given.split, arms, given.hosts)
-    report(trials, fixed, given.policies, host_numbers(members_of(family, given.split)))
+    found = report(trials, fixed, given.policies, host_numbers(members_of(family, given.split)))
+    print_json(found)
+    name = f"policy-{family.name.replace(':', '-')}-{given.split}.json"
+    (given.out / name).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
