@@ -150,6 +150,12 @@ def test_interactions_tell_synergy_from_redundancy():
     assert not np.diag(found).any()
 
 
+def test_interactions_are_measured_from_the_host_without_seeds():
+    """A host that is worth something by itself does not make its seeds interact."""
+    game = CoalitionGame(3, lambda members: 60.0 + members.astype(float) @ [1.0, 2.0, 4.0])
+    assert pairwise_interactions(game) == pytest.approx(np.zeros((3, 3)))
+
+
 # --- real seeds ----------------------------------------------------------------------------------
 
 
