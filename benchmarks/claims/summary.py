@@ -12,9 +12,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common import FIXED, RANDOM, RESULTS, STATIC, Trials, best_fixed, compare, with_choices
+from common import (
+    FIXED,
+    LEARNED,
+    ORACLE,
+    RANDOM,
+    RESULTS,
+    STATIC,
+    Trials,
+    best_fixed,
+    compare,
+    with_choices,
+)
 
-LEARNED, TRIAL = "learned", "heuristic:trial"
+TRIAL = "heuristic:trial"
 FIVE = tuple(f"runs/policy-{key}" for key in range(5))
 PPO = tuple(f"runs/ppo-{key}/policies/round-{16 if key < 3 else 24}" for key in range(1, 6))
 
@@ -64,11 +75,16 @@ def evaluated(claim: str, what: str, folder: str, arm: str, versus: str) -> Effe
 
 
 def played(
-    claim: str, name: str, policies: Sequence[str], shown: Mapping[str, str], folder: Path = RESULTS
+    claim: str,
+    name: str,
+    policies: Sequence[str],
+    shown: Mapping[str, str],
+    folder: Path = RESULTS,
+    family: Sequence[str] = (TRIAL, FIXED, RANDOM, STATIC),
 ) -> list[Effect]:
     """Comparisons of policies with other arms on the hosts of a family, which are the pairs."""
-    family, _, _ = name.rpartition("-")
-    fixed = best_fixed(rows(folder / f"policy-{family}-validation.jsonl"))
+    hosts_of, _, _ = name.rpartition("-")
+    fixed = best_fixed(rows(folder / f"policy-{hosts_of}-validation.jsonl"))
     trials = with_choices(rows(folder / f"policy-{name}.jsonl"), fixed, policies)
     others = [arm for arm in (TRIAL, FIXED, RANDOM, STATIC) if any(a == arm for a, _ in trials)]
     table = compare(trials, [(LEARNED, other) for other in others], "test", hosts(trials, "member"))
@@ -129,6 +145,7 @@ def effects() -> list[Effect]:
             ["policies/digits-trained"],
             {FIXED: "shipped - best constant", STATIC: "shipped - not growing"},
             RESULTS / "shipped",
+            (STATIC, RANDOM, FIXED, "heuristic", ORACLE),
         ),
     ]
 

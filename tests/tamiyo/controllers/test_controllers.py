@@ -166,7 +166,7 @@ def test_heuristic_takes_the_least_penalised_of_those_that_fit_wherever_it_is_in
         ({"stage": SeedStage.HOLDING, "contribution": 0.6, "score": 52.0}, "CULL"),
         ({"stage": SeedStage.HOLDING, "contribution": 5.0, "score": 49.0}, "CULL"),
         # A contribution that nobody measured: the change since the seed was planted decides.
-        ({"stage": SeedStage.HOLDING, "contribution": np.nan, "score": 52.0}, "FOSSILIZE"),
+        ({"stage": SeedStage.HOLDING, "contribution": np.nan, "score": 52.0}, "WAIT"),
         ({"stage": SeedStage.HOLDING, "contribution": np.nan, "score": 49.0}, "CULL"),
         ({"stage": SeedStage.FOSSILIZED}, "GERMINATE"),
     ],
