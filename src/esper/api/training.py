@@ -13,6 +13,7 @@ from esper.api.checks import TASK, checked
 from esper.api.policies import ValidationHosts
 from esper.leyline import ConfigError
 from esper.observatory.run_directory import CONFIG, PROFILE, RunDirectory
+from esper.simic.agent.rollout import VectorEnv
 from esper.simic.recordings.recording import RecordingEnv
 from esper.simic.telemetry.profiler import TrainingProfiler
 from esper.simic.training.checkpoint import is_run, load_checkpoint, load_state, save_checkpoint
@@ -129,6 +130,9 @@ class PolicyTraining:
         def save(state: TrainState) -> None:
             save_checkpoint(record.path, state, record.sync())
 
+        def recorded(env: VectorEnv) -> RecordingEnv:
+            return RecordingEnv(env, state.space, config, family, record.path)
+
         validation = None
         if family is not None:
             validation = ValidationHosts(config, family, self.data, record.path)
@@ -138,7 +142,7 @@ class PolicyTraining:
             return run_training(
                 config,
                 state,
-                RecordingEnv(env, state.space, record.path) if config.keep_episodes else env,
+                recorded(env) if config.keep_episodes else env,
                 most_steps(config, self.task, self.data, family),
                 log,
                 save=save,
