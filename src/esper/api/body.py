@@ -330,5 +330,5 @@ def attach(
     env = GrowthCycle(host, own, recorder=history)
     watch = Watch(history, env, chosen)
     history.listeners = [watch]
-    warn_of_other_ground(chosen, type(model).__name__)
+    warn_of_other_ground(chosen, type(network.host).__name__)
     return Body(host, env, chosen, history, watch)

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from esper.growth.compiled import without_graphs
 from esper.growth.grown_module import GrownModule
 from esper.growth.hooks import copy_without_esper
 from esper.growth.outputs import TOOLS, TensorLocation, locate_in_output, locate_in_slot
@@ -52,7 +53,7 @@ def export(network: GrownModule, example: Any) -> nn.Module:
 
 def largest_difference(one: nn.Module, other: nn.Module, example: Any) -> float:
     """Largest absolute difference of all outputs, both in evaluation mode; NaN if one has NaN."""
-    with evaluating(one), evaluating(other):
+    with evaluating(one), evaluating(other), without_graphs():
         pairs = zip(
             tensors_in(call_model(one, example)),
             tensors_in(call_model(other, example)),
@@ -271,7 +272,7 @@ class _Grafter:
         found: list[TensorLocation | None] = []
         handle = module.register_forward_hook(lambda *args: found.append(locate(args[2])))
         try:
-            with evaluating(self.host):
+            with evaluating(self.host), without_graphs():
                 call_model(self.host, self.example)
         finally:
             handle.remove()
