@@ -6,7 +6,6 @@ own objects are never changed: what is put back is a copy.
 
 import copy
 import dataclasses
-import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -21,9 +20,7 @@ MAIN_NAMES = ("logits", "last_hidden_state")
 Form = Literal["tensor", "tuple", "list", "namedtuple", "mapping", "dataclass"]
 
 # Functions that exported code cannot call by name (see `export.py`).
-TOOLS = SimpleNamespace(
-    get=getattr, copy=copy.copy, replace=dataclasses.replace, setitem=operator.setitem
-)
+TOOLS = SimpleNamespace(get=getattr, copy=copy.copy, replace=dataclasses.replace)
 
 
 @dataclass(frozen=True)
@@ -59,7 +56,8 @@ class TensorLocation:
                 return tools.replace(output, **{self.key: tensor})
             case "mapping":
                 changed = tools.copy(output)
-                tools.setitem(changed, self.key, tensor)
+                # Neither operator.setitem, which Dynamo cannot trace, nor a statement, which fx cannot.
+                changed.__setitem__(self.key, tensor)
                 return changed
         middle = (tensor,) if self.form == "tuple" else [tensor]
         return output[: self.key] + middle + output[self.key + 1 :]
