@@ -56,7 +56,7 @@ class TensorLocation:
                 return tools.replace(output, **{self.key: tensor})
             case "mapping":
                 changed = tools.copy(output)
-                # Neither operator.setitem, which Dynamo cannot trace, nor a statement, which fx cannot.
+                # Dynamo cannot trace operator.setitem, and fx no assignment to an entry.
                 changed.__setitem__(self.key, tensor)
                 return changed
         middle = (tensor,) if self.form == "tuple" else [tensor]
