@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from esper.growth.compiled import without_graphs
+from esper.growth.compiled import original, without_graphs
 from esper.growth.grown_module import GrownModule
 from esper.growth.hooks import copy_without_esper
 from esper.growth.outputs import TOOLS, TensorLocation, locate_in_output, locate_in_slot
@@ -228,7 +228,7 @@ class _Exporter:
         self._register_holder()
 
     def _add_at_slot(self, slot: SeedSlot) -> None:
-        module = self.host.get_submodule(slot.site.module)
+        module = original(self.host.get_submodule(slot.site.module))
         location = self._locate(module, locate_in_slot)
         hook = self._seed_hook(_SlotHook, slot, location=location)
         module.register_forward_hook(hook)
@@ -238,7 +238,7 @@ class _Exporter:
     def _add_bypass(self, slot: SeedSlot) -> None:
         assert slot.site.widening is not None
         first, second = (
-            self.host.get_submodule(layer.module)
+            original(self.host.get_submodule(layer.module))
             for layer in (slot.site.widening.first, slot.site.widening.second)
         )
         for layer in (first, second):

@@ -201,12 +201,16 @@ class GrownModule(nn.Module):
     def _like(self) -> Tensor:
         return next(self.host.parameters(), torch.empty(0))
 
+    def _module(self, name: str) -> nn.Module:
+        """A module for hooks. Graphs skip the hooks of what `torch.compile(module)` returned."""
+        return original(self.host.get_submodule(name))
+
     def _hook_reading(self, slot: SeedSlot) -> RemovableHandle:
         if slot.kind == "bypass":
             assert slot.site.widening is not None
-            layer = self.host.get_submodule(slot.site.widening.first.module)
+            layer = self._module(slot.site.widening.first.module)
             return layer.register_forward_pre_hook(slot.on_layer_input)
-        module = self.host.get_submodule(slot.site.module)
+        module = self._module(slot.site.module)
         return module.register_forward_hook(slot.on_slot_output)
 
     def _hook_later(self) -> None:
@@ -223,7 +227,7 @@ class GrownModule(nn.Module):
         for slot in reversed(slots):
             if slot.kind == "bypass":
                 assert slot.site.widening is not None
-                layer = self.host.get_submodule(slot.site.widening.second.module)
+                layer = self._module(slot.site.widening.second.module)
                 self._later.append(layer.register_forward_hook(slot.on_later_output, prepend=True))
 
     def _mark_hooked(self) -> None:
@@ -234,7 +238,7 @@ class GrownModule(nn.Module):
             if site.widening is not None:
                 names |= {site.widening.first.module, site.widening.second.module}
         for name in names:
-            module = self.host.get_submodule(name)
+            module = self._module(name)
             (mark if hooks_of_esper(module) else unmark)(module)
 
     def check_shape(self, index: int, blueprint: int, seed: nn.Module) -> None:
