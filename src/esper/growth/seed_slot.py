@@ -23,7 +23,6 @@ from esper.growth.compiled import REASON
 from esper.growth.outputs import locate_in_output, locate_in_slot
 from esper.leyline import IS_BLENDED, IS_FULL, ConfigError, InjectionSpec, SeedStage, Widening
 
-
 # Compiled code calls these hooks as Python does, and all that they call.
 _between_graphs = torch.compiler.disable(reason=REASON)
 
