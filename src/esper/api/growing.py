@@ -22,6 +22,7 @@ from esper.api.growth_warnings import warn_if_out_of_domain, warn_of_slow_seeds
 from esper.api.loop_state import randomness, restore_randomness
 from esper.api.slots import Slots, as_slots
 from esper.growth.blueprints.catalogue import default_catalogue
+from esper.growth.compiled import original
 from esper.growth.grown_module import GrownModule
 from esper.growth.sites import SlotChoice
 from esper.growth.snapshot import restore_snapshot, take_snapshot
@@ -110,7 +111,7 @@ def grow(
     )
     if resume and out is None:
         raise ConfigError("resume=True needs the folder of the run: out=DIR")
-    check_objectives(model, recipe, device_of(model))
+    check_objectives(original(model), recipe, device_of(model))
     run = ModelRun(model, recipe, settings, key, (train_loader, val_loader), make_scheduler, resume)
     caller, folder = Caller(callbacks), None if out is None else Path(out)
     host_alone = None if folder is None else folder / ARMS / "host-alone"
@@ -174,7 +175,7 @@ class ModelRun:
         """For the record; a resumed run must have the same."""
         recipe = self.recipe
         return {
-            "model": type(self.model).__name__,
+            "model": self.name,
             "key": self.key,
             "loss": _name(recipe.loss),
             "score": _name(recipe.score),
@@ -189,13 +190,17 @@ class ModelRun:
     def epochs(self) -> int:
         return (self.settings.steps or 0) + (not self.settings.trained)
 
+    @property
+    def name(self) -> str:
+        return type(original(self.model)).__name__
+
     def play(
         self, controller: str | Controller, label: str, folder: Path | None, *listeners: Recorder
     ) -> Grown:
         def choose(network: GrownModule) -> Controller:
             chosen = find_controller(controller, len(network.sites), self.recipe.catalogue)
             check_script(chosen, network)
-            warn_if_out_of_domain(chosen, type(self.model).__name__)
+            warn_if_out_of_domain(chosen, self.name)
             run.config["slots"] = ", ".join(network.slot_config.names)
             return chosen
 
@@ -223,7 +228,7 @@ class ModelRun:
                 settings,
                 choose,
                 run.history,
-                task=type(self.model).__name__,
+                task=self.name,
                 device=device_of(self.model),
                 session=run,
             )

@@ -231,7 +231,7 @@ class LoopedPopulation(ModuleHosts):
                 for param in trained:
                     param.grad = None
                 with self._casting():
-                    output = call_model(network.host, inputs)
+                    output = call_model(network.entry, inputs)
                     loss = recipe.loss(output, target)
                 loss.backward()
                 # Before clipping.
