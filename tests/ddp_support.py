@@ -7,7 +7,7 @@ import hashlib
 import multiprocessing
 import pickle
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
@@ -74,23 +74,31 @@ def _process(folder: str, rank: int, size: int, task: Callable[..., Any], args: 
     Path(folder, f"{rank}.pickle").write_bytes(pickle.dumps(result))
 
 
-def digest(*modules: nn.Module) -> str:
-    """A hash of all parameters."""
+def digest(tensors: Iterable[tuple[str, Tensor]]) -> str:
+    """A hash of named tensors."""
     state = hashlib.sha256()
-    for module in modules:
-        for name, parameter in module.named_parameters():
-            state.update(name.encode() + parameter.detach().numpy().tobytes())
+    for name, tensor in tensors:
+        state.update(name.encode() + tensor.detach().numpy().tobytes())
     return state.hexdigest()
 
 
 class Part:
     """The part of one process in a training run, or the whole of it if `size` is 1."""
 
-    def __init__(self, rank: int, size: int, how: str = "attach(ddp)", **settings: Any) -> None:
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        how: str = "attach(ddp)",
+        model: nn.Module | None = None,
+        **settings: Any,
+    ) -> None:
         self.rank, self.size = rank, size
         with keyed(rank):  # DDP starts from the weights of the first process
-            self.model = MLP().double()
-        self.model.dropout.p = 0.0
+            self.model = (model or MLP()).double()
+        for module in self.model.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0
         with keyed(0):
             y = torch.arange(144) % 5
             x = torch.randn(144, 20, dtype=torch.float64) + 0.7 * y[:, None]
@@ -123,7 +131,7 @@ class Part:
         self.optimizer.register_step_post_hook(lambda *_: self.digests.append(self.digest()))
 
     def digest(self) -> str:
-        return digest(self.model, self.body.model.slots)
+        return digest(self.body.model.named_parameters())
 
     def loss(self) -> float:
         x, y = self.validation
@@ -149,21 +157,18 @@ class Part:
                 nn.utils.clip_grad_norm_(self.body.model.parameters(), clip)
             self.optimizer.step()
 
-    def train(self, epochs: int = 18, **kind: Any) -> dict[str, Any]:
+    def train(self, epochs: int = 18, **kind: Any) -> None:
         for _ in range(epochs):
             self.epoch(**kind)
             loss = self.loss()
             self.body.step(-loss, loss)
-        return self.finish()
 
     def finish(self) -> dict[str, Any]:
+        """What the run was; seeds that are kept are trained further."""
         self.body.finish()
+        self.epoch()
         return {
             "history": self.body.history,
-            "digests": [*self.digests, self.digest()],
+            "digests": self.digests,
             "events": [event.row() for event in self.body.recorder.events],
         }
-
-
-def train_part(rank: int, how: str, kind: dict[str, Any]) -> dict[str, Any]:
-    return Part(rank, 2, how).train(**kind)

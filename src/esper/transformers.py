@@ -300,11 +300,16 @@ def repeat_evaluation(
     names = label_names or find_labels(type(model))
     mine = []
     for batch in loader:
-        count = {"num_items_in_batch": batch["labels"].ne(-100).sum()} if counted else {}
+        count, scale = dict[str, Any](), 1
+        if counted:
+            # As the Trainer does: divided by the mean number over the processes.
+            scale = processes.size
+            labels_here = batch["labels"].ne(-100).sum()
+            count["num_items_in_batch"] = sum(processes.gather(int(labels_here)))
         found = model(**batch, **count)
         losses = outputs = labels = None
         if found.get("loss") is not None:
-            losses = np.full(find_batch_size(batch), float(found["loss"]))
+            losses = np.full(find_batch_size(batch), scale * float(found["loss"]))
         if compute_metrics is not None:
             outputs = nested_numpify(tuple(v for k, v in found.items() if k not in ignored))
             labels = nested_numpify(tuple(batch[name] for name in names if name in batch))

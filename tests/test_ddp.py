@@ -1,0 +1,261 @@
+"""Growth in two processes with DistributedDataParallel is growth in one."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+from torch.nn.parallel import DataParallel
+
+import esper
+from architectures import MLP
+from ddp_support import Part, digest, run
+from esper.growth.blueprints.catalogue import BlueprintCatalogue, default_catalogue
+from esper.leyline import ConfigError, EsperError
+from esper.tamiyo.controllers.scripted import ScriptedController
+from growth_comparison import check_close
+from helpers import everywhere
+
+EPOCHS = 18
+
+
+def train_part(rank: int, how: str, kind: dict[str, Any]) -> dict[str, Any]:
+    part = Part(rank, 2, how)
+    part.train(**kind)
+    return part.finish()
+
+
+def check_same(found: list[dict[str, Any]], kind: dict[str, Any]) -> dict[str, Any]:
+    """The processes are equal to the bit, and to one process up to rounding."""
+    one, first, second = Part(0, 1), *found
+    one.train(**kind)
+    wanted = one.finish()
+    assert first["digests"] == second["digests"]
+    for mine, other in zip(first["history"], wanted["history"], strict=True):
+        check_close(mine, other, 1e-6)
+    for mine, other in zip(first["events"], wanted["events"], strict=True):
+        check_close(mine, other, 1e-6)
+    assert first["history"] == second["history"]
+    assert first["events"] == second["events"]
+    return first
+
+
+@pytest.mark.parametrize(
+    ("how", "kind"),
+    [
+        ("attach(ddp)", {}),
+        ("ddp(attached)", {"accumulate": 2, "clip": 0.5}),
+        ("ddp(body.model)", {"accumulate": 2}),
+    ],
+)
+def test_two_processes_grow_like_one(how: str, kind: dict[str, Any]) -> None:
+    first = check_same(run(train_part, how, kind), kind)
+    assert len(first["history"]) == EPOCHS
+    assert len(first["digests"]) == 5 * (EPOCHS + 1)
+    grown = [event["blueprint"] for event in first["events"] if event["event"] == "SeedGerminated"]
+    assert grown == ["lora_large", "branch", "widen_half"]
+    assert any(row["layer2.contribution"] is not None for row in first["history"])
+
+
+def resumed(rank: int, folder: Path) -> dict[str, Any]:
+    part = Part(rank, 2)
+    part.train(7)
+    if rank == 0:
+        torch.save(part.body.state_dict(), folder / "checkpoint.pt")
+    dist.barrier()
+    rest = Part(rank, 2)
+    rest.body.load_state_dict(torch.load(folder / "checkpoint.pt", weights_only=True))
+    rest.train(EPOCHS - 7)
+    return rest.finish()
+
+
+def test_training_resumes_from_the_checkpoint_of_one_process(tmp_path: Path) -> None:
+    check_same(run(resumed, tmp_path), {})
+
+
+def dies(rank: int, when: str) -> None:
+    part = Part(rank, 2)
+    part.train(3)
+    part.epoch()
+    if rank == 1:
+        os._exit(3)
+    part.epoch() if when == "training" else part.body.step(0.0)
+
+
+@pytest.mark.parametrize("when", ["training", "step"])
+def test_if_one_process_dies_the_other_ends_with_an_error(when: str) -> None:
+    error, nothing = run(dies, when)
+    assert nothing is None
+    assert isinstance(error, RuntimeError if when == "training" else EsperError)
+    assert when == "training" or "another process" in str(error)
+
+
+def error_of(call: Callable[[], Any]) -> BaseException | None:
+    try:
+        call()
+    except Exception as error:  # noqa: BLE001 - the test looks at it
+        return error
+    return None
+
+
+def mistakes(rank: int) -> dict[str, BaseException | None]:
+    def direct() -> None:
+        part = Part(rank, 2)
+        part.caller = part.model
+        part.train(2)
+
+    def joined() -> None:
+        part = Part(rank, 2)
+        part.train(3)
+        with part.caller.join():  # type: ignore[operator]
+            part.epoch()
+
+    def forgotten() -> None:
+        part = Part(rank, 2)
+        if rank == 0:
+            part.optimizer.step()
+        part.body.step(0.0)
+
+    def other_state() -> None:
+        part = Part(rank, 2)
+        part.train(1)
+        state = part.body.state_dict()
+        if rank == 0:
+            state["cycle"]["slots"] = ["elsewhere"]
+        part.body.load_state_dict(state)
+
+    def by_grow() -> None:
+        x = [(torch.randn(4, 20), torch.arange(4))]
+        esper.grow(MLP(), x, x, slots=["layer1"])
+
+    calls: dict[str, Callable[[], Any]] = {
+        "direct": direct,
+        "joined": joined,
+        "forgotten": forgotten,
+        "other state": other_state,
+        "grow": by_grow,
+        "key": lambda: Part(rank, 2, key=rank),
+        "slots": lambda: Part(rank, 2, slots=["layer1", "layer2"][: 2 - rank], controller="random"),
+    }
+    return {name: error_of(call) for name, call in calls.items()}
+
+
+def test_mistakes_end_all_processes_with_the_reason() -> None:
+    for found in zip(*(each.items() for each in run(mistakes)), strict=True):
+        for number, (name, error) in enumerate(found):
+            kind, word = {
+                "direct": (EsperError, "DistributedDataParallel"),
+                "joined": (ConfigError, "join"),
+                "forgotten": (EsperError, "not stepped"),
+                "other state": (EsperError, "elsewhere"),
+                "grow": (ConfigError, "attach"),
+                "key": (ConfigError, "key"),
+                "slots": (ConfigError, "layer2"),
+            }[name]
+            assert isinstance(error, kind), (name, number, error)
+            assert word in str(error)
+
+
+class Normed(MLP):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(torch.relu(self.layer1(x)))
+        return self.head(torch.relu(self.layer2(x)))
+
+
+def drawn_by_numpy(channels: int) -> nn.Module:
+    """A seed whose first weights do not come from torch's generator."""
+    layer = nn.Linear(channels, channels)
+    with torch.no_grad():
+        layer.weight.copy_(torch.from_numpy(np.random.default_rng().normal(size=(16, 16))))
+        layer.weight.mul_(1e-3)
+    return layer
+
+
+def uneven(rank: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+
+    # Scores of unequal parts, and one that is not finite in one process only.
+    part = Part(rank, 2)
+    rows = slice(0, 40) if rank == 0 else slice(40, None)
+    whole = Part(0, 1)
+    part.validation = tuple(each[rows] for each in whole.validation)
+    for epoch in range(8):
+        part.epoch()
+        loss = part.loss() if (epoch, rank) != (6, 1) else float("nan")
+        part.body.step(-loss, loss, samples=len(part.validation[1]))
+    found["history"], found["digest"] = part.body.history, part.digest()
+
+    # Buffers, and seeds that start differently.
+    catalogue = BlueprintCatalogue(
+        (*default_catalogue().specs, everywhere("drawn", drawn_by_numpy)),
+    )
+    script = ScriptedController("1 GERMINATE layer1 drawn linear", "test")
+    part = Part(
+        rank,
+        2,
+        model=Normed(),
+        slots=esper.Slots(["layer1"], blueprints=catalogue),
+        controller=script,
+    )
+    part.train(6)
+    found["normed"] = part.digest(), digest(part.body.model.named_buffers())
+    part.body.finish()
+    found["finished"] = part.digest(), digest(part.body.model.named_buffers())
+    return found
+
+
+def test_processes_with_unequal_data_stay_equal() -> None:
+    first, second = run(uneven)
+    assert first == second
+    one = Part(0, 1)
+    one.train(6)
+    for mine, wanted in zip(first["history"][:6], one.body.history, strict=True):
+        check_close(mine, wanted, 1e-6)
+    assert [row["rolled_back"] for row in first["history"]] == [False] * 6 + [True, False]
+
+
+def sharded(rank: int) -> dict[str, BaseException | None]:
+    mesh = init_device_mesh("cpu", (1,))
+
+    def attach(model: nn.Module) -> BaseException | None:
+        example = torch.randn(2, 20)
+        return error_of(
+            lambda: esper.attach(model, slots=["layer1"], example=example, evaluate=lambda: 0.0)
+        )
+
+    tensor_parallel = parallelize_module(MLP(), mesh, {"layer1": ColwiseParallel()})
+    model = MLP()
+    body = esper.attach(model, slots=["layer1"], example=torch.randn(2, 20), evaluate=lambda: 0.0)
+    fully_shard(model, mesh=mesh)
+    return {
+        "fully_shard": attach(fully_shard(MLP(), mesh=mesh)),
+        "DTensor": attach(tensor_parallel),
+        "DataParallel": attach(DataParallel(MLP())),
+        "later": error_of(lambda: body.manage(torch.optim.SGD(model.parameters(), lr=0.1))),
+    }
+
+
+def test_other_kinds_of_parallel_training_are_refused() -> None:
+    (found,) = run(sharded, processes=1)
+    words = {
+        "fully_shard": "FSDP",
+        "DTensor": "DTensor",
+        "DataParallel": "DataParallel",
+        "later": "FSDP",
+    }
+    for name, word in words.items():
+        assert isinstance(found[name], ConfigError), (name, found[name])
+        assert word in str(found[name])
+        assert "use DistributedDataParallel" in str(found[name])
