@@ -113,7 +113,7 @@ def test_a_run_is_the_same_on_a_cluster_that_loses_a_node(
 
     tiny_run(tmp_path / "there", rounds=1, workers=3, cluster=connected, hooks=Hooks(on_step=lose))
     assert [worker.spec.envs for worker in pools[0].workers] == [(0, 1), (2,), (3,)]
-    assert "its round is played again" in caplog.text
+    assert "its round is replayed" in caplog.text
     same_run(tmp_path / "here", tmp_path / "there")
     (arrays,) = stored
     assert sum(array.nbytes for array in arrays) > 100_000 > 3 * max(Weighed.weights)
@@ -209,9 +209,9 @@ def test_a_network_that_cannot_be_trained_says_why_in_one_sentence(connected: An
     ("words", "sentence"),
     [
         (["train", "ppo", "--ray", "127.0.0.1:1"], "no Ray cluster answers at 127.0.0.1:1 (Conn"),
-        (["evaluate", "--ray", "127.0.0.1:1"], "leave out the address to start one here"),
+        (["evaluate", "--ray", "127.0.0.1:1"], "use the address local"),
         (["evaluate", "--ray", "everywhere"], "'everywhere' is not the address of a Ray cluster"),
-        (["train", "ppo", "--ray", "--devices", "cpu"], "leave out --devices"),
+        (["train", "ppo", "--ray", "local", "--devices", "cpu"], "leave out --devices"),
     ],
 )
 def test_bad_addresses_are_one_sentence(
@@ -246,7 +246,7 @@ def test_without_ray_the_cure_is_named(
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.delitem(sys.modules, "esper.ray")
-    assert esper_here(monkeypatch, "evaluate", "--ray", "--keys", "1", cwd=tmp_path) == 2
+    assert esper_here(monkeypatch, "evaluate", "--ray", "local", "--keys", "1", cwd=tmp_path) == 2
     assert capsys.readouterr().err == (
         "esper: esper.ray needs ray; install it with: pip install 'esper-grow[ray]'\n"
     )

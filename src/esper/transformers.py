@@ -239,7 +239,9 @@ class GrowCallback(TrainerCallback):
             counted=self._counted,
         )
         if self.monitor not in found:
-            raise ConfigError(f"compute_metrics gives no {self.monitor!r}; it gives {list(found)}")
+            raise ConfigError(
+                f"compute_metrics returns no {self.monitor!r}; it returns {list(found)}"
+            )
         return self.sign * found[self.monitor]
 
     def _own_score(self, args: Any) -> float:

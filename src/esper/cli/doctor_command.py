@@ -13,8 +13,7 @@ from typing import Literal
 
 import typer
 
-from esper.cli.options import option
-from esper.cli.printing import AS_JSON, consoles, print_json
+from esper.cli.printing import Output
 
 PACKAGE = "esper-grow"
 # Extras that only combine others, or are for developers of Esper.
@@ -204,7 +203,7 @@ def _grow_a_little() -> tuple[int, int, float]:
     return grown.outcome.fossilized, sum(p.numel() for p in plain.parameters()), off
 
 
-def examine(growth: bool = True) -> Iterator[Finding]:
+def examine() -> Iterator[Finding]:
     """All findings, as they are made; growth is last, and only if the packages are fine."""
     needed = requirements()
     yield check_python(platform.python_version(), metadata(PACKAGE)["Requires-Python"])
@@ -222,8 +221,7 @@ def examine(growth: bool = True) -> Iterator[Finding]:
     yield check_folder("data folder", data_root(), "set ESPER_DATA to a writable folder")
     temporary = Path(tempfile.gettempdir())
     yield check_folder("temporary", temporary, "free space there, or set TMPDIR")
-    if growth:
-        yield check_growth()
+    yield check_growth()
 
 
 def _cores() -> int:
@@ -233,34 +231,24 @@ def _cores() -> int:
     return os.cpu_count() or 1
 
 
-@dataclass(frozen=True)
-class DoctorSettings:
-    quiet: bool = option(False, "Print only what is wrong.")
-    json: bool = option(False, AS_JSON)
-
-
-def doctor(settings: DoctorSettings) -> None:
+def doctor(output: Output) -> None:
     """Check that everything Esper needs is installed and works.
 
     Checks versions, threads, extras, data sets and folders, and grows a tiny network. Each line
-    with a problem says what to do. The exit code is 1 if something is wrong; a missing extra or
-    data set is not an error.
+    with a problem says what to do. With --quiet only what is wrong is printed. The exit code is 1
+    if something is wrong; a missing extra or data set is not an error.
 
     Example: esper doctor --json
     """
-    from esper.observatory.terminal import say
-
-    _, result = consoles(settings.quiet, settings.json)
     findings: list[Finding] = []
     for finding in examine():
         findings.append(finding)
-        if finding.state == "wrong" or not settings.quiet:
-            say(result, _in_a_line(finding), whole=True)
+        if finding.state == "wrong" or not output.quiet:
+            output.say(_in_a_line(finding), whole=True)
     wrong = [finding.about for finding in findings if finding.state == "wrong"]
-    if settings.json:
-        print_json({"wrong": wrong, "findings": [asdict(each) for each in findings]})
-    elif not settings.quiet:
-        say(result, f"\nWrong: {', '.join(wrong)}." if wrong else "\nNo problems found.")
+    output.json({"wrong": wrong, "findings": [asdict(each) for each in findings]})
+    if not output.quiet:
+        output.say(f"\nWrong: {', '.join(wrong)}." if wrong else "\nNo problems found.")
     if wrong:
         raise typer.Exit(1)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from esper.leyline import ConfigError
-from esper.observatory.event_text import in_words, is_told, topic
+from esper.observatory.event_text import in_words, is_listed, topic
 from esper.observatory.explain import decision_row
 from esper.observatory.formatting import (
     STAGE_COLOURS,
@@ -20,6 +20,7 @@ from esper.observatory.formatting import (
     modules_of,
     safe_text,
     sanitize,
+    slot_columns,
 )
 from esper.observatory.quantities import HOST, POLICY
 from esper.observatory.reading import (
@@ -257,7 +258,7 @@ def episode(folder: Path, round_: int | None, env: int) -> dict[str, Any]:
         "frames": [_frame(row, modules) for row in rows],
         "events": [
             {"step": integer(event, "step"), "topic": topic(event), "text": in_words(event)}
-            for event in list(filter(is_told, events))[-MAX_EVENTS:]
+            for event in list(filter(is_listed, events))[-MAX_EVENTS:]
         ],
         "decisions": [
             decision_row(event)
@@ -270,15 +271,7 @@ def _frame(row: Row, modules: Sequence[str]) -> dict[str, Any]:
     return {
         "step": integer(row, "step"),
         **{name: number(row, name) for name in FRAME},
-        "slots": [
-            [
-                row.get(f"{module}.stage"),
-                row.get(f"{module}.blueprint"),
-                number(row, f"{module}.alpha"),
-                number(row, f"{module}.contribution"),
-            ]
-            for module in modules
-        ],
+        "slots": [list(slot_columns(row, module)) for module in modules],
     }
 
 
