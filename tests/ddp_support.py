@@ -91,9 +91,10 @@ class Part:
         size: int,
         how: str = "attach(ddp)",
         model: nn.Module | None = None,
+        options: dict[str, Any] | None = None,
         **settings: Any,
     ) -> None:
-        self.rank, self.size = rank, size
+        self.rank, self.size, self.options = rank, size, options or {}
         with keyed(rank):  # DDP starts from the weights of the first process
             self.model = (model or MLP()).double()
         for module in self.model.modules():
@@ -119,16 +120,26 @@ class Part:
     def build(self, how: str, arguments: dict[str, Any]) -> None:
         """Wrap the model into DDP before or after it is attached."""
         self.caller: nn.Module = self.model
-        if self.size > 1 and how == "attach(ddp)":
-            self.caller = DistributedDataParallel(self.model)
+        if how == "attach(ddp)":
+            self.caller = self.ddp(self.model)
         self.body = esper.attach(self.caller, **grow_arguments(**arguments))
-        if self.size > 1 and how == "ddp(attached)":
-            self.caller = DistributedDataParallel(self.model)
-        if self.size > 1 and how == "ddp(body.model)":
-            self.caller = DistributedDataParallel(self.body.model)
+        if how == "ddp(attached)":
+            self.caller = self.ddp(self.model)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.03, momentum=0.9)
         self.body.manage(self.optimizer)
+        if how == "ddp(body.model)":
+            self.caller = self.ddp(self.body.model)
+        self.averaged, average = 0, self.body.processes.average_gradients
+
+        def counted(parameters: Iterable[nn.Parameter]) -> None:
+            self.averaged += 1
+            average(parameters)
+
+        self.body.processes.average_gradients = counted  # type: ignore[method-assign]
         self.optimizer.register_step_post_hook(lambda *_: self.digests.append(self.digest()))
+
+    def ddp(self, model: nn.Module) -> nn.Module:
+        return DistributedDataParallel(model, **self.options) if self.size > 1 else model
 
     def digest(self) -> str:
         return digest(self.body.model.named_parameters())
@@ -170,5 +181,6 @@ class Part:
         return {
             "history": self.body.history,
             "digests": self.digests,
+            "averaged": self.averaged,
             "events": [event.row() for event in self.body.recorder.events],
         }

@@ -14,12 +14,15 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn.parallel import DataParallel
+from torch.optim import SGD
+from torch.optim.swa_utils import AveragedModel, get_ema_avg_fn
 
 import esper
 from architectures import MLP
 from ddp_support import Part, digest, run
 from esper.growth.blueprints.catalogue import BlueprintCatalogue, default_catalogue
 from esper.leyline import ConfigError, EsperError
+from esper.leyline.events import SeedGerminated
 from esper.tamiyo.controllers.scripted import ScriptedController
 from growth_comparison import check_close
 from helpers import everywhere
@@ -27,8 +30,10 @@ from helpers import everywhere
 EPOCHS = 18
 
 
-def train_part(rank: int, how: str, kind: dict[str, Any]) -> dict[str, Any]:
-    part = Part(rank, 2, how)
+def train_part(
+    rank: int, how: str, options: dict[str, Any], kind: dict[str, Any]
+) -> dict[str, Any]:
+    part = Part(rank, 2, how, options=options)
     part.train(**kind)
     return part.finish()
 
@@ -49,17 +54,22 @@ def check_same(found: list[dict[str, Any]], kind: dict[str, Any]) -> dict[str, A
 
 
 @pytest.mark.parametrize(
-    ("how", "kind"),
+    ("how", "options", "kind"),
     [
-        ("attach(ddp)", {}),
-        ("ddp(attached)", {"accumulate": 2, "clip": 0.5}),
-        ("ddp(body.model)", {"accumulate": 2}),
+        ("attach(ddp)", {}, {}),
+        ("attach(ddp)", {"static_graph": True}, {"clip": 0.5}),
+        ("ddp(attached)", {"gradient_as_bucket_view": True}, {"accumulate": 2, "clip": 0.5}),
+        ("ddp(body.model)", {"find_unused_parameters": True}, {"accumulate": 2}),
     ],
 )
-def test_two_processes_grow_like_one(how: str, kind: dict[str, Any]) -> None:
-    first = check_same(run(train_part, how, kind), kind)
+def test_two_processes_grow_like_one(
+    how: str, options: dict[str, Any], kind: dict[str, Any]
+) -> None:
+    first = check_same(run(train_part, how, options, kind), kind)
     assert len(first["history"]) == EPOCHS
     assert len(first["digests"]) == 5 * (EPOCHS + 1)
+    # Not in the passes inside no_sync.
+    assert EPOCHS < first["averaged"] <= len(first["digests"])
     grown = [event["blueprint"] for event in first["events"] if event["event"] == "SeedGerminated"]
     assert grown == ["lora_large", "branch", "widen_half"]
     assert any(row["layer2.contribution"] is not None for row in first["history"])
@@ -136,7 +146,17 @@ def mistakes(rank: int) -> dict[str, BaseException | None]:
         x = [(torch.randn(4, 20), torch.arange(4))]
         esper.grow(MLP(), x, x, slots=["layer1"])
 
+    def zero_redundancy() -> None:
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+
+        model = MLP()
+        body = esper.attach(
+            model, slots=["layer1"], example=torch.randn(2, 20), evaluate=lambda: 0.0
+        )
+        body.manage(ZeroRedundancyOptimizer(model.parameters(), SGD, lr=0.1))
+
     calls: dict[str, Callable[[], Any]] = {
+        "zero redundancy": zero_redundancy,
         "direct": direct,
         "joined": joined,
         "forgotten": forgotten,
@@ -152,6 +172,7 @@ def test_mistakes_end_all_processes_with_the_reason() -> None:
     for found in zip(*(each.items() for each in run(mistakes)), strict=True):
         for number, (name, error) in enumerate(found):
             kind, word = {
+                "zero redundancy": (ConfigError, "ZeroRedundancyOptimizer"),
                 "direct": (EsperError, "DistributedDataParallel"),
                 "joined": (ConfigError, "join"),
                 "forgotten": (EsperError, "not stepped"),
@@ -197,28 +218,44 @@ def uneven(rank: int) -> dict[str, Any]:
         part.body.step(-loss, loss, samples=len(part.validation[1]))
     found["history"], found["digest"] = part.body.history, part.digest()
 
-    # Buffers, and seeds that start differently.
+    # Batches, buffers, first weights of seeds and decisions that differ.
     catalogue = BlueprintCatalogue(
         (*default_catalogue().specs, everywhere("drawn", drawn_by_numpy)),
     )
-    script = ScriptedController("1 GERMINATE layer1 drawn linear", "test")
+    plants = "1 GERMINATE layer1 drawn linear" if rank == 0 else "auto FOSSILIZE"
     part = Part(
         rank,
         2,
         model=Normed(),
         slots=esper.Slots(["layer1"], blueprints=catalogue),
-        controller=script,
+        controller=ScriptedController(plants, "test"),
     )
+    x, y = part.batches[-1]
+    part.batches[-1] = x[:7], y[:7]
+    averaged = AveragedModel(part.caller, avg_fn=get_ema_avg_fn(0.9))
+    average = part.body.follow(averaged)
+    part.optimizer.register_step_post_hook(lambda *_: averaged.update_parameters(part.caller))
     part.train(6)
-    found["normed"] = part.digest(), digest(part.body.model.named_buffers())
-    part.body.finish()
-    found["finished"] = part.digest(), digest(part.body.model.named_buffers())
+    for when in ("trained", "finished"):
+        tensors = [*part.body.model.named_parameters(), *part.body.model.named_buffers()]
+        found[when] = digest(tensors), digest(average.named_parameters())
+        part.body.finish()
+    events = part.body.recorder.events
+    found["seeds"] = [event.blueprint for event in events if isinstance(event, SeedGerminated)]
+
+    # A seed that the network has from the start, so that DDP could see it.
+    lora = default_catalogue().index("lora_large")
+    settings = esper.GrowthSettings(topology=((1, lora),))
+    part = Part(rank, 2, "ddp(body.model)", settings=settings, controller="static")
+    part.train(3)
+    found["from the start"] = part.digests
     return found
 
 
 def test_processes_with_unequal_data_stay_equal() -> None:
     first, second = run(uneven)
     assert first == second
+    assert first["seeds"] == ["drawn"]
     one = Part(0, 1)
     one.train(6)
     for mine, wanted in zip(first["history"][:6], one.body.history, strict=True):

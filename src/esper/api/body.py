@@ -10,9 +10,11 @@ plain = body.export()
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from itertools import chain
 from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
@@ -117,7 +119,7 @@ class Body:
         if self.host.optimizers:
             raise ConfigError("an optimizer is managed already; call manage once")
         check_optimizer(optimizer, self.model.host_parameters())
-        check_parallel(self.model.host)
+        check_parallel(self.model.host, optimizer)
         if seed_lr is None:
             warn_of_slow_seeds(optimizer)
         slot_ids = self.model.slot_config.slot_ids
@@ -184,7 +186,7 @@ class Body:
 
     def _end_epoch(self, loss: float, score: float) -> bool:
         self.processes.share(self.model, parameters=False)
-        self.processes.check_equal(self.model.named_parameters())
+        self._check_equal()
         readings = self._readings()
         if not self.env.running[0]:
             self.env.finish_after(readings, np.array([loss]), np.array([score]))
@@ -247,18 +249,24 @@ class Body:
         Raises ConfigError, and changes nothing, if it is of another model, slots or optimizer.
         """
         optimizer = self.host.optimizer
-        if len(optimizer.param_groups) != len(state["groups"]):
-            raise ConfigError(
-                f"the state is of an optimizer with {len(state['groups'])} parameter groups, "
-                f"this one has {len(optimizer.param_groups)}"
-            )
         with self.processes.together():
+            if len(optimizer.param_groups) != len(state["groups"]):
+                raise ConfigError(
+                    f"the state is of an optimizer with {len(state['groups'])} parameter groups, "
+                    f"this one has {len(optimizer.param_groups)}"
+                )
             load_loop_state(self.env, self.controller, optimizer, state)
+        self._check_equal()
         self.recorder.rows[:] = state["history"]
         self.recorder.events[:] = map(event_from_row, state["events"])
         self.warnings.catch_up()
         self._watch_gradients()
         self.optimizer_steps = 0
+
+    def _check_equal(self) -> None:
+        """All processes must have the same network, with seeds in the same stages."""
+        table = ((f"column {k}", torch.from_numpy(v)) for k, v in vars(self.env.table).items())
+        self.processes.check_equal(chain(self.model.named_parameters(), table))
 
     def _readings(self) -> TrainReadings:
         return TrainReadings(

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from esper.growth.grown_module import GrownModule
@@ -24,9 +25,14 @@ from esper.leyline import ConfigError, EsperError
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def check_parallel(model: nn.Module) -> None:
-    """Raises ConfigError if the model is spread over devices or processes in a way in which it
-    cannot grow."""
+def check_parallel(model: nn.Module, optimizer: Optimizer | None = None) -> None:
+    """Raises ConfigError if the model or its optimizer is spread over devices or processes in a way
+    in which it cannot grow."""
+    if _is(optimizer, "torch.distributed.optim", "ZeroRedundancyOptimizer"):
+        raise ConfigError(
+            "ZeroRedundancyOptimizer leaves each process only a part of the state, but growth "
+            "saves and restores all of it; use the optimizer that it wraps"
+        )
     for module in model.modules():
         if isinstance(module, DataParallel):
             raise ConfigError(
@@ -158,13 +164,16 @@ class Processes:
         if self.alone:
             return
         names, tensors = zip(*named, strict=True)
-        found = self.gather(_checksums(tensors))
-        for number, other in enumerate(found):
-            if len(other) != len(found[0]) or (other != found[0]).any():
-                differs = np.flatnonzero(other != found[0]) if len(other) == len(found[0]) else [0]
+        found = self.gather((names, _checksums(tensors)))
+        for number, (others, sums) in enumerate(found):
+            differs = others != found[0][0] or bool((sums != found[0][1]).any())
+            if differs:
+                known = zip(found[0][0], others, found[0][1] == sums, strict=False)
+                name = next((a for a, b, same in known if a != b or not same), "the set of seeds")
                 raise EsperError(
-                    f"{names[differs[0]]} differs between the processes 0 and {number}; train "
-                    "by calling the DistributedDataParallel module, not the model inside it"
+                    f"{name} differs between the processes 0 and {number}; train by calling the "
+                    "DistributedDataParallel module, not the model inside it, and load the same "
+                    "state in all processes"
                 )
 
     @torch.no_grad()
