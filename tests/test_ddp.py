@@ -243,11 +243,14 @@ def uneven(rank: int) -> dict[str, Any]:
     events = part.body.recorder.events
     found["seeds"] = [event.blueprint for event in events if isinstance(event, SeedGerminated)]
 
-    # A seed that the network has from the start, so that DDP could see it.
+    # A seed that the network has from the start, so that DDP sees it, and a rollback replaces it.
     lora = default_catalogue().index("lora_large")
     settings = esper.GrowthSettings(topology=((1, lora),))
     part = Part(rank, 2, "ddp(body.model)", settings=settings, controller="static")
-    part.train(3)
+    part.train(1)
+    part.epoch()
+    part.body.step(float("nan"))
+    part.train(2)
     found["from the start"] = part.digests
     return found
 
