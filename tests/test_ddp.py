@@ -1,6 +1,8 @@
 """Growth in two processes with DistributedDataParallel is growth in one."""
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -243,6 +246,19 @@ def uneven(rank: int) -> dict[str, Any]:
     events = part.body.recorder.events
     found["seeds"] = [event.blueprint for event in events if isinstance(event, SeedGerminated)]
 
+    # A gradient that overflows in one process: the scaler of each must leave out that step.
+    part, scaler = Part(rank, 2), torch.amp.GradScaler("cpu", init_scale=8.0)
+    for epoch in range(4):
+        for number, (x, y) in enumerate(part.batches):
+            part.optimizer.zero_grad()
+            loss = F.cross_entropy(part.caller(x[rank::2]), y[rank::2])
+            overflows = (epoch, number, rank) == (3, 1, 1)
+            scaler.scale(loss * torch.inf if overflows else loss).backward()
+            scaler.step(part.optimizer)
+            scaler.update()
+        part.body.step(part.score())
+    found["scaled"] = part.digests, scaler.get_scale()
+
     # A seed that the network has from the start, so that DDP sees it, and a rollback replaces it.
     lora = default_catalogue().index("lora_large")
     settings = esper.GrowthSettings(topology=((1, lora),))
@@ -259,6 +275,7 @@ def test_processes_with_unequal_data_stay_equal() -> None:
     first, second = run(uneven)
     assert first == second
     assert first["seeds"] == ["drawn"]
+    assert first["scaled"][1] == 4.0
     one = Part(0, 1)
     one.train(6)
     for mine, wanted in zip(first["history"][:6], one.body.history, strict=True):
@@ -299,3 +316,22 @@ def test_other_kinds_of_parallel_training_are_refused() -> None:
         assert isinstance(found[name], ConfigError), (name, found[name])
         assert word in str(found[name])
         assert "use DistributedDataParallel" in str(found[name])
+
+
+@pytest.mark.heavy
+def test_the_example_runs_under_torchrun(tmp_path: Path) -> None:
+    example = Path(__file__).parents[1] / "examples" / "ddp_loop.py"
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    done = subprocess.run(
+        [*torchrun, "--nproc-per-node", "2", str(example)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    # Only the first process reports; it has grown.
+    accuracy, seed, exported = done.stdout.splitlines()
+    assert "% with" in accuracy
+    assert "in 1" in seed
+    assert exported.startswith("Sequential")

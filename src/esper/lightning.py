@@ -45,8 +45,8 @@ class Grow(Callback):
     To measure what a seed contributes, validation is repeated without it, with the module's
     `validation_step` or with `evaluate(module)`, if given. After `fit` the module is at its best
     epoch. With `strategy="ddp"` the processes grow in step; scores are means over the processes.
-    Checkpoints include the growth; `fit`, `validate` and `test` with this callback restore
-    it from `ckpt_path`. Raises ConfigError for arguments that cannot work.
+    Checkpoints include the growth; `fit`, `validate` and `test` with this callback restore it from
+    `ckpt_path`. Raises ConfigError for arguments that cannot work.
     """
 
     def __init__(

@@ -26,6 +26,7 @@ from esper.growth.hooks import SEEDS_SAVED, clear_flag, set_flag
 from esper.growth.optimizer import SLOT_KEY
 from esper.growth.sites import SlotChoice, evaluating
 from esper.leyline import ConfigError, EsperWarning, ForgottenCallError, PackageMissingError
+from esper.tolaria.engine.batches import has_length
 
 try:
     import accelerate  # noqa: F401  (a Trainer cannot be made without it)
@@ -56,10 +57,9 @@ class GrowCallback(TrainerCallback):
     number of evaluations (default: from the training arguments). `seed_lr` and `seed_weight_decay`
     are for seeds; their gradients are clipped by `max_grad_norm`, too.
 
-    After training the model is at its best epoch. With several processes (torchrun) they grow in
-    step. Checkpoints include the growth, and the Trainer
-    resumes with it; `resume_from` is the checkpoint, if it is not in `output_dir`. Raises
-    ConfigError for arguments that cannot work.
+    After training the model is at its best epoch. Several processes (torchrun) grow in step.
+    Checkpoints include the growth, and the Trainer resumes with it; `resume_from` is the
+    checkpoint, if it is not in `output_dir`. Raises ConfigError for arguments that cannot work.
     """
 
     def __init__(
@@ -316,7 +316,9 @@ def repeat_evaluation(
             outputs = nested_numpify(tuple(v for k, v in found.items() if k not in ignored))
             labels = nested_numpify(tuple(batch[name] for name in names if name in batch))
         mine.append(_Evaluated(losses, outputs, labels))
-    return _metrics(_all_rows(processes.gather(mine), _length(loader)), compute_metrics)
+    data: Any = getattr(loader, "dataset", None)
+    rows = len(data) if has_length(data) else None
+    return _metrics(_all_rows(processes.gather(mine), rows), compute_metrics)
 
 
 def _all_rows(found: list[list[_Evaluated]], rows: int | None) -> _Evaluated:
@@ -343,13 +345,6 @@ def _metrics(
         given = compute_metrics(EvalPrediction(predictions=outputs, label_ids=labels))
         metrics |= {k if k.startswith("eval_") else f"eval_{k}": float(v) for k, v in given.items()}
     return metrics
-
-
-def _length(loader: Any) -> int | None:
-    try:
-        return len(loader.dataset)
-    except (AttributeError, TypeError):
-        return None
 
 
 def _takes_count(model: nn.Module) -> bool:

@@ -118,17 +118,14 @@ class Processes:
         return np.asarray(np.average(np.stack(each), axis=0, weights=weights))
 
     def check_same(self, values: Mapping[str, Any]) -> None:
-        """Raises ConfigError in all processes, with the key, if a value differs."""
-        if self.alone:
-            return
-        for number, others in enumerate(self.gather(dict(values))):
-            for what in {**values, **others}:
-                if values.get(what) != others.get(what):
-                    raise ConfigError(
-                        f"{what} is {others.get(what)} in process {number}, but here it is "
-                        f"{values.get(what)}; all processes must train the same model in the same "
-                        "way"
-                    )
+        """Raises ConfigError in all processes, with the name, if a value differs."""
+        found = self.gather(dict(values))
+        for number, name in _differences(found):
+            raise ConfigError(
+                f"{name} is {found[number].get(name)} in process {number}, but "
+                f"{found[0].get(name)} in process 0; all processes must train the same model in "
+                "the same way"
+            )
 
     @contextmanager
     def together(self) -> Iterator[None]:
@@ -160,21 +157,17 @@ class Processes:
 
     @torch.no_grad()
     def check_equal(self, named: Iterable[tuple[str, Tensor]]) -> None:
-        """Raises EsperError in all processes, with a name, if tensors differ."""
+        """Raises EsperError in all processes, with the name, if a tensor differs."""
         if self.alone:
             return
         names, tensors = zip(*named, strict=True)
-        found = self.gather((names, _checksums(tensors)))
-        for number, (others, sums) in enumerate(found):
-            differs = others != found[0][0] or bool((sums != found[0][1]).any())
-            if differs:
-                known = zip(found[0][0], others, found[0][1] == sums, strict=False)
-                name = next((a for a, b, same in known if a != b or not same), "the set of seeds")
-                raise EsperError(
-                    f"{name} differs between the processes 0 and {number}; train by calling the "
-                    "DistributedDataParallel module, not the model inside it, and load the same "
-                    "state in all processes"
-                )
+        found = self.gather(dict(zip(names, _checksums(tensors), strict=True)))
+        for number, name in _differences(found):
+            raise EsperError(
+                f"{name} differs between the processes 0 and {number}; train by calling the "
+                "DistributedDataParallel module, not the model inside it, and load the same state "
+                "in all processes"
+            )
 
     @torch.no_grad()
     def average_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
@@ -206,10 +199,18 @@ def _bits(tensor: Tensor) -> Tensor:
     return tensor.view(-1).view(_BITS[tensor.element_size()])
 
 
-def _checksums(tensors: Iterable[Tensor]) -> np.ndarray:
-    """int[n]: sums of the bits, which depend on no order."""
+def _checksums(tensors: Iterable[Tensor]) -> list[int]:
+    """Sums of the bits, which depend on no order."""
     sums = [_bits(t.detach().contiguous()).sum(dtype=torch.int64) for t in tensors]
-    return torch.stack([each.to(sums[0].device) for each in sums]).cpu().numpy()
+    return list(torch.stack([each.to(sums[0].device) for each in sums]).tolist())
+
+
+def _differences(found: list[dict[str, Any]]) -> Iterator[tuple[int, str]]:
+    """The processes whose values are not those of the first, with the names of the values."""
+    for number, others in enumerate(found):
+        for name in {**found[0], **others}:
+            if others.get(name) != found[0].get(name):
+                yield number, name
 
 
 @contextmanager
@@ -258,7 +259,8 @@ class SeedGradients:
         """DDP decides in the forward pass whether the backward pass averages."""
         if not torch.is_grad_enabled():
             return
-        ddp = DistributedDataParallel._active_ddp_module
+        # Without it every pass averages, which is as exact.
+        ddp = getattr(DistributedDataParallel, "_active_ddp_module", None)
         if ddp is not None and ddp._join_config.enable:
             raise ConfigError(
                 "inside join() the gradients of seeds cannot be averaged; give all processes the "
