@@ -13,9 +13,6 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn.parallel import DataParallel
 from torch.optim import SGD
 from torch.optim.swa_utils import AveragedModel, get_ema_avg_fn
@@ -284,6 +281,10 @@ def test_processes_with_unequal_data_stay_equal() -> None:
 
 
 def sharded(rank: int) -> dict[str, BaseException | None]:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+
     mesh = init_device_mesh("cpu", (1,))
 
     def attach(model: nn.Module) -> BaseException | None:
