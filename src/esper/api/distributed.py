@@ -66,11 +66,6 @@ def in_processes() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
-def inner(model: nn.Module) -> nn.Module:
-    """The model inside a DDP module, or the model itself."""
-    return model.module if isinstance(model, DistributedDataParallel) else model
-
-
 class Processes:
     """The processes that train one model together. Each calls the same methods in the same order;
     a process that is alone (`group` is None) exchanges nothing.
@@ -270,7 +265,8 @@ class SeedGradients:
 
     def _on_gradient(self, parameter: Tensor) -> None:
         task = torch._C._current_graph_task_id()
-        if self.averages and task != self._pass:
+        # Without the group, training has gone on in one process after the end of growth.
+        if self.averages and task != self._pass and dist.is_initialized():
             self._pass = task
             _at_end_of_pass(self._after_pass)
 
