@@ -26,7 +26,6 @@ USES = {
     "find_task('digits').load(data_root())",
     "data": "import esper.tolaria.data.fetch\nfrom PIL import Image",
     "plot": "from esper.observatory.picture import require_matplotlib\nrequire_matplotlib()",
-    "parquet": "import pyarrow.parquet",
     "onnx": "import onnx, onnxruntime, onnxscript",
     "evaluate": "from esper.proof.statistics import paired_difference\n"
     "assert paired_difference([1.0, 2.0, 4.0], [0.0, 1.5, 1.0]).low > 0",

@@ -517,7 +517,7 @@ MODELS: dict[str, ModelCase] = {
         Seq2Seq,
         lambda: (tokens(7), tokens(6)),
         {"encoder": "branch"},
-        "has 7 positions and the host answers at 6",
+        "has 7 positions and the host's output has 6",
     ),
     "time-first attention": case(Attention, lambda: vectors(BATCH, 8), {"attend": "attention"}),
     "own layer": case(

@@ -305,11 +305,11 @@ def test_what_does_not_fit_is_refused_by_name() -> None:
         build("transformer", "attention", 18)
     with pytest.raises(ConfigError, match="needs a host whose output"):
         CATALOGUE[CATALOGUE.index("branch")].build(site("cnn", 8), None)
-    with pytest.raises(ConfigError, match="has 6 positions and the host answers at 5"):
+    with pytest.raises(ConfigError, match="has 6 positions and the host's output has 5"):
         CATALOGUE[CATALOGUE.index("branch")].build(
             site("transformer", 8), OutputSpec(10, True, positions=5)
         )
-    with pytest.raises(ConfigError, match="at every position"):
+    with pytest.raises(ConfigError, match="output has positions"):
         CATALOGUE[CATALOGUE.index("branch")].build(site("cnn", 8), OutputSpec(10, True))
     with pytest.raises(ConfigError, match=r"no blueprint 'conv'.*conv_light"):
         CATALOGUE.index("conv")

@@ -4,8 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from esper.growth.lifecycle import (
-    LifecycleRules,
-    act_from_birth,
+    act_from_start,
     age,
     cull,
     failed_checks,
@@ -21,16 +20,16 @@ from esper.growth.slot_table import SlotTable
 from esper.leyline import (
     IS_LIVE,
     LEGAL_TRANSITION,
-    ConfigError,
     GateLevel,
     InvalidStateMachineError,
     SeedStage,
 )
+from esper.leyline.growth_settings import GrowthSettings
 
 ONE = np.ones(1, dtype=bool)
 
 
-def seed_table(rules: LifecycleRules | None = None) -> SlotTable:
+def seed_table(settings: GrowthSettings | None = None) -> SlotTable:
     table = SlotTable.empty(1, 1)
     germinate(table, 0, 0, blueprint=1, blend=0, params=10, macs=5, score=50.0)
     table.noise[:] = 2.0
@@ -38,22 +37,22 @@ def seed_table(rules: LifecycleRules | None = None) -> SlotTable:
 
 
 def epoch(
-    table: SlotTable, rules: LifecycleRules, *, score: float = 51.0, contribution: float = np.nan
+    table: SlotTable, settings: GrowthSettings, *, score: float = 51.0, contribution: float = np.nan
 ) -> list[str]:
     """One epoch as the environment drives it; gives the stages entered."""
     age(table, ONE)
     table.score[table.holds_seed] = score
     table.gradient_ratio[table.holds_seed] = 1.0
     table.contribution[:] = contribution
-    return [change.target.name for change in tick(table, rules, ONE)]
+    return [change.target.name for change in tick(table, settings, ONE)]
 
 
 def test_earliest_path_of_a_25_epoch_run() -> None:
-    rules = LifecycleRules(max_steps=25)
+    settings = GrowthSettings(steps=25)
     table = seed_table()
     stages, alphas = [], []
     for _ in range(9):
-        epoch(table, rules, contribution=2.0)
+        epoch(table, settings, contribution=2.0)
         stages.append(SeedStage(table.stage[0, 0]).name)
         alphas.append(table.alpha[0, 0])
     # Germinated at the start of epoch e; the list starts at the end of e.
@@ -62,21 +61,21 @@ def test_earliest_path_of_a_25_epoch_run() -> None:
 
 
 def test_holding_times_out_at_the_end_of_its_fifth_epoch() -> None:
-    rules = LifecycleRules(max_steps=25)
+    settings = GrowthSettings(steps=25)
     table = seed_table()
     while table.stage[0, 0] != SeedStage.HOLDING:
-        epoch(table, rules, contribution=0.5)
-    ends = [epoch(table, rules, contribution=0.5) for _ in range(5)]
+        epoch(table, settings, contribution=0.5)
+    ends = [epoch(table, settings, contribution=0.5) for _ in range(5)]
     assert ends == [[], [], [], [], ["CULLED"]]
 
 
 @pytest.mark.parametrize(("contribution", "stays"), [(0.1, True), (0.0, False), (-3.0, False)])
 def test_a_held_seed_that_does_not_help_is_culled(contribution: float, stays: bool) -> None:
-    rules = LifecycleRules(max_steps=25)
+    settings = GrowthSettings(steps=25)
     table = seed_table()
     while table.stage[0, 0] != SeedStage.HOLDING:
-        epoch(table, rules, contribution=1.0)
-    epoch(table, rules, contribution=contribution)
+        epoch(table, settings, contribution=1.0)
+    epoch(table, settings, contribution=contribution)
     assert (table.stage[0, 0] == SeedStage.HOLDING) == stays
 
 
@@ -87,63 +86,63 @@ def test_a_held_seed_that_does_not_help_is_culled(contribution: float, stays: bo
 def test_a_blending_seed_that_does_harm_beyond_noise_is_culled(
     noise: float, contribution: float, stays: bool
 ) -> None:
-    rules = LifecycleRules(max_steps=25)
+    settings = GrowthSettings(steps=25)
     table = seed_table()
     while table.stage[0, 0] != SeedStage.BLENDING:
-        epoch(table, rules)
+        epoch(table, settings)
     table.noise[:] = noise
-    epoch(table, rules, contribution=contribution)
+    epoch(table, settings, contribution=contribution)
     assert (table.stage[0, 0] == SeedStage.BLENDING) == stays
 
 
 def test_a_held_seed_that_was_not_measured_is_not_culled_for_it() -> None:
-    rules = LifecycleRules(max_steps=25)
+    settings = GrowthSettings(steps=25)
     table = seed_table()
     while table.stage[0, 0] != SeedStage.HOLDING:
-        epoch(table, rules)
-    assert epoch(table, rules) == []
+        epoch(table, settings)
+    assert epoch(table, settings) == []
 
 
 def test_cooldown_is_one_epoch_culled_five_embargoed_one_resetting() -> None:
-    rules = LifecycleRules(max_steps=25)
+    settings = GrowthSettings(steps=25)
     table = seed_table()
-    epoch(table, rules)
+    epoch(table, settings)
     cull(table, one_slot(table, 0, 0), "controller")
     assert table.params[0, 0] == 0
     assert table.blueprint[0, 0] == -1
     stages = []
     for _ in range(7):
-        epoch(table, rules)
+        epoch(table, settings)
         stages.append(SeedStage(table.stage[0, 0]).name)
     assert stages == ["EMBARGOED"] * 5 + ["RESETTING", "DORMANT"]
     germinate(table, 0, 0, blueprint=2, blend=0, params=1, macs=1, score=60.0)
 
 
 def test_an_unhealthy_seed_is_culled_at_once() -> None:
-    rules = LifecycleRules(max_steps=25)
+    settings = GrowthSettings(steps=25)
     table = seed_table()
-    epoch(table, rules)
+    epoch(table, settings)
     table.healthy[:] = False
-    assert epoch(table, rules) == ["CULLED"]
+    assert epoch(table, settings) == ["CULLED"]
 
 
 def test_joint_incubation_acts_in_full_from_birth_and_holds_after_its_least_epochs() -> None:
-    rules = LifecycleRules(max_steps=25, incubation="joint")
+    settings = GrowthSettings(steps=25, incubation="joint")
     table = seed_table()
-    changes = act_from_birth(table, one_slot(table, 0, 0), rules)
+    changes = act_from_start(table, one_slot(table, 0, 0), settings)
     assert [change.target.name for change in changes] == ["TRAINING", "BLENDING"]
     assert table.alpha[0, 0] == 1.0
-    assert [epoch(table, rules, contribution=1.0) for _ in range(3)] == [[], [], ["HOLDING"]]
+    assert [epoch(table, settings, contribution=1.0) for _ in range(3)] == [[], [], ["HOLDING"]]
 
 
 def test_fossils_are_permanent() -> None:
-    rules = LifecycleRules(max_steps=25)
+    settings = GrowthSettings(steps=25)
     table = seed_table()
     while table.stage[0, 0] != SeedStage.HOLDING:
-        epoch(table, rules, contribution=2.0)
+        epoch(table, settings, contribution=2.0)
     fossilize(table, one_slot(table, 0, 0))
     for _ in range(40):
-        assert epoch(table, rules, contribution=-50.0) == []
+        assert epoch(table, settings, contribution=-50.0) == []
     for target in SeedStage:
         with pytest.raises(InvalidStateMachineError):
             move(table, one_slot(table, 0, 0), target)
@@ -163,54 +162,46 @@ def test_fossils_are_permanent() -> None:
     ],
 )
 def test_gate_thresholds(gate: GateLevel, column: str, passing: float, failing: float) -> None:
-    rules = LifecycleRules(max_steps=25)
+    settings = GrowthSettings(steps=25)
     table = seed_table()
     table.stage[:] = SeedStage.TRAINING
     table.gradient_ratio[:], table.alpha[:], table.contribution[:] = 1.0, 1.0, 5.0
     table.epochs_in_stage[:] = 9
     getattr(table, column)[:] = passing
-    assert gate_passes(gate, table, rules).all()
+    assert gate_passes(gate, table, settings).all()
     getattr(table, column)[:] = failing
-    assert not gate_passes(gate, table, rules).any()
-    assert len(failed_checks(gate, table, rules, 0, 0)) == 1
+    assert not gate_passes(gate, table, settings).any()
+    assert len(failed_checks(gate, table, settings, 0, 0)) == 1
 
 
 @pytest.mark.parametrize("gate", [GateLevel.G2, GateLevel.G5])
 def test_what_was_not_measured_fails_the_gate(gate: GateLevel) -> None:
-    rules = LifecycleRules(max_steps=25)
+    settings = GrowthSettings(steps=25)
     table = seed_table()
     table.epochs_in_stage[:] = 9
     assert np.isnan(table.contribution).all()
-    assert not gate_passes(gate, table, rules).any()
+    assert not gate_passes(gate, table, settings).any()
     if gate == GateLevel.G5:
-        assert "counterfactual_available" in failed_checks(gate, table, rules, 0, 0)
+        assert "counterfactual_available" in failed_checks(gate, table, settings, 0, 0)
 
 
 def test_g0_and_g1() -> None:
-    rules = LifecycleRules(max_steps=5)
+    settings = GrowthSettings(steps=5)
     table = SlotTable.empty(1, 2)
     germinate(table, 0, 1, blueprint=0, blend=0, params=1, macs=1, score=0.0)
     for gate in (GateLevel.G0, GateLevel.G1):
-        assert gate_passes(gate, table, rules).tolist() == [[False, True]]
-        assert len(gate_checks(gate, table, rules)) == 1
-
-
-def test_rules_are_validated() -> None:
-    for bad in ({"max_steps": 0}, {"max_steps": 5, "blending_steps": 0}):
-        with pytest.raises(ConfigError):
-            LifecycleRules(**bad)
-    with pytest.raises(ConfigError, match="'isolated' or 'joint'"):
-        LifecycleRules(5, incubation="both")  # type: ignore[arg-type]
+        assert gate_passes(gate, table, settings).tolist() == [[False, True]]
+        assert len(gate_checks(gate, table, settings)) == 1
 
 
 def test_timings_scale_with_the_run() -> None:
-    assert (LifecycleRules(25).training_epochs, LifecycleRules(25).holding_epochs) == (3, 5)
-    assert (LifecycleRules(100).training_epochs, LifecycleRules(100).holding_epochs) == (10, 10)
+    assert (GrowthSettings(25).training_epochs, GrowthSettings(25).holding_epochs) == (3, 5)
+    assert (GrowthSettings(100).training_epochs, GrowthSettings(100).holding_epochs) == (10, 10)
 
 
 def test_ten_thousand_random_ops_make_only_legal_transitions() -> None:
     rng = np.random.default_rng(0)
-    rules = LifecycleRules(max_steps=25)
+    settings = GrowthSettings(steps=25)
     n_envs, n_slots = 40, 5
     table = SlotTable.empty(n_envs, n_slots)
     running = np.ones(n_envs, dtype=bool)
@@ -238,7 +229,7 @@ def test_ten_thousand_random_ops_make_only_legal_transitions() -> None:
             rng.random(table.shape) < 0.2, np.nan, rng.normal(2, 2, table.shape)
         )
         table.healthy[:] = rng.random(table.shape) > 0.02
-        tick(table, rules, running)
+        tick(table, settings, running)
         for env, slot in np.ndindex(table.shape):
             assert_path(middle[env, slot], table.stage[env, slot], 1)
         assert (table.stage[fossils] == SeedStage.FOSSILIZED).all()
@@ -283,14 +274,14 @@ def test_an_illegal_move_raises_and_a_legal_one_is_recorded(
 
 
 def test_one_environment_does_not_touch_another() -> None:
-    rules = LifecycleRules(max_steps=25)
+    settings = GrowthSettings(steps=25)
     table = SlotTable.empty(2, 1)
     for env in range(2):
         germinate(table, env, 0, blueprint=1, blend=0, params=1, macs=1, score=0.0)
     row = table.row(1)
     only_first = np.array([True, False])
     age(table, only_first)
-    tick(table, rules, only_first)
+    tick(table, settings, only_first)
     assert table.stage.tolist() == [[SeedStage.TRAINING], [SeedStage.GERMINATED]]
     table.set_row(0, row)
     assert table.stage.tolist() == [[SeedStage.GERMINATED]] * 2

@@ -150,20 +150,6 @@ def test_slot_config_from_specs_follows_position() -> None:
     assert config.index_for_name("blocks.9") == config.index_for_name("r0c1") == 0
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [
-        {"channels": 0},
-        {"position": 1.5},
-        {"topology": "graph"},
-        {"slot_id": "x"},
-    ],
-)
-def test_injection_specs_are_validated(bad: dict[str, object]) -> None:
-    with pytest.raises(ConfigError):
-        _spec(**bad)
-
-
 def test_masks_judge_whole_actions() -> None:
     masks = ActionMasks(
         op=np.array([[True, True, False, False]]),

@@ -238,8 +238,8 @@ def test_a_budget_is_never_exceeded(kind: str) -> None:
 
 
 def test_a_budget_may_be_a_number_of_parameters() -> None:
-    assert Budget(params=1200, macs=2.0).room(496, 1000) == (704, 1000)
-    assert Budget(params=100.0).room(496, 1000) == (99 * 496, None)
+    assert Budget(params=1200, macs=2.0).left_for_seeds(496, 1000) == (704, 1000)
+    assert Budget(params=100.0).left_for_seeds(496, 1000) == (99 * 496, None)
     with pytest.raises(ConfigError, match="400 parameters is below the host itself, with 496"):
         digits_env([1], budget=Budget(params=400))
 
@@ -268,10 +268,10 @@ def test_joint_incubation_acts_from_birth(kind: str) -> None:
 
 
 @BOTH
-def test_a_topology_can_be_there_from_birth(kind: str) -> None:
-    env = digits_env([1], max_steps=2, keep_best=True, kind=kind)
+def test_a_topology_is_there_from_the_first_epoch(kind: str) -> None:
     branch = default_catalogue().index("branch")
-    play(env, make_controller("static"), topology=[(0, branch)])
+    env = digits_env([1], max_steps=2, keep_best=True, kind=kind, topology=((0, branch),))
+    play(env, make_controller("static"))
     outcome = settle(env, np.array([True]), task="digits", controller="static")[0]
     assert [(s.slot_id, s.blueprint, s.stage) for s in outcome.seeds] == [
         ("r0c0", "branch", "FOSSILIZED")

@@ -137,7 +137,7 @@ def test_a_score_that_falls_with_the_loss_is_no_collapse() -> None:
     feed(governor, 5.2, score=70.0)
     assert not feed(governor, 2.0, score=50.0, on_trial=True).panic[0], "it learns what is new"
     assert feed(governor, 2.0, score=30.0, on_trial=True).rollback[0]
-    governor.renew(0)
+    governor.forget_losses(0)
     assert feed(governor, 1.9, score=30.0, on_trial=True).rollback[0], "on another scale"
 
 
@@ -179,7 +179,7 @@ def test_environments_are_judged_apart_and_only_while_they_run() -> None:
         np.full(3, 2.0),
     )
     assert verdict.rollback.tolist() == [True, False, False]
-    governor.forgive(0)
+    governor.reset_panics(0)
     assert governor.panics.tolist() == [0, 0, 0]
 
 

@@ -39,7 +39,7 @@ def export(network: GrownModule, example: Any) -> nn.Module:
     acting = [copy.deepcopy(slot) for _, slot in network.each_slot() if IS_BLENDED[slot.stage]]
     plain = copy_without_esper(network.host)
     if acting:
-        _Grafter(plain, network, example).add(acting)
+        _Exporter(plain, network, example).add(acting)
     difference = largest_difference(network, plain, example)
     if not difference <= TOLERANCE:
         raise ExportError(
@@ -183,7 +183,7 @@ def _graph_module(hook: _Hook, class_name: str, **attributes: Any) -> fx.GraphMo
     return fx.GraphModule(hook, fx.Tracer().trace(hook), class_name)
 
 
-class _Grafter:
+class _Exporter:
     """Puts seeds on `host`, a copy of the host of `live`."""
 
     def __init__(self, host: nn.Module, live: GrownModule, example: Any) -> None:

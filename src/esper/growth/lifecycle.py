@@ -8,7 +8,6 @@ BLEND_NAMES.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -18,13 +17,13 @@ from esper.leyline import (
     BLEND_NAMES,
     IS_LIVE,
     LEGAL_TRANSITION,
-    ConfigError,
     GateLevel,
     InvalidStateMachineError,
     SeedStage,
 )
 from esper.leyline import constants as c
 from esper.leyline.constants import EMBARGO_STEPS, MAX_BLENDING_DAMAGE, RESETTING_STEPS
+from esper.leyline.growth_settings import GrowthSettings
 
 # --- alpha schedules -------------------------------------------------------------------------
 
@@ -58,40 +57,9 @@ def scheduled_alpha(blend: ArrayLike, step: ArrayLike, total_steps: int) -> np.n
 # --- gates -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class LifecycleRules:
-    """Timing and thresholds of the lifecycle; epochs are environment steps.
-
-    max_steps    length of the episode, which scales two of the timings
-    incubation   'isolated': a seed learns without acting before it is blended in;
-                 'joint': it acts in full from birth, when it changes nothing yet
-    min_fossilize_contribution   what a seed must be worth to be kept, in units of the score's noise
-    """
-
-    max_steps: int
-    incubation: Literal["isolated", "joint"] = "isolated"
-    blending_steps: int = c.BLENDING_TOTAL_STEPS
-    min_gradient_ratio: float = c.GRADIENT_RATIO_THRESHOLD
-    min_fossilize_contribution: float = c.MIN_FOSSILIZE_CONTRIBUTION
-
-    def __post_init__(self) -> None:
-        if self.max_steps < 1:
-            raise ConfigError(f"a run needs at least 1 step, got {self.max_steps}")
-        if self.blending_steps < 1:
-            raise ConfigError(f"blending needs at least 1 step, got {self.blending_steps}")
-        if self.incubation not in ("isolated", "joint"):
-            raise ConfigError(f"incubation must be 'isolated' or 'joint', got {self.incubation!r}")
-
-    @property
-    def training_epochs(self) -> int:
-        return max(c.MIN_TRAINING_EPOCHS, int(self.max_steps * c.TRAIN_TO_BLEND_FRACTION))
-
-    @property
-    def holding_epochs(self) -> int:
-        return max(c.MAX_HOLDING_EPOCHS, int(self.max_steps * c.HOLDING_EPOCHS_FRACTION))
-
-
-def gate_checks(gate: GateLevel, table: SlotTable, rules: LifecycleRules) -> dict[str, np.ndarray]:
+def gate_checks(
+    gate: GateLevel, table: SlotTable, settings: GrowthSettings
+) -> dict[str, np.ndarray]:
     """The checks of a gate by name, each bool[E, S]; a seed passes if all are True."""
     if gate == GateLevel.G0:
         return {"blueprint_present": table.blueprint >= 0}
@@ -99,33 +67,32 @@ def gate_checks(gate: GateLevel, table: SlotTable, rules: LifecycleRules) -> dic
         return {"germinated": table.stage == SeedStage.GERMINATED}
     if gate == GateLevel.G2:
         return {
-            "seed_ready": table.epochs_in_stage >= rules.training_epochs,
-            "seed_gradient_active": table.gradient_ratio >= rules.min_gradient_ratio,
+            "seed_ready": table.epochs_in_stage >= settings.training_epochs,
+            "seed_gradient_active": table.gradient_ratio >= settings.min_gradient_ratio,
         }
     if gate == GateLevel.G3:
-        least = min(c.MIN_BLENDING_EPOCHS, rules.blending_steps)
+        least = min(c.MIN_BLENDING_EPOCHS, settings.blending_steps)
         return {
             "blending_complete": table.epochs_in_stage >= least,
             "alpha_high": table.alpha >= c.ALPHA_COMPLETE_THRESHOLD,
         }
     return {
         "counterfactual_available": ~np.isnan(table.contribution),
-        "sufficient_contribution": table.contribution
-        > rules.min_fossilize_contribution * table.noise,
+        "sufficient_contribution": table.contribution > settings.min_contribution * table.noise,
         "healthy": table.healthy,
     }
 
 
-def gate_passes(gate: GateLevel, table: SlotTable, rules: LifecycleRules) -> np.ndarray:
+def gate_passes(gate: GateLevel, table: SlotTable, settings: GrowthSettings) -> np.ndarray:
     """bool[E, S]"""
-    return np.logical_and.reduce(list(gate_checks(gate, table, rules).values()))
+    return np.logical_and.reduce(list(gate_checks(gate, table, settings).values()))
 
 
 def failed_checks(
-    gate: GateLevel, table: SlotTable, rules: LifecycleRules, env: int, slot: int
+    gate: GateLevel, table: SlotTable, settings: GrowthSettings, env: int, slot: int
 ) -> tuple[str, ...]:
     """The checks of the gate that one seed does not pass."""
-    checks = gate_checks(gate, table, rules)
+    checks = gate_checks(gate, table, settings)
     return tuple(name for name, passed in checks.items() if not passed[env, slot])
 
 
@@ -182,10 +149,12 @@ def germinate(
     return change
 
 
-def act_from_birth(table: SlotTable, where: np.ndarray, rules: LifecycleRules) -> list[StageChange]:
+def act_from_start(
+    table: SlotTable, where: np.ndarray, settings: GrowthSettings
+) -> list[StageChange]:
     """Joint incubation: new seeds (bool[E, S]) go straight to the end of their ramp."""
     changes = [move(table, where, SeedStage.TRAINING), move(table, where, SeedStage.BLENDING)]
-    table.alpha_step[where], table.alpha[where] = rules.blending_steps, 1.0
+    table.alpha_step[where], table.alpha[where] = settings.blending_steps, 1.0
     return changes
 
 
@@ -214,7 +183,7 @@ def age(table: SlotTable, envs: np.ndarray) -> None:
     table.epochs_total[envs] += 1
 
 
-def tick(table: SlotTable, rules: LifecycleRules, envs: np.ndarray) -> list[StageChange]:
+def tick(table: SlotTable, settings: GrowthSettings, envs: np.ndarray) -> list[StageChange]:
     """Automatic stage changes at the end of an epoch, in the environments of `envs` (bool[E]).
 
     Every slot moves at most one stage.
@@ -235,13 +204,13 @@ def tick(table: SlotTable, rules: LifecycleRules, envs: np.ndarray) -> list[Stag
         ),
         move(table, at(SeedStage.GERMINATED), SeedStage.TRAINING),
     ]
-    changes += _blend(table, rules, envs, start)
+    changes += _blend(table, settings, envs, start)
     holding = at(SeedStage.HOLDING)
     changes += [
         cull(table, holding & (table.contribution <= 0.0), "negative_counterfactual"),
         cull(
             table,
-            at(SeedStage.HOLDING) & (table.epochs_in_stage >= rules.holding_epochs),
+            at(SeedStage.HOLDING) & (table.epochs_in_stage >= settings.holding_epochs),
             "holding_timeout",
         ),
     ]
@@ -255,19 +224,19 @@ def tick(table: SlotTable, rules: LifecycleRules, envs: np.ndarray) -> list[Stag
 
 
 def _blend(
-    table: SlotTable, rules: LifecycleRules, envs: np.ndarray, start: np.ndarray
+    table: SlotTable, settings: GrowthSettings, envs: np.ndarray, start: np.ndarray
 ) -> list[StageChange]:
     """Advance the ramps, finish those that are done, and start those that pass their gate."""
     blending = envs[:, None] & (start == SeedStage.BLENDING) & (table.stage == start)
-    done = blending & (table.alpha_step >= rules.blending_steps)
-    held = move(table, done & gate_passes(GateLevel.G3, table, rules), SeedStage.HOLDING)
+    done = blending & (table.alpha_step >= settings.blending_steps)
+    held = move(table, done & gate_passes(GateLevel.G3, table, settings), SeedStage.HOLDING)
     table.alpha[held.where] = 1.0
 
     can_start = envs[:, None] & (start == SeedStage.TRAINING) & (table.stage == start)
-    begun = move(table, can_start & gate_passes(GateLevel.G2, table, rules), SeedStage.BLENDING)
+    begun = move(table, can_start & gate_passes(GateLevel.G2, table, settings), SeedStage.BLENDING)
     # A ramp starts at its first step, not at zero: a blending seed always acts.
     ramping = begun.where | (blending & ~done)
     table.alpha_step[ramping] += 1
-    ramp = scheduled_alpha(np.maximum(table.blend, 0), table.alpha_step, rules.blending_steps)
+    ramp = scheduled_alpha(np.maximum(table.blend, 0), table.alpha_step, settings.blending_steps)
     table.alpha[ramping] = ramp[ramping]
     return [held, begun]

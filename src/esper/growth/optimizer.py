@@ -50,12 +50,12 @@ def add_slot_groups(
         )
     before = len(optimizer.param_groups)
     slot_ids = list(slot_ids)
-    for part in with_inner(optimizer):
-        settings, factor = _seed_settings(group_settings(part)[0], lr, weight_decay)
-        if SLOT_KEY in group_settings(part)[-1]:
+    for each in with_inner(optimizer):
+        settings, factor = _seed_settings(group_settings(each)[0], lr, weight_decay)
+        if SLOT_KEY in group_settings(each)[-1]:
             continue  # it shares its groups with the outer optimiser
         for slot_id in slot_ids:
-            part.add_param_group({**settings, "params": [], SLOT_KEY: slot_id})
+            each.add_param_group({**settings, "params": [], SLOT_KEY: slot_id})
     for scheduler in schedulers:
         _extend(scheduler, before, len(slot_ids), factor)
 
@@ -77,8 +77,8 @@ def _seed_settings(
 
 
 def _extend(scheduler: Any, before: int, added: int, factor: float) -> None:
-    for part in getattr(scheduler, "_schedulers", []):
-        _extend(part, before, added, factor)
+    for inner in getattr(scheduler, "_schedulers", []):
+        _extend(inner, before, added, factor)
     for name in _PER_GROUP:
         values = getattr(scheduler, name, None)
         if isinstance(values, list) and len(values) == before:
@@ -101,7 +101,7 @@ def without_empty_groups(optimizer: Optimizer) -> Iterator[None]:
 def scaled_rates(optimizer: Optimizer) -> Iterator[Callable[[float], None]]:
     """Yields a function that multiplies all learning rates by a factor; they are restored
     afterwards. Raises ConfigError for an optimiser without learning rates."""
-    groups = {id(group): group for part in with_inner(optimizer) for group in part.param_groups}
+    groups = {id(group): group for each in with_inner(optimizer) for group in each.param_groups}
     rates: list[tuple[dict[str, Any], Any]] = [(g, g.get("lr")) for g in groups.values()]
     if any(rate is None for _, rate in rates):
         raise ConfigError(
@@ -130,8 +130,8 @@ def with_inner(optimizer: Optimizer) -> list[Optimizer]:
 
 def forget(optimizer: Optimizer) -> None:
     """Reset the optimiser's state, such as moments and step counts."""
-    for part in with_inner(optimizer):
-        part.state.clear()
+    for each in with_inner(optimizer):
+        each.state.clear()
 
 
 def slot_group(optimizer: Optimizer, slot_id: str) -> dict[str, Any]:
@@ -142,10 +142,10 @@ def sync_slot_group(optimizer: Optimizer, slot_id: str, params: list[nn.Paramete
     """Make the slot's group hold exactly `params`; the state of removed ones is dropped."""
     staying = {id(param) for param in params}
     leaving = [p for p in slot_group(optimizer, slot_id)["params"] if id(p) not in staying]
-    for part in with_inner(optimizer):
+    for each in with_inner(optimizer):
         for param in leaving:
-            part.state.pop(param, None)
-        slot_group(part, slot_id)["params"] = params
+            each.state.pop(param, None)
+        slot_group(each, slot_id)["params"] = params
 
 
 def group_settings(optimizer: Optimizer) -> list[dict[str, Any]]:

@@ -27,12 +27,12 @@ def scale_output(network: GrownModule, example: Any, factor: float) -> str | Non
         if before is None:
             return "its output holds no tensor that is clearly the one to scale"
         adding = _adding(network, last[0])
-        parts = [(f"the host's last layer {last[0]}", last[1]), *_seed_layers(adding)]
-        for name, layer in parts:
+        layers = [(f"the host's last layer {last[0]}", last[1]), *_seed_layers(adding)]
+        for name, layer in layers:
             if layer is None or not isinstance(layer._parameters.get("weight"), nn.Parameter):
                 return f"{name} is no linear layer or convolution with a weight of its own"
         old = _seed_outputs(network, adding)
-        held = [p for _, layer in parts if layer for p in layer._parameters.values()]
+        held = [p for _, layer in layers if layer for p in layer._parameters.values()]
         params = {id(param): param for param in held if param is not None}
         saved = [(param, param.clone()) for param in params.values()]
         for param in params.values():
@@ -44,7 +44,9 @@ def scale_output(network: GrownModule, example: Any, factor: float) -> str | Non
             return None
         for param, values in saved:
             param.copy_(values)
-    return f"its output does not scale with {parts[0][0]}: weights are tied, or something follows"
+    return (
+        f"its output does not scale with {layers[0][0]}: weights are tied, or an operation follows"
+    )
 
 
 def _run(network: GrownModule, example: Any) -> tuple[Tensor | None, tuple[str, nn.Module | None]]:

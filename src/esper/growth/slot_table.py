@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from esper.leyline import HOLDS_SEED, SeedStage
+from esper.leyline import HOLDS_SEED, IS_ACTIVE, SeedStage
 from esper.leyline.constants import GRADIENT_RATIO_CAP
 
 Values = np.ndarray | float
@@ -128,6 +128,11 @@ class SlotTable:
     @property
     def holds_seed(self) -> np.ndarray:
         return HOLDS_SEED[self.stage]
+
+    @property
+    def active_macs(self) -> np.ndarray:
+        """int[E, S]: multiply-adds of the seeds in the forward pass."""
+        return np.where(IS_ACTIVE[self.stage], self.macs, 0)
 
     @property
     def improvement_since_stage_start(self) -> np.ndarray:

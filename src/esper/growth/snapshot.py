@@ -46,7 +46,7 @@ def _to_cpu(tensor: Tensor) -> Tensor:
 
 
 def take_snapshot(network: GrownModule, optimizer: Optimizer | None) -> HostSnapshot:
-    parts = [] if optimizer is None else with_inner(optimizer)
+    optimizers = [] if optimizer is None else with_inner(optimizer)
     return HostSnapshot(
         tensors={name: _to_cpu(t) for name, t in _named_tensors(network.host).items()},
         seeds={
@@ -60,7 +60,7 @@ def take_snapshot(network: GrownModule, optimizer: Optimizer | None) -> HostSnap
             for index, slot in network.each_slot()
             if slot.seed is not None
         },
-        optimizer_states=[map_tensors(_to_cpu, part.state_dict()["state"]) for part in parts],
+        optimizer_states=[map_tensors(_to_cpu, each.state_dict()["state"]) for each in optimizers],
     )
 
 
@@ -84,14 +84,14 @@ def restore_snapshot(
 
 
 def _restore_optimizer(optimizer: Optimizer, states: list[dict[Any, Any]]) -> None:
-    parts = with_inner(optimizer)
-    groups = [part.param_groups for part in parts]
-    for part, state in zip(parts, states, strict=True):
+    optimizers = with_inner(optimizer)
+    groups = [each.param_groups for each in optimizers]
+    for each, state in zip(optimizers, states, strict=True):
         # Copies, because training changes the loaded tensors.
-        part.load_state_dict({**part.state_dict(), "state": map_tensors(Tensor.clone, state)})
-    for part, own in zip(parts, groups, strict=True):
+        each.load_state_dict({**each.state_dict(), "state": map_tensors(Tensor.clone, state)})
+    for each, own in zip(optimizers, groups, strict=True):
         # Loading replaces the groups by equal ones; the old ones may be shared between optimisers.
-        part.param_groups = own
+        each.param_groups = own
     optimizer.zero_grad(set_to_none=True)
 
 

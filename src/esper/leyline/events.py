@@ -103,7 +103,7 @@ class SeedStageChanged(SeedEvent):
 
 @dataclass(frozen=True)
 class SeedEnded(SeedEvent):
-    """A summary of the seed's life."""
+    """A summary of the seed."""
 
     epochs_total: int
     epochs_in_stage: int

@@ -83,15 +83,15 @@ class Budget:
             if not math.isfinite(value):
                 raise ConfigError(f"budget {name}={value} is no cap; leave it out instead")
 
-    def room(self, host_params: int, host_macs: int) -> tuple[int | None, int | None]:
+    def left_for_seeds(self, host_params: int, host_macs: int) -> tuple[int | None, int | None]:
         """Parameters and multiply-adds that may be added to a host. Raises ConfigError if the host
         itself is above a cap."""
         caps = ((self.params, host_params, "parameters"), (self.macs, host_macs, "multiply-adds"))
-        params, macs = (_room(*cap) for cap in caps)
+        params, macs = (_left_for_seeds(*cap) for cap in caps)
         return params, macs
 
 
-def _room(cap: float | None, host: int, what: str) -> int | None:
+def _left_for_seeds(cap: float | None, host: int, what: str) -> int | None:
     if cap is None:
         return None
     if cap <= MOST_MULTIPLE:
@@ -105,13 +105,15 @@ def _room(cap: float | None, host: int, what: str) -> int | None:
 class RateSchedule:
     """Linear warm-up, constant, linear decay to 0; both are fractions of the run."""
 
-    warmup: float = setting(0.0, "Fraction of the run over which the learning rate rises from 0.")
-    decay: float = setting(0.0, "Fraction of the run over which it falls to 0 at the end.")
+    warmup: float = setting(
+        0.0, "Fraction of the run over which the learning rate rises from 0.", least=0.0, most=1.0
+    )
+    decay: float = setting(
+        0.0, "Fraction of the run over which it falls to 0 at the end.", least=0.0, most=1.0
+    )
 
     def __post_init__(self) -> None:
-        for name, share in (("warmup", self.warmup), ("decay", self.decay)):
-            if not 0.0 <= share <= 1.0:
-                raise ConfigError(f"{name} must be a share of the run between 0 and 1, got {share}")
+        check_bounds(self)
         if self.warmup + self.decay > 1.0:
             raise ConfigError(
                 f"warmup {self.warmup} and decay {self.decay} are longer than the run; together "
@@ -222,6 +224,23 @@ class GrowthSettings:
     @property
     def seeds_incubate(self) -> Incubation:
         return self.incubation or ("joint" if self.trained else "isolated")
+
+    @property
+    def max_steps(self) -> int:
+        """Raises ConfigError if the number of steps is not set."""
+        if self.steps is None:
+            raise ConfigError("the number of steps is not set; give steps=...")
+        return self.steps
+
+    @property
+    def training_epochs(self) -> int:
+        """The least number of epochs that a seed learns before it is blended in."""
+        return max(c.MIN_TRAINING_EPOCHS, int(self.max_steps * c.TRAIN_TO_BLEND_FRACTION))
+
+    @property
+    def holding_epochs(self) -> int:
+        """The number of epochs after which a seed on trial is removed."""
+        return max(c.MAX_HOLDING_EPOCHS, int(self.max_steps * c.HOLDING_EPOCHS_FRACTION))
 
     @property
     def cools(self) -> bool:

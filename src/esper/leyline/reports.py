@@ -55,7 +55,7 @@ class SeedStateReport:
     shapley: float | None = None
     shapley_error: float | None = None
 
-    def worth(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, Any]:
         """The entry of a kept seed in summary.json."""
         return {
             "blueprint": self.blueprint,
@@ -85,7 +85,7 @@ class EpisodeOutcome:
     The network of `best_step` is kept; scores and sizes are its own. `params` and `macs` count the
     whole network, `seeds` are the kept seeds. `train_macs` are the multiply-adds of all training
     and evaluation, including rejected seeds; `attribution_macs` those of measuring afterwards what
-    each seed is worth. `total_reward` is the sum of raw rewards of `reward_mode`, None without
+    each seed contributes. `total_reward` is the sum of raw rewards of `reward_mode`, None without
     rewards. `ended` is finished, rollback, interrupted, patience or max_time.
     """
 
@@ -123,5 +123,5 @@ class EpisodeOutcome:
             "macs": self.macs,
             "train_macs": self.train_macs,
             "attribution_macs": self.attribution_macs,
-            "seeds": [seed.worth() for seed in self.seeds],
+            "seeds": [seed.summary() for seed in self.seeds],
         }

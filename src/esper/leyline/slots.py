@@ -135,20 +135,6 @@ class InjectionSpec:
         """The permutation back from the seed's layout to the host's."""
         return tuple(self.reading.index(i) for i in range(len(self.reading)))
 
-    def __post_init__(self) -> None:
-        parse_slot_id(self.slot_id)
-        if self.channels <= 0:
-            raise ConfigError(f"slot {self.slot_id} must have channels, got {self.channels}")
-        if not 0.0 <= self.position <= 1.0:
-            raise ConfigError(
-                f"position of slot {self.slot_id} must be in [0, 1], got {self.position}"
-            )
-        if self.topology not in TOPOLOGIES:
-            raise ConfigError(
-                f"topology of slot {self.slot_id} must be one of {', '.join(TOPOLOGIES)}, "
-                f"got {self.topology!r}"
-            )
-
 
 @dataclass(frozen=True)
 class SlotConfig:

@@ -105,7 +105,7 @@ def result_of(task: Task, data: DataSplits, arm: str, run: Run) -> ArmResult:
         test_score=task.score_on(run.model, data.test_x, data.test_y),
         cpu_seconds=run.cpu_seconds,
         kept=" ".join(f"{seed.blueprint}@{seed.module}" for seed in run.outcome.seeds),
-        seeds=tuple(seed.worth() for seed in run.outcome.seeds),
+        seeds=tuple(seed.summary() for seed in run.outcome.seeds),
         **{name: getattr(run.outcome, name) for name in AVERAGED if name not in own},
     )
 

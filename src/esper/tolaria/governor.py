@@ -123,13 +123,13 @@ class Governor:
         assert saved is not None, "a host is saved before its first epoch"
         return saved
 
-    def renew(self, env: int) -> None:
+    def forget_losses(self, env: int) -> None:
         """Forget the losses of a network whose output was scaled: the next ones have another
         scale."""
         self.history[env] = np.nan
         self.accepts_first_loss[env] = False
 
-    def forgive(self, env: int) -> None:
+    def reset_panics(self, env: int) -> None:
         """Reset the count of panics, after a rollback."""
         self.panics[env] = 0
 

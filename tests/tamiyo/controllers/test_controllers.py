@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from esper.growth.blueprints.catalogue import default_catalogue
-from esper.growth.lifecycle import LifecycleRules, germinate
+from esper.growth.lifecycle import germinate
 from esper.growth.slot_table import SlotTable
 from esper.leyline import (
     BLEND_NAMES,
@@ -19,6 +19,7 @@ from esper.leyline import (
     SlotConfig,
     TrainingSignals,
 )
+from esper.leyline.growth_settings import GrowthSettings
 from esper.tamiyo.controllers import make_controller
 from esper.tamiyo.controllers.heuristic import HeuristicConfig, HeuristicController
 from esper.tamiyo.controllers.random import RandomController
@@ -58,7 +59,7 @@ def situation(
         running=running,
         signals=signals,
         table=table,
-        masks=compute_action_masks(table, limits, LifecycleRules(25), running),
+        masks=compute_action_masks(table, limits, GrowthSettings(25), running),
         slot_config=SlotConfig.default(),
         catalogue=CATALOGUE,
         host_params=100,

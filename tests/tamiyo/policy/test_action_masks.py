@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from esper.growth.blueprints.catalogue import default_catalogue
-from esper.growth.lifecycle import LifecycleRules, germinate
+from esper.growth.lifecycle import germinate
 from esper.growth.slot_table import SlotTable
 from esper.leyline import (
     BLEND_NAMES,
@@ -12,6 +12,7 @@ from esper.leyline import (
     LifecycleOp,
     SeedStage,
 )
+from esper.leyline.growth_settings import GrowthSettings
 from esper.tamiyo.policy.action_masks import (
     GrowthLimits,
     MaskedCategorical,
@@ -19,7 +20,7 @@ from esper.tamiyo.policy.action_masks import (
     usable_blueprints,
 )
 
-RULES = LifecycleRules(max_steps=25)
+RULES = GrowthSettings(steps=25)
 RUNNING = np.ones(1, dtype=bool)
 
 

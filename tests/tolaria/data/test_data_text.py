@@ -2,12 +2,10 @@ import sys
 from dataclasses import astuple
 from itertools import chain
 
-import pyarrow
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from pyarrow import parquet
 
 from esper.leyline import ConfigError, DataMissingError
 from esper.tolaria.data import catalogue
@@ -137,12 +135,11 @@ def test_stories_are_split_whole_with_a_zero_byte_after_each(folder):
     assert stream(data.test_x, data.test_y) == "\0".join(STORIES[38:])
 
 
-def test_parquet_gives_the_same_as_text_and_repeats_are_dropped(folder):
-    text, table = folder / "stories.txt", folder / "stories.parquet"
-    text.write_text("<|endoftext|>".join(STORIES))
+def test_repeated_stories_are_dropped(folder):
+    path = folder / "stories.txt"
+    path.write_text("<|endoftext|>".join(STORIES))
     plain = load_tinystories(folder.parent)
-    text.unlink()
-    parquet.write_table(pyarrow.table({"text": [*STORIES[:5], *STORIES, None]}), table)
+    path.write_text("<|endoftext|>".join([*STORIES[:5], *STORIES, ""]))
     assert all(
         torch.equal(a, b)
         for a, b in zip(astuple(plain), astuple(load_tinystories(folder.parent)), strict=True)
@@ -158,18 +155,18 @@ def test_only_whole_stories_within_the_limit_are_read(folder):
 
 
 def test_missing_stories_say_what_to_put_where(tmp_path):
-    with pytest.raises(DataMissingError, match=r"put one \.txt or \.parquet") as error:
+    with pytest.raises(DataMissingError, match=r"put one \.txt") as error:
         load_tinystories(tmp_path)
     assert str(tmp_path) in str(error.value)
     assert catalogue.status("tinystories", tmp_path).state == "missing"
-    with pytest.raises(DataMissingError, match=r"put one \.txt or \.parquet"):
+    with pytest.raises(DataMissingError, match=r"put one \.txt"):
         catalogue.get("tinystories", tmp_path)
 
 
 def test_two_files_are_ambiguous(folder):
-    for name in ("a.txt", "b.parquet"):
+    for name in ("a.txt", "b.txt"):
         (folder / name).write_text("x")
-    with pytest.raises(ConfigError, match=r"a\.txt, b\.parquet; keep exactly one"):
+    with pytest.raises(ConfigError, match=r"a\.txt, b\.txt; keep exactly one"):
         load_tinystories(folder.parent)
     assert catalogue.status("tinystories", folder.parent).state == "damaged"
 
@@ -179,24 +176,3 @@ def test_text_without_separators_is_refused(folder):
     with pytest.raises(ConfigError, match=r"1 different stories.*<\|endoftext\|>"):
         load_tinystories(folder.parent)
     assert catalogue.status("tinystories", folder.parent).state == "present"
-
-
-@pytest.mark.parametrize(
-    ("make", "complaint"),
-    [
-        (lambda path: path.write_bytes(b"PAR1 and then nothing"), "not a readable Parquet"),
-        (lambda path: parquet.write_table(pyarrow.table({"story": ["a"]}), path), "columns story"),
-    ],
-)
-def test_bad_parquet_is_named(folder, make, complaint):
-    make(folder / "stories.parquet")
-    with pytest.raises(ConfigError, match=complaint) as error:
-        load_tinystories(folder.parent)
-    assert str(folder / "stories.parquet") in str(error.value)
-
-
-def test_parquet_without_pyarrow_names_the_extra(folder, monkeypatch):
-    (folder / "stories.parquet").write_bytes(b"")
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(DataMissingError, match=r'pip install "esper-grow\[parquet\]"'):
-        load_tinystories(folder.parent)

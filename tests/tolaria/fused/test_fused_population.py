@@ -14,6 +14,7 @@ from esper.growth.export import largest_difference
 from esper.growth.lifecycle import GATED
 from esper.leyline import ConfigError, InvalidStateMachineError, SeedStage
 from esper.tolaria.engine.batches import TensorSource
+from esper.tolaria.engine.recipe import export_network
 from esper.tolaria.fused.network import Seed
 from esper.tolaria.fused.population import FusedPopulation
 from helpers import everywhere, fitting
@@ -201,7 +202,7 @@ def test_export_equals_the_live_network(host: str) -> None:
     for slot, name in enumerate(("norm", "branch", "widen_half")):
         plant((population,), 1, slot, name, SeedStage.BLENDING, 0.6, GATED)
     population.train_epoch(np.ones(2, dtype=bool), 0)
-    exported = population.export(1)
+    exported = export_network(population.recipe, population.network(1))
     (x, y) = population.data.val
     assert largest_difference(exported, population.network(1), x) < 1e-6
     loss = nn.functional.cross_entropy(exported(x), y)

@@ -2,7 +2,7 @@
 
 A bypass reads the layer's input and adds to the output of the next layer, as more channels of the
 layer would: a layer of the same kind, the host's steps in between (with norms of its own), and a
-layer like the next one without bias, tiny at birth. In a plain chain this equals a wider layer.
+layer like the next one without bias, tiny at first. In a plain chain this equals a wider layer.
 """
 
 import math

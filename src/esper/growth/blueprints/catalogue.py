@@ -61,7 +61,7 @@ class BlueprintSpec:
             if site.widening is None:
                 raise ConfigError(
                     f"blueprint {self.name!r} does not fit slot {site.slot_id}: no layer in "
-                    f"{site.module!r}, used once in a pass, hands on to another one alone"
+                    f"{site.module!r} is used once in a pass and read by one other layer only"
                 )
             return self.factories[site.topology](site.widening)
         arguments: dict[str, Any] = {}
@@ -88,13 +88,13 @@ class BlueprintSpec:
         if output.per_position:
             if site.topology != "transformer":
                 raise ConfigError(
-                    f"blueprint {self.name!r} does not fit slot {site.slot_id}: the host answers "
-                    "at every position and the slot has none"
+                    f"blueprint {self.name!r} does not fit slot {site.slot_id}: the host's "
+                    "output has positions and the slot has none"
                 )
             if output.positions not in (None, site.shape[0]):
                 raise ConfigError(
                     f"blueprint {self.name!r} does not fit slot {site.slot_id}: it has "
-                    f"{site.shape[0]} positions and the host answers at {output.positions}"
+                    f"{site.shape[0]} positions and the host's output has {output.positions}"
                 )
         return {"outputs": output.outputs, "per_position": output.per_position}
 

@@ -56,7 +56,7 @@ class Renormalize(nn.Module):
 # --- for feature maps ------------------------------------------------------------------------
 #
 # Convolutional seeds are in pre-activation order (norm, ReLU, convolution; He et al. 2016): a ReLU
-# behind a tiny layer dies as soon as the layer's bias drifts below zero.
+# behind a tiny layer has no gradient as soon as the bias of the layer is below zero.
 
 
 _CONVOLUTION = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
@@ -78,7 +78,7 @@ class ChannelAttention(nn.Module):
         self.dims = dims
         hidden = max(1, channels // 4)
         self.squeeze = nn.Linear(channels, hidden, bias=False)
-        # ReLU would leave a narrow squeeze dead whenever all its units start below zero.
+        # With ReLU a narrow squeeze has no gradient if all its units start below zero.
         self.act = nn.SiLU()
         self.excite = nearly_zero_(nn.Linear(hidden, channels))
 
@@ -226,7 +226,7 @@ def head_count(channels: int) -> int:
 
 
 class Blocks(nn.Module):
-    """`count` more transformer blocks, each nearly the identity at birth, without dropout."""
+    """`count` more transformer blocks, each nearly the identity at first, without dropout."""
 
     def __init__(self, channels: int, *, count: int, causal: bool) -> None:
         super().__init__()

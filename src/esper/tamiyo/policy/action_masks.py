@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from esper.growth.blueprints.catalogue import NOOP, BlueprintCatalogue
-from esper.growth.lifecycle import LifecycleRules, gate_passes
+from esper.growth.lifecycle import gate_passes
 from esper.growth.slot_table import SlotTable
 from esper.leyline import (
     BLEND_NAMES,
@@ -17,6 +17,7 @@ from esper.leyline import (
     SeedStage,
 )
 from esper.leyline.constants import MIN_CULL_AGE
+from esper.leyline.growth_settings import GrowthSettings
 from esper.tamiyo.policy.masked_categorical import MaskedCategorical
 
 __all__ = ["GrowthLimits", "MaskedCategorical", "compute_action_masks"]
@@ -57,7 +58,7 @@ def usable_blueprints(catalogue: BlueprintCatalogue, fits: np.ndarray) -> np.nda
 def compute_action_masks(
     table: SlotTable,
     limits: GrowthLimits,
-    rules: LifecycleRules,
+    settings: GrowthSettings,
     running: np.ndarray,
     payable: np.ndarray | None = None,
 ) -> ActionMasks:
@@ -85,7 +86,7 @@ def compute_action_masks(
     )
     slot[:, LifecycleOp.CULL] = IS_LIVE[table.stage] & (table.epochs_total >= MIN_CULL_AGE)
     slot[:, LifecycleOp.FOSSILIZE] = (table.stage == SeedStage.HOLDING) & gate_passes(
-        GateLevel.G5, table, rules
+        GateLevel.G5, table, settings
     )
     slot[:, 1:] &= running[:, None, None]
     return ActionMasks(

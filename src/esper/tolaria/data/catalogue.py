@@ -134,9 +134,9 @@ CATALOGUE: dict[str, DataSet] = {
         ),
         DataSet(
             "tinystories",
-            "short stories for children, one .txt or .parquet file, read as bytes",
+            "short stories for children, one .txt file, read as bytes",
             "CDLA-Sharing-1.0 (Eldan and Li 2023)",
-            how_to_get="put one .txt or .parquet file of TinyStories into the folder tinystories "
+            how_to_get="put one .txt file of TinyStories into the folder tinystories "
             "of the data folder; it cannot be downloaded, because no source has a known checksum",
         ),
     )

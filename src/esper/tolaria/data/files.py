@@ -51,11 +51,11 @@ def read(folder: Path, name: str) -> bytes:
 
 
 def find_text(folder: Path) -> Path | None:
-    """The one .txt or .parquet file in `folder`, if any; ConfigError if there are several."""
-    found = sorted(path for path in folder.glob("*") if path.suffix in (".txt", ".parquet"))
+    """The one .txt file in `folder`, if any; ConfigError if there are several."""
+    found = sorted(folder.glob("*.txt"))
     if len(found) > 1:
         names = ", ".join(path.name for path in found)
-        raise ConfigError(f"{folder} has {names}; keep exactly one .txt or .parquet file")
+        raise ConfigError(f"{folder} has {names}; keep exactly one .txt file")
     return found[0] if found else None
 
 

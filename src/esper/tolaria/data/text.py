@@ -2,8 +2,8 @@
 
 pydocs       the help texts of the Python language, embedded in CPython. They differ between
              versions of CPython: compare results of one version only.
-tinystories  short stories for children, from one .txt or .parquet file in the data folder. Losses
-             per byte are not comparable with the published ones per GPT-2 token.
+tinystories  short stories for children, from one .txt file in the data folder. Losses per byte are
+             not comparable with the published ones per GPT-2 token.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esper.leyline import ConfigError, DataMissingError
+from esper.leyline import ConfigError
 from esper.tolaria.data.catalogue import missing_error
 from esper.tolaria.data.files import find_text
 from esper.tolaria.data.splits import DataSplits, draw_order
@@ -24,9 +24,8 @@ SPLITS = ("train", "val", "test")
 PYDOCS_SPLIT_BYTES = 4096
 TINYSTORIES_BLOCK_SIZE = 256
 TINYSTORIES_MAX_BYTES = 20_000_000
-SEPARATOR = b"<|endoftext|>"  # between stories in the published .txt files
+SEPARATOR = b"<|endoftext|>"  # between stories in the published files
 EOS = 0  # the byte after each story, and the padding
-COLUMN = "text"
 
 
 def load_pydocs(root: Path | None = None, block_size: int = 128) -> DataSplits:
@@ -71,12 +70,11 @@ def load_tinystories(
     path = find_text(root / "tinystories")
     if path is None:
         raise missing_error("tinystories", root)
-    read = _parquet_stories if path.suffix == ".parquet" else _txt_stories
-    stories = list(dict.fromkeys(_up_to(read(path), max_bytes)))
+    stories = list(dict.fromkeys(_up_to(_stories(path), max_bytes)))
     if len(stories) < 3:
         raise ConfigError(
             f"{path} has {len(stories)} different stories within {max_bytes} bytes, but needs at "
-            f"least three; a .txt file needs {SEPARATOR.decode()} between stories"
+            f"least three; the file needs {SEPARATOR.decode()} between stories"
         )
     held_out = max(1, len(stories) // 20)
     ends = [0, len(stories) - 2 * held_out, len(stories) - held_out, len(stories)]
@@ -144,7 +142,7 @@ def _up_to(stories: Iterator[bytes], max_bytes: int) -> Iterator[bytes]:
             yield story
 
 
-def _txt_stories(path: Path) -> Iterator[bytes]:
+def _stories(path: Path) -> Iterator[bytes]:
     """The text between separators, with \n at the end of every line."""
     story: list[bytes] = []
     with path.open("rb") as stream:
@@ -155,22 +153,3 @@ def _txt_stories(path: Path) -> Iterator[bytes]:
                 yield b"\n".join(story).strip()
                 story = [first]
     yield b"\n".join(story).strip()
-
-
-def _parquet_stories(path: Path) -> Iterator[bytes]:
-    """The rows of the column `text`."""
-    if find_spec("pyarrow") is None:
-        raise DataMissingError(f'{path} needs pyarrow: pip install "esper-grow[parquet]"')
-    import pyarrow
-    from pyarrow import parquet
-
-    try:
-        table = parquet.ParquetFile(path)
-        if COLUMN not in table.schema_arrow.names:
-            raise ConfigError(
-                f"{path} has the columns {', '.join(table.schema_arrow.names)}, not {COLUMN!r}"
-            )
-        for batch in table.iter_batches(columns=[COLUMN]):
-            yield from ((story or "").strip().encode() for story in batch.column(0).to_pylist())
-    except (pyarrow.ArrowInvalid, OSError) as error:
-        raise ConfigError(f"{path} is not a readable Parquet file ({error}); replace it") from None

@@ -1,13 +1,11 @@
 """What each seed contributes, as a cooperative game.
 
 Players are seeds; the value of a coalition is the validation score of the network with only those
-seeds. Leave-one-out, Shapley values (Shapley, 1953) and pairwise interactions are computed from
-one cache of such values.
+seeds. Leave-one-out and Shapley values (Shapley, 1953) are computed from one cache of such values.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import combinations
 from math import factorial
 
 import numpy as np
@@ -43,10 +41,6 @@ class CoalitionGame:
 
     def values(self, coalitions: np.ndarray) -> np.ndarray:
         """float [K] for bool [K, n]."""
-        if coalitions.ndim != 2 or coalitions.shape[1] != self.n_players:
-            raise ValueError(
-                f"coalitions must be [K, {self.n_players}], got {list(coalitions.shape)}"
-            )
         keys = [row.tobytes() for row in np.ascontiguousarray(coalitions, dtype=bool)]
         new = {key: i for i, key in enumerate(keys) if key not in self._known}
         if new:
@@ -62,7 +56,6 @@ class Attribution:
     leave_one_out: np.ndarray
     shapley: np.ndarray
     standard_error: np.ndarray | None
-    interactions: np.ndarray
     evaluations: int
 
 
@@ -72,9 +65,7 @@ def attribute(game: CoalitionGame, key: int = 0, pairs: int = PERMUTATION_PAIRS)
         shapley, error = exact_shapley(game), None
     else:
         shapley, error = sampled_shapley(game, key, pairs)
-    return Attribution(
-        leave_one_out(game), shapley, error, pairwise_interactions(game), game.evaluations
-    )
+    return Attribution(leave_one_out(game), shapley, error, game.evaluations)
 
 
 def leave_one_out(game: CoalitionGame) -> np.ndarray:
@@ -117,34 +108,17 @@ def sampled_shapley(game: CoalitionGame, key: int, pairs: int) -> tuple[np.ndarr
 def _marginal_gains(game: CoalitionGame, orders: np.ndarray) -> np.ndarray:
     """float [P, n]: the gain of each player over those before it, for each order of `orders`."""
     count, n = orders.shape
-    place = np.argsort(orders, axis=1)
+    position = np.argsort(orders, axis=1)
     # prefixes[p, k]: the first k players of order p.
-    prefixes = place[:, None, :] < np.arange(n + 1)[None, :, None]
+    prefixes = position[:, None, :] < np.arange(n + 1)[None, :, None]
     values = game.values(prefixes.reshape(-1, n)).reshape(count, n + 1)
-    return np.take_along_axis(np.diff(values, axis=1), place, axis=1)
-
-
-def pairwise_interactions(game: CoalitionGame) -> np.ndarray:
-    """float [n, n], symmetric, diagonal 0: v(ij) - v(i) - v(j) + v(none).
-
-    Positive where two seeds gain more together than alone, negative where they hinder each other.
-    """
-    n = game.n_players
-    result = np.zeros((n, n))
-    members = list(combinations(range(n), 2))
-    single, none = np.eye(n, dtype=bool), np.zeros((1, n), dtype=bool)
-    both = np.array([single[i] | single[j] for i, j in members], dtype=bool).reshape(-1, n)
-    values = game.values(np.concatenate([none, single, both]))
-    empty, alone, together = values[0], values[1 : n + 1], values[n + 1 :]
-    for (i, j), value in zip(members, together, strict=True):
-        result[i, j] = result[j, i] = value - alone[i] - alone[j] + empty
-    return result
+    return np.take_along_axis(np.diff(values, axis=1), position, axis=1)
 
 
 def attribute_seeds(
     cycle: GrowthCycle, env: int, known: Validation | None = None
-) -> tuple[Attribution, ShapleyComputed] | None:
-    """Attribution among the current seeds of one host; None if no seed acts on its output.
+) -> ShapleyComputed | None:
+    """The contributions of the current seeds of one host; None if no seed acts on its output.
 
     Every value is an evaluation on the validation set; those in `known`, measured on the same
     network, are reused. The recorder gets the event too.
@@ -185,4 +159,4 @@ def attribute_seeds(
         macs=macs,
     )
     cycle.recorder.event(event)
-    return found, event
+    return event

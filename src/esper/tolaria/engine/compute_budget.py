@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from esper.growth.slot_table import SlotTable
-from esper.leyline import IS_ACTIVE, IS_BLENDED, ConfigError
+from esper.leyline import IS_BLENDED, ConfigError
 from esper.tolaria.engine.batches import DataSize
 from esper.tolaria.engine.garden import TRAINING_COST, Garden, SavedHost
 
@@ -32,7 +32,7 @@ class ComputeBudget:
 
     def training(self) -> np.ndarray:
         """int[E]: multiply-adds of the next epoch of the current hosts."""
-        active = _active(self.garden.table).sum(axis=1)
+        active = self.garden.table.active_macs.sum(axis=1)
         return np.asarray(TRAINING_COST * self.samples[0] * (self.garden.host_macs + active))
 
     def evaluation(self) -> np.ndarray:
@@ -57,11 +57,11 @@ class ComputeBudget:
         """bool[E, S, B]: whether the budget covers another epoch with this seed, after `more`. None
         if seeds make no difference: an isolated seed costs nothing in its first epoch."""
         garden = self.garden
-        if self.max_macs is None or garden.rules.incubation == "isolated":
+        if self.max_macs is None or garden.settings.seeds_incubate == "isolated":
             return None
         seed = garden.limits.macs[None]
         acting = IS_BLENDED[garden.table.stage].sum(axis=1)
-        whole = garden.host_macs + _active(garden.table).sum(axis=1)
+        whole = garden.host_macs + garden.table.active_macs.sum(axis=1)
         passes = (1 + garden.counterfactuals * acting)[:, None, None] * seed
         passes = passes + garden.counterfactuals * whole[:, None, None]
         evaluation = self.evaluation()[:, None, None] + self.samples[1] * passes
@@ -102,13 +102,9 @@ class ComputeBudget:
             )
 
 
-def _active(table: SlotTable) -> np.ndarray:
-    return np.where(IS_ACTIVE[table.stage], table.macs, 0)
-
-
 def _evaluation(garden: Garden, table: SlotTable) -> np.ndarray:
     """Multiply-adds per example of `Garden.evaluate`, for each row of the table."""
-    active = _active(table)
+    active = table.active_macs
     whole = garden.host_macs + active.sum(axis=1)
     without = np.where(IS_BLENDED[table.stage], whole[:, None] - active, 0)
     return np.asarray(whole + garden.counterfactuals * without.sum(axis=1))

@@ -8,10 +8,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from esper.growth.lifecycle import LifecycleRules, age
+from esper.growth.lifecycle import age
 from esper.growth.slot_table import SlotTable
 from esper.leyline import (
-    ConfigError,
     InvalidStateMachineError,
     LifecycleOp,
     NullRecorder,
@@ -39,19 +38,6 @@ from esper.tolaria.engine.transition import Transition
 from esper.tolaria.governor import Governor, Verdict, panic_event, rollback_event
 
 
-def lifecycle_rules(settings: GrowthSettings) -> LifecycleRules:
-    """Raises ConfigError if the number of steps is not set."""
-    if settings.steps is None:
-        raise ConfigError("the number of steps is not set; give steps=...")
-    return LifecycleRules(
-        settings.steps,
-        settings.seeds_incubate,
-        settings.blending_steps,
-        settings.min_gradient_ratio,
-        settings.min_contribution,
-    )
-
-
 class GrowthCycle:
     """E growing hosts, whose epochs the caller trains.
 
@@ -73,15 +59,15 @@ class GrowthCycle:
         data_size: DataSize | None = None,
         cooler: Cooler | None = None,
     ) -> None:
+        assert settings.max_steps  # raises ConfigError if it is not set
         self.population, self.settings, self.cooler = population, settings, cooler
-        self.rules = lifecycle_rules(settings)
         # If the learning rate decays, the latest of equally good epochs is the best one.
         self.prefer_later = settings.rates is not None and settings.rates.decay > 0.0
         self.answers_per_sample = answers_per_sample
         self.recorder: Recorder = recorder or NullRecorder()
         self.n_envs = len(population.keys)
         self.rho = np.full(self.n_envs, np.nan)  # see starvation.py; NaN if not known
-        self.garden = Garden(population, self.rules, settings, self.recorder)
+        self.garden = Garden(population, settings, self.recorder)
         self.tracker = SignalTracker(self.n_envs)
         self.governor = Governor(self.n_envs, random_guess_loss, trained=settings.trained)
         self.running = np.ones(self.n_envs, dtype=bool)
@@ -162,7 +148,7 @@ class GrowthCycle:
         self._save(healthy)
 
         terminated = verdict.rollback & (self.settings.on_panic == "terminate")
-        over = (self.step_count >= self.rules.max_steps) | ~self.affords()
+        over = (self.step_count >= self.settings.max_steps) | ~self.affords()
         truncated = acted & ~terminated & over
         self.running = acted & ~terminated & ~truncated
         self.broken = self.broken | terminated
@@ -232,7 +218,7 @@ class GrowthCycle:
         assert self.cooler is not None
         for env in np.flatnonzero(envs & ~(self.rho >= COOLING_STARVED)).tolist():
             if not paid[env]:
-                reason = "the budget does not pay for looking at it"
+                reason = "the compute budget does not cover measuring the network"
                 self.recorder.event(CoolingRefused(env, self.step_count, reason))
                 continue
             done = self.cooler.cool(env, self.step_count)
@@ -244,10 +230,10 @@ class GrowthCycle:
                 self.recorder.event(CoolingRefused(env, self.step_count, done.refused))
             elif done.tau < 1.0:
                 self.rho[env] = COOLING_TARGET
-                self.governor.renew(env)
+                self.governor.forget_losses(env)
                 self.recorder.event(HostCooled(env, self.step_count, done.rho, done.tau))
 
-    # --- parts of a step -----------------------------------------------------------------------
+    # --- steps of an epoch ---------------------------------------------------------------------
 
     def _record_epoch(
         self, validation: Validation, train: TrainReadings, envs: np.ndarray, broken: np.ndarray
@@ -304,7 +290,7 @@ class GrowthCycle:
         garden = self.garden
         return Situation(
             step=self.step_count,
-            max_steps=self.rules.max_steps,
+            max_steps=self.settings.max_steps,
             keys=self.population.keys,
             running=self.running,
             signals=signals,
@@ -312,7 +298,7 @@ class GrowthCycle:
             masks=compute_action_masks(
                 garden.table,
                 garden.limits,
-                self.rules,
+                self.settings,
                 self.running,
                 self.compute_budget.affords_seed(self.best),
             ),
@@ -320,7 +306,7 @@ class GrowthCycle:
             catalogue=garden.event_log.catalogue,
             host_params=garden.host_params,
             total_params=garden.total_params(),
-            left=self.compute_budget.share_left(self.step_count / self.rules.max_steps),
+            left=self.compute_budget.share_left(self.step_count / self.settings.max_steps),
             max_seeds=garden.limits.max_seeds,
             trained=self.settings.trained,
             facts=garden.facts,
@@ -363,7 +349,7 @@ class GrowthCycle:
             )
             for slot in blamed:
                 self.garden.embargo(env, slot, self.step_count)
-            self.governor.forgive(env)
+            self.governor.reset_panics(env)
         restored = self.garden.evaluate(verdict.rollback)
         self.garden.record(restored, verdict.rollback)
         self._save(verdict.rollback)

@@ -55,7 +55,7 @@ class GrowthEnv(GrowthCycle):
         schedule ends with the last of them.
         """
         first = 1 if self.settings.trained else 0
-        epochs, done = self.rules.max_steps + 1 - first, self.step_count - first
+        epochs, done = self.settings.max_steps + 1 - first, self.step_count - first
         if self.compute_budget.max_macs is None:
             return np.full(self.n_envs, (done + 1) / epochs)
         coming = np.clip(self.compute_budget.epochs(self.best), 1, epochs - done)

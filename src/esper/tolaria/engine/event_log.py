@@ -7,7 +7,7 @@ import numpy as np
 
 from esper.growth.blueprints.catalogue import BlueprintCatalogue
 from esper.growth.grown_module import GrownModule
-from esper.growth.lifecycle import LifecycleRules, StageChange, failed_checks
+from esper.growth.lifecycle import StageChange, failed_checks
 from esper.growth.slot_table import SlotTable, metrics_columns
 from esper.leyline import (
     BLEND_NAMES,
@@ -26,6 +26,7 @@ from esper.leyline.events import (
     SeedGerminated,
     SeedStageChanged,
 )
+from esper.leyline.growth_settings import GrowthSettings
 from esper.tolaria.engine.transition import Transition
 
 
@@ -85,19 +86,19 @@ class EventLog:
         return events
 
     def closed_gates(
-        self, table: SlotTable, rules: LifecycleRules, running: np.ndarray, step: int
+        self, table: SlotTable, settings: GrowthSettings, running: np.ndarray, step: int
     ) -> list[Event]:
         """For every seed that is old enough for its next stage but held back: the failed checks."""
         waiting = {
-            SeedStage.TRAINING: (SeedStage.BLENDING, rules.training_epochs),
-            SeedStage.BLENDING: (SeedStage.HOLDING, rules.blending_steps),
+            SeedStage.TRAINING: (SeedStage.BLENDING, settings.training_epochs),
+            SeedStage.BLENDING: (SeedStage.HOLDING, settings.blending_steps),
         }
         events: list[Event] = []
         for stage, (target, patience) in waiting.items():
             kept = (table.stage == stage) & (table.epochs_in_stage >= patience) & running[:, None]
             for env, slot in np.argwhere(kept):
                 gate: GateLevel = GATE_FOR_TARGET[target]
-                failed = failed_checks(gate, table, rules, int(env), int(slot))
+                failed = failed_checks(gate, table, settings, int(env), int(slot))
                 events.append(
                     SeedGateEvaluated(
                         **self._names(table, int(env), int(slot), step),

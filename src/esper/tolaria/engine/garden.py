@@ -12,9 +12,8 @@ import numpy as np
 from esper.growth.blueprints.catalogue import count_params, seed_costs
 from esper.growth.lifecycle import (
     GATED,
-    LifecycleRules,
     StageChange,
-    act_from_birth,
+    act_from_start,
     cull,
     fossilize,
     germinate,
@@ -25,7 +24,6 @@ from esper.growth.lifecycle import (
 from esper.growth.seed_slot import valve_params
 from esper.growth.slot_table import SlotTable
 from esper.leyline import (
-    IS_ACTIVE,
     IS_BLENDED,
     IS_LIVE,
     OP,
@@ -92,11 +90,10 @@ class Garden:
     def __init__(
         self,
         population: Hosts,
-        rules: LifecycleRules,
         settings: GrowthSettings,
         recorder: Recorder,
     ) -> None:
-        self.population, self.rules, self.recorder = population, rules, recorder
+        self.population, self.settings, self.recorder = population, settings, recorder
         self.counterfactuals = settings.counterfactuals
         template = population.template
         self.event_log = EventLog(template)
@@ -117,7 +114,7 @@ class Garden:
     def _limits(self, settings: GrowthSettings) -> GrowthLimits:
         template = self.population.template
         fits, params, macs = seed_costs(template.catalogue, template.sites, template.output)
-        max_params, max_macs = settings.budget.room(self.host_params, self.host_macs)
+        max_params, max_macs = settings.budget.left_for_seeds(self.host_params, self.host_macs)
         return GrowthLimits(
             fits=usable_blueprints(template.catalogue, fits),
             # The blend may be gated, and then its valve counts too.
@@ -154,9 +151,9 @@ class Garden:
             if op == LifecycleOp.GERMINATE:
                 changes.append(self._germinate(env, slot, blueprint, blend, step, score[env]))
                 self.counts["germinated"][env] += 1
-                if self.rules.incubation == "joint":
-                    newborn = one_slot(self.table, env, slot)
-                    changes += act_from_birth(self.table, newborn, self.rules)
+                if self.settings.seeds_incubate == "joint":
+                    new = one_slot(self.table, env, slot)
+                    changes += act_from_start(self.table, new, self.settings)
                     self._show_blend(env, slot)
             elif op == LifecycleOp.CULL:
                 changes.append(self._cull(one_slot(self.table, env, slot), "controller"))
@@ -236,7 +233,7 @@ class Garden:
 
     def coalition_macs(self, envs: np.ndarray, present: np.ndarray) -> np.ndarray:
         """int[K]: multiply-adds per example of hosts `envs` (int[K]) with some of their seeds."""
-        return self.host_macs + (present * self._active_macs()[envs]).sum(axis=1)
+        return self.host_macs + (present * self.table.active_macs[envs]).sum(axis=1)
 
     def record(
         self, validation: Validation, envs: np.ndarray, train: TrainReadings | None = None
@@ -256,12 +253,9 @@ class Garden:
                 getattr(table, name)[envs] = readings[envs]
 
     def charge_training(self, samples: int, running: np.ndarray) -> None:
-        per_example = self.host_macs + self._active_macs().sum(axis=1)
+        per_example = self.host_macs + self.table.active_macs.sum(axis=1)
         self.train_macs += np.where(running, TRAINING_COST * samples * per_example, 0)
         self.host_train_macs += np.where(running, TRAINING_COST * samples * self.host_macs, 0)
-
-    def _active_macs(self) -> np.ndarray:
-        return np.where(IS_ACTIVE[self.table.stage], self.table.macs, 0)
 
     def total_params(self) -> np.ndarray:
         """int[E]: trainable parameters of host and seeds."""
@@ -277,7 +271,7 @@ class Garden:
     def tick(self, envs: np.ndarray, step: int) -> None:
         """Advance the stages at the end of an epoch, for the environments in `envs` (bool[E])."""
         before = self.table.copy()
-        changes = tick(self.table, self.rules, envs)
+        changes = tick(self.table, self.settings, envs)
         for change in changes:
             if change.target == SeedStage.CULLED:
                 self._remove(change.where)
@@ -288,7 +282,7 @@ class Garden:
         for env, slot in np.argwhere(self.table.holds_seed & envs[:, None]).tolist():
             self._show_blend(env, slot)
         self._record_changes(before, changes, step)
-        for event in self.event_log.closed_gates(self.table, self.rules, envs, step):
+        for event in self.event_log.closed_gates(self.table, self.settings, envs, step):
             self.recorder.event(event)
 
     # --- going back ----------------------------------------------------------------------------

@@ -193,19 +193,19 @@ class Tally:
             ) from error
 
 
-def joined(parts: tuple[Any, ...]) -> Any:
+def joined(batches: tuple[Any, ...]) -> Any:
     """Batches joined into one: tensors, also those in dicts, tuples and dataclasses."""
-    first = parts[0]
+    first = batches[0]
     if isinstance(first, Tensor):
-        return torch.cat(parts) if first.dim() else torch.stack(parts)
+        return torch.cat(batches) if first.dim() else torch.stack(batches)
     if isinstance(first, Mapping):
-        return {key: joined(tuple(part[key] for part in parts)) for key in first}
+        return {key: joined(tuple(batch[key] for batch in batches)) for key in first}
     if isinstance(first, tuple):
-        entries = [joined(entries) for entries in zip(*parts, strict=True)]
+        entries = [joined(entries) for entries in zip(*batches, strict=True)]
         return type(first)(*entries) if hasattr(first, "_fields") else tuple(entries)
     if isinstance(first, list):
-        return [entry for part in parts for entry in part]
+        return [entry for batch in batches for entry in batch]
     if is_dataclass(first) and not isinstance(first, type):
-        own = {f.name: joined(tuple(getattr(p, f.name) for p in parts)) for f in fields(first)}
+        own = {f.name: joined(tuple(getattr(b, f.name) for b in batches)) for f in fields(first)}
         return replace(first, **own)
     return first

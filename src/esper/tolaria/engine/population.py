@@ -104,8 +104,6 @@ class Hosts(Protocol):
         because gradients change their size. If that is not possible, nothing changes and the reason
         is returned."""
 
-    def export(self, env: int) -> nn.Module: ...
-
 
 class Population(Hosts, Protocol):
     """Hosts that are trained side by side."""

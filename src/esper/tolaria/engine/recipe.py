@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -13,16 +13,9 @@ from esper.growth.export import export
 from esper.growth.grown_module import GrownModule, keyed
 from esper.growth.sites import Layouts, SlotChoice, map_tensors
 from esper.leyline import ConfigError, draw_key
+from esper.leyline.growth_settings import Precision
 from esper.tolaria.engine.batches import DataSource
 from esper.tolaria.engine.objectives import Objective
-
-Precision = Literal["fp32", "bf16"]
-
-
-def check_precision(precision: str) -> None:
-    """Raises ConfigError for an unknown precision."""
-    if precision not in get_args(Precision):
-        raise ConfigError(f"precision must be fp32 or bf16, got {precision!r}")
 
 
 @dataclass(frozen=True)
@@ -49,7 +42,8 @@ class HostRecipe:
     weights: Mapping[int, Mapping[str, Tensor]] | None = None
 
     def __post_init__(self) -> None:
-        check_precision(self.precision)
+        if self.precision not in get_args(Precision):
+            raise ConfigError(f"precision must be fp32 or bf16, got {self.precision!r}")
         if self.max_grad_norm is not None and self.max_grad_norm <= 0:
             raise ConfigError(f"max_grad_norm must be above 0 or None, got {self.max_grad_norm}")
 

@@ -242,12 +242,12 @@ def settle(
     outcomes = []
     for index in np.flatnonzero(envs).tolist():
         broken = ended == "finished" and env.broken[index]
-        worth = attribute_seeds(env, index, validation) if attribute else None
+        found = attribute_seeds(env, index, validation) if attribute else None
         outcome = _outcome(
             env,
             index,
             validation,
-            None if worth is None else worth[1],
+            found,
             task=task,
             controller=controller,
             ended="rollback" if broken else ended,
@@ -262,7 +262,7 @@ def _outcome(
     env: GrowthCycle,
     index: int,
     validation: Validation,
-    worth: ShapleyComputed | None,
+    found: ShapleyComputed | None,
     **circumstances: Any,
 ) -> EpisodeOutcome:
     garden = env.garden
@@ -282,17 +282,17 @@ def _outcome(
         train_macs=int(garden.train_macs[index]),
         **counts,
         **circumstances,
-        seeds=tuple(_with_worth(seed, worth) for seed in seeds),
-        attribution_macs=0 if worth is None else worth.macs,
+        seeds=tuple(_with_shapley(seed, found) for seed in seeds),
+        attribution_macs=0 if found is None else found.macs,
     )
 
 
-def _with_worth(seed: SeedStateReport, worth: ShapleyComputed | None) -> SeedStateReport:
-    if worth is None or seed.slot_id not in worth.slot_ids:
+def _with_shapley(seed: SeedStateReport, found: ShapleyComputed | None) -> SeedStateReport:
+    if found is None or seed.slot_id not in found.slot_ids:
         return seed
-    player, error = worth.slot_ids.index(seed.slot_id), worth.standard_error
+    player, error = found.slot_ids.index(seed.slot_id), found.standard_error
     return replace(
         seed,
-        shapley=worth.shapley[player],
+        shapley=found.shapley[player],
         shapley_error=None if error is None else error[player],
     )

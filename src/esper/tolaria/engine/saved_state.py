@@ -25,7 +25,7 @@ def cycle_state(cycle: GrowthCycle) -> dict[str, Any]:
         "blueprints": list(garden.event_log.catalogue.names),
         "counters": {name: value for name, value in vars(cycle).items() if type(value) is int},
         "counts": _tensors(garden.counts),
-        **{name: _tensors(vars(part)) for name, part in _parts(cycle).items()},
+        **{name: _tensors(vars(owner)) for name, owner in _with_arrays(cycle).items()},
         "signals": _tensors(vars(cycle.situation.signals)),
         "now": [_saved_tree(saved) for saved in now],
         "healthy": [_saved_tree(saved) for saved in cycle.governor.saved],
@@ -53,15 +53,15 @@ def load_cycle_state(cycle: GrowthCycle, state: dict[str, Any]) -> None:
     for name, value in state["counters"].items():
         setattr(cycle, name, value)
     garden.counts = {name: _array(count) for name, count in state["counts"].items()}
-    for part_name, part in _parts(cycle).items():
-        for name, value in state[part_name].items():
-            setattr(part, name, _array(value))
+    for owner_name, owner in _with_arrays(cycle).items():
+        for name, value in state[owner_name].items():
+            setattr(owner, name, _array(value))
     cycle.governor.saved, cycle.best = healthy, best
     garden.restore(np.arange(cycle.n_envs), current)
     cycle.resume(TrainingSignals(**{k: _array(v) for k, v in state["signals"].items()}))
 
 
-def _parts(cycle: GrowthCycle) -> dict[str, Any]:
+def _with_arrays(cycle: GrowthCycle) -> dict[str, Any]:
     """The objects whose arrays are saved."""
     return {
         "cycle": cycle,

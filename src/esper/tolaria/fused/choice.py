@@ -8,7 +8,7 @@ import logging
 from collections.abc import Iterator
 from functools import lru_cache
 from itertools import product
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import nn
@@ -27,18 +27,11 @@ from esper.tolaria.fused.stacked import MAX_PIXELS, is_per_pixel, objectives, ru
 log = logging.getLogger("esper")
 
 PopulationKind = Literal["looped", "fused"]
-PopulationChoice = Literal["auto", "looped", "fused"]
 
 # Where the fused population is faster, by `python benchmarks/population.py table`.
 FEWEST_FUSED_HOSTS = 4
 MOST_FUSED_PARAMS = 30_000
 MOST_FUSED_MACS = 200_000
-
-
-def check_population(choice: str) -> None:
-    """Raises ConfigError for an unknown choice."""
-    if choice not in get_args(PopulationChoice):
-        raise ConfigError(f"population must be auto, looped or fused, got {choice!r}")
 
 
 def choose_population(
@@ -49,7 +42,6 @@ def choose_population(
 
     Raises ConfigError if `choice` is 'fused' and the hosts cannot be fused.
     """
-    check_population(choice)
     if choice == "looped":
         return "looped"
     if choice != "fused" and n_envs < FEWEST_FUSED_HOSTS:

@@ -19,7 +19,7 @@ from esper.leyline import (
 )
 from esper.tolaria.engine.batches import TensorSource, batch_factors
 from esper.tolaria.engine.population import Evaluation, TrainReadings
-from esper.tolaria.engine.recipe import HostRecipe, export_network, new_host, new_network, on_device
+from esper.tolaria.engine.recipe import HostRecipe, new_host, new_network, on_device
 from esper.tolaria.engine.starvation import STRIDE, can_starve, starvation
 from esper.tolaria.fused.choice import refuse_unless_fusable
 from esper.tolaria.fused.network import CoalitionNet, Group, Seed, TrainNet, Trunk
@@ -302,6 +302,3 @@ class FusedPopulation:
             if seed.valve is not None and slot.valve is not None:
                 seed.valve.copy_to(slot.valve)
         return network
-
-    def export(self, env: int) -> nn.Module:
-        return export_network(self.recipe, self.network(env))
