@@ -36,8 +36,6 @@ GAMMA = 0.995
 # The values of the original, term by term, without our scale on all of shaping.
 REFERENCE = ContributionRewardConfig(
     shaping_scale=1.0,
-    cull_hurting_bonus=0.3,
-    cull_acceptable_bonus=0.1,
     holding_penalty="exponential",
     terminal_score_weight=0.05,
 )

@@ -113,7 +113,7 @@ def test_a_run_is_the_same_on_a_cluster_that_loses_a_node(
 
     tiny_run(tmp_path / "there", rounds=1, workers=3, cluster=connected, hooks=Hooks(on_step=lose))
     assert [worker.spec.envs for worker in pools[0].workers] == [(0, 1), (2,), (3,)]
-    assert "its round is played again" in caplog.text
+    assert "its round is replayed" in caplog.text
     same_run(tmp_path / "here", tmp_path / "there")
     (arrays,) = stored
     assert sum(array.nbytes for array in arrays) > 100_000 > 3 * max(Weighed.weights)

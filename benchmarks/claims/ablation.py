@@ -26,11 +26,11 @@ from common import (
     print_json,
     print_table,
 )
-from esper.proof.families import play_family
 from esper.simic.recordings.episodes import Episodes, load_episodes
 from esper.simic.training.policy_controller import LearnedController
 from esper.tolaria.data.catalogue import data_root
 from esper.tolaria.families import find_family
+from family_episodes import play_family
 
 ALL = "sees all"
 # By the block of the observation: the run's own, that of a slot, that of a candidate in a slot.

@@ -24,11 +24,11 @@ import torch
 from common import RESULTS, Trials, append, compare, finished, means, print_json, print_table
 from esper.api import export_policy, find_controller
 from esper.api.training import resume_ppo, train_ppo
-from esper.proof.families import play_family
 from esper.simic.training.checkpoint import is_run
 from esper.simic.training.config import TrainingConfig, load_config
 from esper.tolaria.data.catalogue import data_root
 from esper.tolaria.families import find_family
+from family_episodes import play_family
 
 RULES = ("static", "heuristic")
 FIXED, BEST = "best fixed", "best in hindsight"

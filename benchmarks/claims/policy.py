@@ -35,12 +35,12 @@ from common import (
 )
 from esper.api import find_controller
 from esper.leyline import BLUEPRINT, OP, SLOT, LifecycleOp
-from esper.proof.families import FamilyResult, play_family
 from esper.tamiyo.situation import Controller, Situation, wait
 from esper.tolaria.data.catalogue import data_root
 from esper.tolaria.data.splits import DataSplits
 from esper.tolaria.families import find_family
 from esper.tolaria.families.base import Member
+from family_episodes import FamilyResult, play_family
 
 STATIC, RANDOM, FIXED, ORACLE, LEARNED = "static", "random", "fixed", "oracle", "learned"
 HEURISTIC = "heuristic"

@@ -21,7 +21,7 @@ import torch
 
 from esper import __version__
 from esper.leyline import ConfigError, EsperError, PackageMissingError
-from esper.proof.work import WorkItem, WorkResult, train_item
+from esper.proof.work import WorkItem, WorkResults, train_item
 from esper.simic.training.env_specs import ShardSpec
 from esper.simic.training.workers import Connect, Reply, ShardServer, WorkerLostError
 from esper.tolaria.data.splits import DataSplits
@@ -84,7 +84,7 @@ class Cluster:
         """Work items of an evaluation at a time: as many again wait, so that no CPU is idle."""
         return 2 * self.cpus
 
-    def submit(self, item: WorkItem) -> "Future[WorkResult]":
+    def submit(self, item: WorkItem) -> "Future[WorkResults]":
         """Train a work item of an evaluation; if its node is lost, on another one."""
         parts = _all_but_data(item)
         task = ray.remote(_train_item).options(num_cpus=1, scheduling_strategy="SPREAD")
@@ -182,7 +182,7 @@ class _ShardActor:
         return self.server.answer(name, argument)
 
 
-def _train_item(versions: Mapping[str, str], item: dict[str, Any], data: Any) -> WorkResult:
+def _train_item(versions: Mapping[str, str], item: dict[str, Any], data: Any) -> WorkResults:
     problem = _version_problem(versions)
     if problem is not None:
         raise EsperError(problem)
@@ -211,11 +211,11 @@ def _splits(arrays: Sequence[np.ndarray]) -> DataSplits:
         return DataSplits(*map(torch.from_numpy, arrays))
 
 
-def _with_own_errors(future: "Future[WorkResult]") -> "Future[WorkResult]":
+def _with_own_errors(future: "Future[WorkResults]") -> "Future[WorkResults]":
     """The future with the errors that would be raised on this machine."""
-    own: Future[WorkResult] = Future()
+    own: Future[WorkResults] = Future()
 
-    def pass_on(done: "Future[WorkResult]") -> None:
+    def pass_on(done: "Future[WorkResults]") -> None:
         error = done.exception()
         if error is None:
             own.set_result(done.result())

@@ -17,7 +17,7 @@ from esper.proof.arms import Plan, Run, resolve, static_plan, train
 from esper.proof.compute import affordable_steps, host_size, of_width, training_macs
 from esper.proof.report import EvaluationReport
 from esper.proof.scenarios import widths_up_to
-from esper.proof.work import WorkItem, WorkResult
+from esper.proof.work import WorkItem, WorkResults
 from esper.tamiyo.controllers import make_controller
 from esper.tamiyo.controllers.scripted import ScriptedController
 from esper.tamiyo.situation import Controller, Situation, wait
@@ -302,7 +302,7 @@ def test_every_arm_tunes_on_the_same_grid_and_keys(monkeypatch: pytest.MonkeyPat
     tried: dict[str, list[tuple[float, int]]] = {}
     real = work.train_item
 
-    def noted(item: WorkItem) -> WorkResult:
+    def noted(item: WorkItem) -> WorkResults:
         arm = f"{item.plan.controller.name} {bool(item.plan.rules.topology)}"
         rate = item.plan.task.learning_rate
         tried.setdefault(arm, []).extend((rate, key) for key in item.keys)

@@ -8,7 +8,7 @@ import pytest
 
 from esper.proof import jobs as module
 from esper.proof.jobs import Job, run_jobs
-from esper.proof.work import WorkItem, WorkResult
+from esper.proof.work import WorkItem, WorkResult, WorkResults
 
 
 class Notes:
@@ -22,7 +22,7 @@ class Notes:
     def read(self, label: str, data: Any, plans: Any) -> Any:
         return self.known.get(label)
 
-    def add(self, label: str, keys: Any, result: WorkResult) -> None:
+    def add(self, label: str, keys: Any, result: WorkResults) -> None:
         self.added.append(label)
 
 
@@ -34,10 +34,10 @@ class SlowFirst:
     def __init__(self, last: str) -> None:
         self.last, self.submitted, self.first = last, [], Future()
 
-    def submit(self, item: WorkItem) -> "Future[WorkResult]":
+    def submit(self, item: WorkItem) -> "Future[WorkResults]":
         label = item.plan.label  # type: ignore[attr-defined]
-        result = WorkResult({key: f"{label}{key}" for key in item.keys}, {}, {})  # type: ignore[misc]
-        future: Future[WorkResult] = Future() if self.submitted else self.first
+        result = {key: WorkResult(f"{label}{key}", None, None) for key in item.keys}  # type: ignore[arg-type]
+        future: Future[WorkResults] = Future() if self.submitted else self.first
         self.submitted.append(f"{label}{''.join(map(str, item.keys))}")
         if self.submitted[0] == self.submitted[-1]:
             self.held = result

@@ -9,8 +9,8 @@ factored   one number for each head: a MultiDiscrete. The mask of a head cannot 
 flat       one number for every combination that can be legal: a Discrete with an exact mask.
 
 `sizes` are the numbers of slots, blueprints, blends and ops. `space` is that of one environment.
-`mask` gives bool [E, n], with at least one legal choice for each head. `rows` turns the actions of
-E environments into decisions, int64 [E, 4]; it raises ConfigError for one that is not in `space`.
+`mask` returns bool [E, n], with at least one legal choice for each head. `rows` turns the actions
+of E environments into decisions, int64 [E, 4]; it raises ConfigError for one outside `space`.
 """
 
 from itertools import product

@@ -116,6 +116,6 @@ class Bench:
 
 
 def _mean_validation(runs: Sequence[Run]) -> float:
-    """A network that was never measured is worth nothing."""
+    """The mean validation score; -inf if a network was never measured."""
     scores = [run.outcome.val_score for run in runs]
     return fmean(-math.inf if score is None else score for score in scores)

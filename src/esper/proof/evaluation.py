@@ -49,29 +49,30 @@ def evaluate(
     that are complete are reported; KeyboardInterrupt is raised if there is none.
 
     Every trained network is written to `folder` at once. An evaluation of the same settings that is
-    already there is continued, and gives the same numbers as without the interruption. `on_run` is
+    already there is continued, with the same numbers as without the interruption. `on_run` is
     called with the label and the run of every network. `workers` (`esper.ray.Cluster`) train the
     networks on other machines, with the same numbers.
     """
     require_scipy()
     controllers = {name: make_arm(name) for name in settings.arms}
     growth = settings.growth
-    precision = growth.precision or "fp32"
-    task = replace(task, precision=precision)
+    task = replace(task, precision=growth.precision or "fp32")
     _check_controllers(task, data, controllers)
     record = Record(folder, {"task": task.name, **asdict(settings)}, on_run)
     population = record.choose_once(
         "population",
         lambda: choose_population(task.recipe(data), settings.keys, growth.population),
     )
+    tuning_keys = range(FIRST_TUNING_KEY, FIRST_TUNING_KEY + (settings.tuning_keys or TUNING_KEYS))
+    factors = RATE_FACTORS if settings.tune else RATE_FACTORS[:1]
     bench = Bench(
         task,
         data,
         settings.steps or task.steps,
         population,
         growth,
-        tuning_keys=tuple(FIRST_TUNING_KEY + i for i in range(settings.tuning_keys or TUNING_KEYS)),
-        rates=tuple(f * task.learning_rate for f in RATE_FACTORS[: None if settings.tune else 1]),
+        tuning_keys=tuple(tuning_keys),
+        rates=tuple(factor * task.learning_rate for factor in factors),
         record=record,
         workers=workers or LocalWorker(),
         progress=progress,
@@ -80,7 +81,14 @@ def evaluate(
         arms = scratch_arms(bench, controllers, settings.reference)
     else:
         arms = trained_arms(bench, controllers, settings.reference, settings.extra)
-    trained = _train_arms(bench, arms, settings.evaluation_keys)
+    return _report(bench, settings, arms, _train_arms(bench, arms, settings.evaluation_keys))
+
+
+def _report(
+    bench: Bench, settings: EvaluationSettings, arms: Sequence[Arm], trained: list[dict[str, Run]]
+) -> EvaluationReport:
+    """Test every network once, and compare. `trained` has the runs of each complete key."""
+    task, data = bench.task, bench.data
     results = [result_of(task, data, arm, run) for runs in trained for arm, run in runs.items()]
     summaries = [summary(arm, results) for arm in arms]
     return EvaluationReport(
@@ -95,8 +103,8 @@ def evaluate(
         tuning_keys=bench.tuning_keys if any(bench.runs) else (),
         learning_rates=bench.rates,
         reference=settings.reference,
-        population=population,
-        precision=precision,
+        population=bench.population,
+        precision=task.precision,
         arms=tuple(summaries),
         comparisons=compare(arms, results, settings),
         trials=tuple(results),

@@ -1,85 +1,21 @@
 """Episodes of a controller on the hosts of a family."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import torch
 
-from esper.leyline import EsperError, History, NullRecorder, Recorder
-from esper.leyline.events import SeedGerminated
+from esper.leyline import EsperError, Recorder
 from esper.proof.arms import complete
 from esper.tamiyo.controllers.static import StaticController
 from esper.tamiyo.situation import Controller
 from esper.tolaria.data.splits import DataSplits
-from esper.tolaria.engine.recipe import HostRecipe, new_network
+from esper.tolaria.engine.recipe import HostRecipe
 from esper.tolaria.engine.run import Trained, train
 from esper.tolaria.families.base import Family, Member
 from esper.tolaria.families.hosts import hosts_of
 from esper.tolaria.fused.choice import PopulationKind
-
-
-@dataclass(frozen=True)
-class FamilyResult:
-    """One episode.
-
-    key     of its host
-    host    test score of the host before the episode, None if it was untrained
-    test, val, params   of the final network: test and validation score, and size
-    macs    the whole cost, seeds on trial and evaluations included
-    seeds   that were kept, as blueprint@module
-    first   module in which the first seed was planted, None if none was
-    """
-
-    key: int
-    host: float | None
-    test: float
-    val: float | None
-    params: int
-    macs: int
-    seeds: tuple[str, ...]
-    first: str | None
-
-
-def play_family(
-    member: Member,
-    controller: Controller,
-    data: DataSplits,
-    root: Path,
-    *,
-    keys: Sequence[int] | None = None,
-    population: PopulationKind = "fused",
-) -> list[FamilyResult]:
-    """Play episodes on all hosts of a member, or those of `keys`, which may repeat. Test data are
-    read after all episodes. `root` is the data folder, in which trained hosts are stored.
-
-    Ctrl-C raises KeyboardInterrupt: half an episode is no result.
-    """
-    keys = member.keys if keys is None else keys
-    task, history = member.task, History()
-    recipe, trained = _play(member, controller, data, root, keys, population, history)
-    first: dict[int, str] = {}
-    for event in history.events:
-        if isinstance(event, SeedGerminated):
-            first.setdefault(event.env, event.module)
-    host_scores: dict[int, float] = {}
-    for key in set(keys) if recipe.weights is not None else ():
-        host = new_network(recipe, key, torch.device("cpu")).host
-        host_scores[key] = task.score_on(host, data.test_x, data.test_y)
-    return [
-        FamilyResult(
-            key=each.outcome.key,
-            host=host_scores.get(each.outcome.key),
-            test=task.score_on(each.model, data.test_x, data.test_y),
-            val=each.outcome.val_score,
-            params=each.outcome.params,
-            macs=each.outcome.train_macs,
-            seeds=tuple(f"{seed.blueprint}@{seed.module}" for seed in each.outcome.seeds),
-            first=first.get(env),
-        )
-        for env, each in enumerate(trained)
-    ]
 
 
 def validation_score(
@@ -94,7 +30,7 @@ def validation_score(
     never measured do not count. Test data are not read."""
     scores: list[float] = []
     for member in family.members("validation"):
-        _, trained = _play(member, controller, data, root, member.keys, population, NullRecorder())
+        _, trained = play_member(member, controller, data, root, member.keys, population)
         known = (each.outcome.val_score for each in trained)
         scores += [score for score in known if score is not None]
     if not scores:
@@ -102,15 +38,19 @@ def validation_score(
     return float(np.mean(scores))
 
 
-def _play(
+def play_member(
     member: Member,
     controller: Controller,
     data: DataSplits,
     root: Path,
     keys: Sequence[int],
-    population: PopulationKind,
-    recorder: Recorder,
+    population: PopulationKind = "fused",
+    recorder: Recorder | None = None,
 ) -> tuple[HostRecipe, list[Trained]]:
+    """The recipe of a member's hosts, and an episode on the host of each of `keys`.
+
+    Ctrl-C raises KeyboardInterrupt: half an episode is no result.
+    """
     hosts = hosts_of(member, data, root)
     recipe = replace(member.recipe(data), weights=hosts.weights)
     rules = member.rules(data, hosts.cost, population)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from esper.proof.arms import Plan, Run, resolve
 from esper.proof.record import Record
-from esper.proof.work import WorkerPool, WorkItem, WorkResult
+from esper.proof.work import WorkerPool, WorkItem, WorkResults
 from esper.tolaria.data.splits import DataSplits
 
 
@@ -16,7 +16,7 @@ class Job:
 
     plan       may take weights, topology or compute from other runs of the same key
     runs       for each key its runs by label; those of the job are added
-    attribute  measure what seeds are worth, if they grow
+    attribute  measure the contribution of seeds, if they grow
     keep       keep the networks
     """
 
@@ -67,9 +67,9 @@ def run_jobs(
     A job starts when the pool has capacity and all runs that its plan names are there, earlier jobs
     first. A job must come after those that it depends on.
     """
-    waiting, running = dict(enumerate(jobs)), dict[int, list[Future[WorkResult]]]()
+    waiting, running = dict(enumerate(jobs)), dict[int, list[Future[WorkResults]]]()
     done: dict[int, list[Run]] = {}
-    new: dict[int, WorkResult] = {}
+    new: dict[int, WorkResults] = {}
     for turn, job in enumerate(jobs):
         while turn not in done:
             for number, each in list(waiting.items()):
@@ -88,12 +88,14 @@ def run_jobs(
                 running[number] = [workers.submit(item) for item in items]
             if not running and turn not in done:
                 missing = job.plan.sources - job.runs[0].keys()
-                raise ValueError(f"{job.label} needs {missing}, which no job before it gives")
+                raise ValueError(f"{job.label} needs {missing}, which no earlier job trains")
             futures = [future for each in running.values() for future in each]
             wait([each for each in futures if not each.done()], return_when=FIRST_COMPLETED)
             for number in [n for n, each in running.items() if all(f.done() for f in each)]:
-                new[number] = WorkResult.merged([each.result() for each in running.pop(number)])
-                done[number] = jobs[number].add(new[number].runs)
+                results = [each.result() for each in running.pop(number)]
+                new[number] = {key: found for each in results for key, found in each.items()}
+                runs = {key: found.run for key, found in new[number].items()}
+                done[number] = jobs[number].add(runs)
         if turn in new:
             record.add(job.label, job.keys, new.pop(turn))
         yield done.pop(turn)

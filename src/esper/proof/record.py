@@ -23,7 +23,7 @@ from esper.growth.storage import read_tree, write_tree
 from esper.leyline import ConfigError, EpisodeOutcome, History, SeedStateReport
 from esper.leyline.events import GovernorSnapshot
 from esper.proof.arms import Plan, Run
-from esper.proof.work import WorkResult
+from esper.proof.work import WorkResults
 from esper.tolaria.data.splits import DataSplits
 from esper.tolaria.engine.recipe import export_network, new_network
 
@@ -95,16 +95,17 @@ class Record:
         topology = tuple((slot, blueprint) for slot, blueprint in row["topology"])
         return Run(_outcome(row["outcome"]), topology, row["cpu_seconds"], model)
 
-    def add(self, label: str, keys: Sequence[int], result: WorkResult) -> None:
-        """Append the runs of `keys`, with the networks and histories that the result holds."""
+    def add(self, label: str, keys: Sequence[int], results: WorkResults) -> None:
+        """Append the runs of `keys`, with their networks and histories, if any."""
         lines = [
             _line({"label": label, "key": key, kind: row})
-            for key, history in result.histories.items()
-            for kind, row in _history_rows(history)
+            for key in keys
+            for kind, row in _history_rows(results[key].history)
         ]
         if self.folder is not None and lines:
             _write(self.folder / DECISIONS, b"".join(lines))
-        name = self._add_networks({key: result.snapshots[key] for key in keys if result.snapshots})
+        snapshots = {key: results[key].snapshot for key in keys}
+        name = self._add_networks({key: each for key, each in snapshots.items() if each})
         rows = [
             {
                 "label": label,
@@ -113,12 +114,12 @@ class Record:
                 "cpu_seconds": run.cpu_seconds,
                 "networks": name,
             }
-            for run in (result.runs[key] for key in keys)
+            for run in (results[key].run for key in keys)
         ]
         self._append(rows)
         self.rows |= {(label, key): row for key, row in zip(keys, rows, strict=True)}
         for key in keys:
-            self.on_run(label, result.runs[key])
+            self.on_run(label, results[key].run)
 
     def _add_networks(self, snapshots: Mapping[int, HostSnapshot]) -> str | None:
         """The name of the folder with the networks, None if there is none. It is the next one that
@@ -135,7 +136,9 @@ class Record:
             _write(self.folder / RUNS, b"".join(map(_line, rows)))
 
 
-def _history_rows(history: History) -> Iterator[tuple[str, dict[str, Any]]]:
+def _history_rows(history: History | None) -> Iterator[tuple[str, dict[str, Any]]]:
+    if history is None:
+        return
     yield from (("metrics", row) for row in history.rows)
     yield from (
         ("event", event.row())

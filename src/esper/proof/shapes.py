@@ -22,7 +22,7 @@ def random_shapes(
     """`count` different shapes, or fewer if there are no more, of about `params` parameters each.
 
     Each layer's share of the width is that of `shape` times a random factor of its own. The same
-    arguments give the same shapes.
+    arguments return the same shapes.
     """
 
     def size(widths: Shape) -> int:

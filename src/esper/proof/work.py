@@ -1,6 +1,5 @@
 """Work items: networks to train, here or on the machines of a worker pool."""
 
-from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
@@ -16,7 +15,7 @@ from esper.tolaria.data.splits import DataSplits
 class WorkItem:
     """Networks of one plan. They are trained together, because rounding may depend on that.
 
-    attribute  measure what seeds are worth
+    attribute  measure the contribution of seeds
     keep       return the networks too
     events     return the history too, if the controller gives reasons
     """
@@ -31,37 +30,31 @@ class WorkItem:
 
 @dataclass(frozen=True)
 class WorkResult:
-    """What came of a work item, by key; `snapshots` and `histories` only if they were asked for."""
+    """A trained network of a work item, with what was asked for."""
 
-    runs: dict[int, Run]
-    snapshots: dict[int, HostSnapshot]
-    histories: dict[int, History]
-
-    @classmethod
-    def merged(cls, results: Sequence["WorkResult"]) -> "WorkResult":
-        return cls(
-            {key: value for each in results for key, value in each.runs.items()},
-            {key: value for each in results for key, value in each.snapshots.items()},
-            {key: value for each in results for key, value in each.histories.items()},
-        )
+    run: Run
+    snapshot: HostSnapshot | None
+    history: History | None
 
 
-def train_item(item: WorkItem) -> WorkResult:
+# By key.
+WorkResults = dict[int, WorkResult]
+
+
+def train_item(item: WorkItem) -> WorkResults:
     """Ctrl-C raises KeyboardInterrupt."""
-    keep, keys = item.keep, item.keys
+    keep = item.keep
     gives_reasons = isinstance(item.plan.controller, GivesReasons)
     history = History() if item.events and gives_reasons else None
-    trained = train(item.plan, item.data, keys, history, attribute=item.attribute)
-    runs = [
-        Run(each.outcome, each.topology, each.cpu_seconds, each.model if keep else None)
-        for each in trained
-    ]
-    snapshots = [each.snapshot for each in trained]
-    return WorkResult(
-        dict(zip(keys, runs, strict=True)),
-        dict(zip(keys, snapshots, strict=True)) if keep else {},
-        {} if history is None else {key: history.of(env) for env, key in enumerate(keys)},
-    )
+    trained = train(item.plan, item.data, item.keys, history, attribute=item.attribute)
+    return {
+        key: WorkResult(
+            Run(each.outcome, each.topology, each.cpu_seconds, each.model if keep else None),
+            each.snapshot if keep else None,
+            None if history is None else history.of(env),
+        )
+        for env, (key, each) in enumerate(zip(item.keys, trained, strict=True))
+    }
 
 
 class WorkerPool(Protocol):
@@ -70,7 +63,7 @@ class WorkerPool(Protocol):
     @property
     def capacity(self) -> int: ...
 
-    def submit(self, item: WorkItem) -> "Future[WorkResult]": ...
+    def submit(self, item: WorkItem) -> "Future[WorkResults]": ...
 
 
 class LocalWorker:
@@ -78,7 +71,7 @@ class LocalWorker:
 
     capacity = 1
 
-    def submit(self, item: WorkItem) -> "Future[WorkResult]":
-        future: Future[WorkResult] = Future()
+    def submit(self, item: WorkItem) -> "Future[WorkResults]":
+        future: Future[WorkResults] = Future()
         future.set_result(train_item(item))
         return future

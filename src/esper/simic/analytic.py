@@ -264,19 +264,19 @@ def solve() -> Solution:
     for time in reversed(range(HORIZON)):
         # Value of every pair of states after the action: earnings of this step and all later ones.
         settled = _EARNINGS[:, None] + _EARNINGS[None, :] + tick @ value[time + 1] @ tick.T
-        options = np.stack([_worth(choice, settled, time) for choice in choices])
+        options = np.stack([_expected(choice, settled, time) for choice in choices])
         best[time] = options.argmax(axis=0)
         value[time] = options.max(axis=0)
     return Solution(value, best, np.array(choices))
 
 
-def _worth(choice: tuple[int, int, int, int], settled: np.ndarray, time: int) -> np.ndarray:
+def _expected(choice: tuple[int, int, int, int], settled: np.ndarray, time: int) -> np.ndarray:
     """Expected return [n, n] of one action in every pair of states, -inf where it is illegal."""
     slot, blueprint, blend, op = choice
     if op == LifecycleOp.WAIT:
         return settled
     n = len(STATES)
-    worth = settled if slot == 0 else settled.T
+    expected = settled if slot == 0 else settled.T
     if op == LifecycleOp.GERMINATE:
         target = np.full(n, _seedling(slot, blueprint, blend, time))
         legal, price = np.arange(n) == _DORMANT, PRICE[blueprint]
@@ -284,5 +284,5 @@ def _worth(choice: tuple[int, int, int, int], settled: np.ndarray, time: int) ->
         target, legal, price = np.full(n, _CULLED), _CULLABLE, 0.0
     else:
         target, legal, price = _FOSSIL, _RIPE, 0.0
-    worth = np.where(legal[:, None], worth[target] - price, -np.inf)
-    return worth if slot == 0 else worth.T
+    expected = np.where(legal[:, None], expected[target] - price, -np.inf)
+    return expected if slot == 0 else expected.T

@@ -1,4 +1,3 @@
-"""tamiyo: controllers and what they see.
-
-Signals and observations, action masks, and the controllers: static, random, scripted, heuristic.
+"""tamiyo: signals, observations and action masks, and the controllers that decide by them: static,
+random, each, scripted, heuristic.
 """

@@ -111,7 +111,7 @@ class SignalTracker:
         )
 
     def _update_plateau(self, score: np.ndarray) -> None:
-        # Compared with the best, not the last epoch: else noise would look like progress.
+        # Compared with the best, not the last epoch: else noise would count as progress.
         rose = ~(score <= self.plateau_base + self.plateau_rise * self.noise)
         self.plateau_base = np.where(rose, score, self.plateau_base)
         self.plateau = np.where(rose, 0, self.plateau + 1)

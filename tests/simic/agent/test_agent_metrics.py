@@ -205,17 +205,17 @@ def test_heads_that_are_never_drawn_show_as_vanishing_gradients():
 
 def test_health_counts_only_what_learns():
     agent = make_agent(critic_first=1)
-    metrics = agent.update(filled_buffer(agent), shuffle(), closely=True)
+    metrics = agent.update(filled_buffer(agent), shuffle(), detailed=True)
     assert metrics.values["vanishing_tensors"] == 0
     assert metrics.values["gradient_health"] > 0.9
     assert {layer.layer_name.split(".")[0] for layer in metrics.layers} == {"value_head"}
     assert metrics.ratios.worst_ratio == pytest.approx(1.0, abs=1e-5)
 
 
-def test_looking_closely_changes_nothing():
+def test_detailed_telemetry_changes_nothing():
     usual, close = make_agent(), make_agent()
     metrics = [
-        agent.update(filled_buffer(agent, ends=0.1), shuffle(), closely=agent is close)
+        agent.update(filled_buffer(agent, ends=0.1), shuffle(), detailed=agent is close)
         for agent in (usual, close)
     ]
     assert metrics[0].flat() == metrics[1].flat()
@@ -228,7 +228,7 @@ def test_a_close_look_shows_every_layer_of_the_last_minibatch_before_clipping():
     agent, norms = make_agent(max_grad_norm=1e-3, target_kl=None), []
     step = agent._step
     agent._step = lambda: norms.append(step()) or norms[-1]
-    layers = agent.update(filled_buffer(agent), shuffle(), closely=True).layers
+    layers = agent.update(filled_buffer(agent), shuffle(), detailed=True).layers
     assert [x.layer_name for x in layers] == [n for n, _ in agent.network.named_parameters()]
     total = sum(layer.grad_norm**2 for layer in layers) ** 0.5
     assert total == pytest.approx(norms[-1]["grad_norm"], rel=1e-5)
@@ -245,7 +245,7 @@ def test_a_close_look_at_a_gradient_that_is_not_finite_names_its_layers(monkeypa
         return terms | {"policy_loss": terms["policy_loss"] + torch.sqrt(zero)}
 
     monkeypatch.setattr(agent, "_losses", poisoned)
-    metrics = agent.update(filled_buffer(agent), shuffle(), closely=True)
+    metrics = agent.update(filled_buffer(agent), shuffle(), detailed=True)
     assert metrics.skipped == "grad_norm is nan"
     assert [x.layer_name for x in metrics.layers if x.nan_count] == ["op_head.2.bias"]
 
@@ -254,7 +254,7 @@ def test_004_gap1_a_close_look_compares_the_new_policy_with_what_was_acted():
     """By hand: every valid step of every episode, every head that its op made relevant."""
     agent = make_agent(learning_rate=1e-2, target_kl=None, ratio_explosion=1.2, ratio_collapse=0.9)
     buffer = filled_buffer(agent, ends=0.1)
-    ratios = agent.update(buffer, shuffle(), closely=True).ratios
+    ratios = agent.update(buffer, shuffle(), detailed=True).ratios
     batch, found = buffer.sequences(), []
     with torch.no_grad():
         new, _, _ = agent.network.evaluate_actions(

@@ -417,7 +417,7 @@ def test_002_high1_nothing_in_the_agent_reads_a_clock(monkeypatch):
     for name in ("time", "perf_counter", "monotonic", "process_time"):
         for clock in (name, f"{name}_ns"):
             monkeypatch.setattr(time, clock, lambda: pytest.fail("read a clock"))
-    metrics = agent.update(filled_buffer(agent), shuffle(), closely=True)
+    metrics = agent.update(filled_buffer(agent), shuffle(), detailed=True)
     assert metrics.optimizer_steps > 0
 
 

@@ -163,7 +163,6 @@ def test_004_c1_a_reward_with_another_gamma_than_the_run_is_refused(mode, germin
         lambda: ContributionRewardConfig(rent_weight=-1.0),
         lambda: ContributionRewardConfig(pbrs_weight=NAN),
         lambda: ContributionRewardConfig(contribution_weight=1e300),
-        lambda: ContributionRewardConfig(cull_hurting_threshold=0.5),
         lambda: ContributionRewardConfig(param_budget=0),
         lambda: ContributionRewardConfig(holding_penalty_base=0.5),
         lambda: ObjectiveRewardConfig(param_cost=-0.1),
@@ -180,9 +179,7 @@ def test_configs_that_cannot_work_are_refused(make):
 
 
 def test_thresholds_and_losses_may_be_negative():
-    ContributionRewardConfig(
-        improvement_safe_threshold=-1.0, cull_hurting_threshold=-2.0, contributing_threshold=-3.0
-    )
+    ContributionRewardConfig(improvement_safe_threshold=-1.0, contributing_threshold=-3.0)
     LossRewardConfig(baseline_loss=-1.0, target_loss=-2.0, typical_loss_delta_std=0.1)
 
 

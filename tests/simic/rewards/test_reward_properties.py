@@ -78,7 +78,6 @@ def settings_of(config_type):
     number = st.one_of(st.sampled_from([0.0, 1e-12, 1.0]), st.floats(0, 100))
     signed = {
         "improvement_safe_threshold": st.sampled_from([0.0, -1.0, 1e-12, 0.1]),
-        "cull_hurting_threshold": st.floats(-10, 0),
         "contributing_threshold": st.floats(-10, 10),
         "holding_penalty_base": st.floats(1, 10),
         "param_budget": st.integers(1, 10**6),

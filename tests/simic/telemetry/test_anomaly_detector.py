@@ -48,8 +48,7 @@ AT_ONCE = ("numerical_instability", "kl_extreme")
 
 
 def check(detector, current=50, **changed):
-    drift = {name: changed.pop(name, value) for name, value in DRIFT.items()}
-    return detector.check_all(HEALTHY | changed, current_round=current, total_rounds=100, **drift)
+    return detector.check_all(HEALTHY | DRIFT | changed, current_round=current, total_rounds=100)
 
 
 def test_every_anomaly_has_a_failure_here():
@@ -116,13 +115,7 @@ def test_two_hundred_healthy_updates_are_silent(key):
     detector, tracker = AnomalyDetector(), GradientEMATracker()
     for i, metrics, norm in healthy_updates(key):
         drift = tracker.update(norm, 1.0)
-        report = detector.check_all(
-            metrics,
-            current_round=i,
-            total_rounds=200,
-            norm_drift=drift.norm,
-            health_drift=drift.health,
-        )
+        report = detector.check_all(metrics | drift, current_round=i, total_rounds=200)
         assert not report.has_anomaly, report.details
 
 
@@ -202,13 +195,13 @@ def test_detector_goes_on_where_its_state_stopped():
     assert one.bad_in_a_row["ratio_explosion"] == 1
 
 
-# --- when to look closely ------------------------------------------------------------------------
+# --- when telemetry is detailed ------------------------------------------------------------------
 
 
-def test_an_anomaly_has_the_next_five_rounds_looked_at_closely():
+def test_an_anomaly_has_the_next_five_rounds_recorded_in_detail():
     escalation, found = Escalation(), []
     for anomaly in (False, True, False, True, *[False] * 6):
-        found.append(escalation.closely)
+        found.append(escalation.detailed)
         escalation.note(anomaly)
     # Before the round in question; the second anomaly counts from its own round.
     assert found == [False, False, *[True] * 7, False]
@@ -235,7 +228,7 @@ def test_004_h1_entropy_is_watched_for_each_head_and_escalates(head, entropy, ex
     assert report.anomaly_types == (() if expected is None else (expected,))
     escalation = Escalation()
     escalation.note(bool(report.new))
-    assert escalation.closely == (expected is not None)
+    assert escalation.detailed == (expected is not None)
 
 
 @pytest.mark.parametrize(("kl", "expected"), [(0.2, "kl_spike"), (0.6, "kl_extreme"), (0.05, None)])

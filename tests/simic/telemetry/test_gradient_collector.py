@@ -129,16 +129,16 @@ def test_thresholds_come_from_the_clip_norm():
 
 
 def test_drift_is_measured_before_the_mean_moves():
-    tracker = GradientEMATracker(momentum=0.9)
+    tracker = GradientEMATracker()
     first = tracker.update(2.0, 1.0)
-    assert (first.norm, first.health) == (None, None)
+    assert set(first.values()) == {None}
     second = tracker.update(3.0, 0.5)
-    assert second.norm == pytest.approx(0.5)
-    assert second.health == pytest.approx(0.5)
-    assert tracker.norm == pytest.approx(2.1)
-    for _ in range(300):
+    assert second["norm_drift"] == pytest.approx(0.5)
+    assert second["health_drift"] == pytest.approx(0.5)
+    assert tracker.norm == pytest.approx(2.01)
+    for _ in range(3000):
         last = tracker.update(7.0, 1.0)
-    assert last.norm == pytest.approx(0.0, abs=1e-6)
+    assert last["norm_drift"] == pytest.approx(0.0, abs=1e-6)
 
 
 @pytest.mark.parametrize("absent", [None, math.nan, math.inf])
@@ -146,7 +146,7 @@ def test_what_is_absent_does_not_poison_the_mean(absent):
     tracker = GradientEMATracker()
     tracker.update(2.0, 1.0)
     drift = tracker.update(absent, absent)
-    assert (drift.norm, drift.health) == (None, None)
+    assert set(drift.values()) == {None}
     assert (tracker.norm, tracker.health) == (2.0, 1.0)
 
 
@@ -155,8 +155,6 @@ def test_tracker_goes_on_where_its_state_stopped():
     one.update(2.0, 0.8)
     two.load_state_dict(json.loads(json.dumps(one.state_dict())))
     assert one.update(5.0, 0.1) == two.update(5.0, 0.1)
-    with pytest.raises(ValueError, match="momentum"):
-        GradientEMATracker(momentum=1.0)
 
 
 def test_004_c6_counting_needs_no_loop_over_tensors_and_equals_a_naive_count(transfers):
@@ -189,5 +187,5 @@ def test_004_gap2_ema_drift_is_detected():
     tracker, detector = GradientEMATracker(), AnomalyDetector()
     for norm in [1.0] * 20 + [2.0] * 2:
         drift = tracker.update(norm, 1.0)
-        report = detector.check_all({}, current_round=1, total_rounds=2, norm_drift=drift.norm)
+        report = detector.check_all(drift, current_round=1, total_rounds=2)
     assert report.anomaly_types == ("gradient_norm_drift",)

@@ -81,7 +81,7 @@ def test_gradients_that_explode_drift_away_from_their_mean_in_health_and_norm():
 # --- after an anomaly ------------------------------------------------------------------------
 
 
-def test_after_an_anomaly_five_rounds_are_looked_at_closely_and_learn_the_same():
+def test_after_an_anomaly_five_rounds_are_recorded_in_detail_and_learn_the_same():
     config, state = analytic_state(rounds=8)
     _, quiet = analytic_state(rounds=8)
 
@@ -161,7 +161,7 @@ def test_004_h2_the_loop_tells_of_kl(kl, expected):
 def anomalies_of_two_updates(values: dict[str, float]):
     """What the loop tells about two equal updates, and whether it looks closer afterwards."""
     config, state = analytic_state(rounds=2)
-    state.agent.update = lambda buffer, generator, closely: PPOUpdateMetrics(
+    state.agent.update = lambda buffer, generator, detailed: PPOUpdateMetrics(
         steps=len(buffer), values=values
     )
     history = play(config, state)
@@ -170,14 +170,14 @@ def anomalies_of_two_updates(values: dict[str, float]):
 
 def test_d7_the_lifecycle_does_not_depend_on_telemetry(tmp_path, monkeypatch):
     wild = {"ppo.learning_rate": 0.3, "ppo.target_kl": 100.0}
-    tiny_run(tmp_path / "closely", rounds=3, **wild)
+    tiny_run(tmp_path / "detailed", rounds=3, **wild)
     monkeypatch.setattr(Escalation, "note", lambda self, anomaly: None)
     tiny_run(tmp_path / "not", rounds=3, **wild)
-    closely, without = (rows(tmp_path / name / "metrics.jsonl") for name in ("closely", "not"))
-    assert {r["kind"] for r in closely} > {r["kind"] for r in without} == {"step", "round"}
-    steps = [[r for r in found if r["kind"] == "step"] for found in (closely, without)]
+    detailed, without = (rows(tmp_path / name / "metrics.jsonl") for name in ("detailed", "not"))
+    assert {r["kind"] for r in detailed} > {r["kind"] for r in without} == {"step", "round"}
+    steps = [[r for r in found if r["kind"] == "step"] for found in (detailed, without)]
     assert steps[0] == steps[1]
-    outcomes = [(tmp_path / name / "outcomes.jsonl").read_bytes() for name in ("closely", "not")]
+    outcomes = [(tmp_path / name / "outcomes.jsonl").read_bytes() for name in ("detailed", "not")]
     assert outcomes[0] == outcomes[1]
 
 
@@ -207,7 +207,7 @@ def test_004_m13_a_skipped_update_names_what_is_broken_and_the_norm_before_clipp
     assert report["max_weight"] < 10
     assert row["optimizer_steps"] == 2
     assert (1, "numerical_instability", None) in anomalies(history)
-    # The parameters are sound, and the next round is looked at closely.
+    # The parameters are sound, and the next round is recorded in detail.
     assert history.of("round", 2)[0]["skipped"] is None
     assert history.of("layer", 2)
 

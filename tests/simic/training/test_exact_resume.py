@@ -81,14 +81,14 @@ def test_a_run_that_was_stopped_after_a_round_goes_on_exactly(tmp_path):
     same_run(tmp_path / "whole", tmp_path / "stopped")
 
 
-def test_a_run_that_is_looked_at_closely_is_so_after_a_resume(tmp_path):
+def test_a_run_that_is_recorded_in_detail_is_so_after_a_resume(tmp_path):
     """What anomalies of earlier rounds set off goes on: closer looks, and what is told once."""
     wild = {"rounds": 4, "ppo.learning_rate": 0.3, "ppo.target_kl": 100.0}
     tiny_run(tmp_path / "whole", **wild)
     played = []
     hooks = Hooks(lambda number, row, timing: played.append(number), stop=lambda: played == [0, 1])
     state = tiny_run(tmp_path / "stopped", hooks=hooks, **wild)
-    assert state.escalation.closely
+    assert state.escalation.detailed
     resume_ppo(tmp_path / "stopped", task=tiny_task())
     found = rows(tmp_path / "stopped" / "metrics.jsonl")
     assert any(row["kind"] == "layer" and row["round"] == 2 for row in found)

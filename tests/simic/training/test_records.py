@@ -183,11 +183,11 @@ def test_anomalies_reach_the_record_and_raise_the_level_of_telemetry(tmp_path):
     first = found[0]["round"]
     assert levels[first] == "DEBUG"
     # What an anomaly changes begins with the round after it.
-    closely = {r for r in range(1, 4) if levels[r - 1] == "DEBUG"}
-    assert closely
-    assert layers == {r["round"] for r in metrics if r["kind"] == "ratios"} == closely
+    detailed = {r for r in range(1, 4) if levels[r - 1] == "DEBUG"}
+    assert detailed
+    assert layers == {r["round"] for r in metrics if r["kind"] == "ratios"} == detailed
     snapshots = {e["round"] for e in events if e["event"] == "GovernorSnapshot"}
-    assert snapshots == closely
+    assert snapshots == detailed
 
 
 class Strict(dict):

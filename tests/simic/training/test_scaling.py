@@ -72,9 +72,9 @@ def test_004_c5_the_loop_learns_after_the_statistics_took_in_the_round():
     config, state = analytic_state(rounds=3)
     update, seen = state.agent.update, []
 
-    def spy(buffer, generator, closely):
+    def spy(buffer, generator, detailed):
         seen.append((len(buffer), state.observations.count))
-        return update(buffer, generator, closely=closely)
+        return update(buffer, generator, detailed=detailed)
 
     state.agent.update = spy
     play(config, state)

@@ -161,9 +161,9 @@ def test_every_round_is_shuffled_anew_and_the_same_in_every_run():
         config, state = analytic_state(rounds=3)
         update, orders = state.agent.update, []
 
-        def spy(buffer, generator, closely, update=update, orders=orders):
+        def spy(buffer, generator, detailed, update=update, orders=orders):
             orders.append(torch.randperm(16, generator=generator.clone_state()).tolist())
-            return update(buffer, generator, closely=closely)
+            return update(buffer, generator, detailed=detailed)
 
         state.agent.update = spy
         play(config, state)

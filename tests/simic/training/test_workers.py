@@ -61,7 +61,7 @@ def test_processes_change_nothing_even_if_one_is_killed(tmp_path, monkeypatch, c
         assert log.read_text() == "loaded\n"
     (pool,) = pools
     assert len(pool.workers) == 2
-    assert "died (exit code -9); its round is played again" in caplog.text
+    assert "died (exit code -9); its round is replayed" in caplog.text
     assert not any(worker.connection.process.is_alive() for worker in pool.workers)
     same_run(tmp_path / "1", tmp_path / "2")
 
@@ -78,7 +78,7 @@ def test_workers_change_nothing_even_if_one_is_lost(tmp_path, monkeypatch, caplo
 
     tiny_run(tmp_path / "one", rounds=2, **flags)
     tiny_run(tmp_path / "two", rounds=2, workers=2, hooks=at_step(11, lose), **flags)
-    assert caplog.text.count("its round is played again") == 1
+    assert caplog.text.count("its round is replayed") == 1
     same_run(tmp_path / "one", tmp_path / "two")
 
 
@@ -158,4 +158,4 @@ def test_a_worker_that_dies_again_and_again_is_given_up(caplog):
     with pytest.raises(WorkerError, match=r"environments \[0, 1\] died .*lost by the test"):
         worker.result()
     assert len(started) == 1 + MAX_RESTARTS
-    assert caplog.text.count("its round is played again") == MAX_RESTARTS
+    assert caplog.text.count("its round is replayed") == MAX_RESTARTS

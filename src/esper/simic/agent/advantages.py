@@ -71,8 +71,8 @@ def check_groups(groups: Tensor) -> None:
 def normalize_advantages(advantages: Tensor, valid: Tensor) -> Tensor:
     """Zero mean and unit standard deviation over the valid steps of all rows; 0 elsewhere.
 
-    The deviation has a floor, so that almost constant advantages stay small. Fewer than two valid
-    steps give zeros.
+    The deviation has a floor, so that almost constant advantages stay small. It is all zeros for
+    fewer than two valid steps.
     """
     chosen = advantages[valid]
     if chosen.numel() < 2:

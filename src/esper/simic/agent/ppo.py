@@ -48,7 +48,7 @@ logger = logging.getLogger(__name__)
 
 
 class ReplayMismatchError(RuntimeError):
-    """The update does not see what acting saw: a mask, observation or hidden state differs."""
+    """A mask, observation or hidden state of the update differs from that of acting."""
 
 
 class PPOAgent:
@@ -117,13 +117,13 @@ class PPOAgent:
         return observed
 
     def update(
-        self, buffer: TamiyoRolloutBuffer, generator: torch.Generator, *, closely: bool = False
+        self, buffer: TamiyoRolloutBuffer, generator: torch.Generator, *, detailed: bool = False
     ) -> PPOUpdateMetrics:
         """Learn from the episodes in `buffer`; `generator` shuffles environments into minibatches.
 
         Raises ReplayMismatchError if the log-probs of the stored actions are not those of acting.
         A non-finite loss or gradient ends the update before its step and is reported as
-        `skipped`. With `closely` the metrics include `layers` and `ratios`; nothing else changes.
+        `skipped`. With `detailed` the metrics include `layers` and `ratios`; nothing else changes.
         """
         if buffer.network != self.network.config:
             raise ConfigError(
@@ -146,27 +146,23 @@ class PPOAgent:
         self.update_count += 1
         replay_error = self._check_replay(batch)
         normalized = normalize_advantages(advantages, batch.valid)
-        metrics = self._learn(batch, normalized, returns, generator, closely)
-        values, returns = batch.values[batch.valid], returns[batch.valid]
-        explained = explained_variance(values=values, returns=returns)
-        metrics.report({"replay_error": replay_error, "explained_variance": explained})
+        metrics = self._learn(batch, normalized, returns, generator, detailed)
         valid = advantages[batch.valid]
-        metrics.report(
-            to_host(
-                {
-                    "advantage_mean": valid.mean(),
-                    "advantage_std": valid.std(correction=0),
-                    "advantage_min": valid.min(),
-                    "advantage_max": valid.max(),
-                }
-            )
-        )
+        explained = explained_variance(batch.values[batch.valid], returns[batch.valid])
+        metrics.report({"replay_error": replay_error, "explained_variance": explained})
+        spread = {
+            "advantage_mean": valid.mean(),
+            "advantage_std": valid.std(correction=0),
+            "advantage_min": valid.min(),
+            "advantage_max": valid.max(),
+        }
+        metrics.report(to_host(spread))
         if metrics.skipped:
             logger.warning(
                 "the rest of update %d is skipped: %s", self.update_count, metrics.skipped
             )
         metrics.reduce()
-        if closely:
+        if detailed:
             metrics.ratios = self._ratios(batch)
         return metrics
 
@@ -176,7 +172,7 @@ class PPOAgent:
         advantages: Tensor,
         returns: Tensor,
         generator: torch.Generator,
-        closely: bool,
+        detailed: bool,
     ) -> PPOUpdateMetrics:
         """One step per minibatch, until KL exceeds its limit or a number is not finite."""
         config = self.config
@@ -202,7 +198,7 @@ class PPOAgent:
             total.backward()
             if self._critic_only:
                 keep_gradients(self.network, "critic")
-            if closely:
+            if detailed:
                 metrics.layers = collect_per_layer_gradients(self.network)
             if not metrics.report(self._step()):
                 break
@@ -332,7 +328,7 @@ class PPOAgent:
 def entropy_floor_scale(op_masks: Tensor) -> float:
     """ln(all ops) / ln(mean number of legal ops) within [1, 3]; 1 if all or only one is legal.
 
-    Normalised entropy over few legal actions is worth fewer nats, so the floor has to be higher.
+    Normalised entropy over few legal actions is equal to fewer nats, so the floor has to be higher.
     """
     total = op_masks.shape[-1]
     legal = op_masks.float().sum(dim=-1).mean().item()

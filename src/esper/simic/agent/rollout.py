@@ -9,6 +9,9 @@ from esper.leyline import HEAD_NAMES, ActionMasks, generator
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 
+# Observations, masks, rewards, terminated, truncated, each for all environments.
+Step = tuple[np.ndarray, ActionMasks, np.ndarray, np.ndarray, np.ndarray]
+
 
 class VectorEnv(Protocol):
     """E environments that step together; steps after the end of an episode are ignored.
@@ -22,10 +25,7 @@ class VectorEnv(Protocol):
 
     def reset(self, round_: int) -> tuple[np.ndarray, ActionMasks]: ...
 
-    def step(
-        self, actions: np.ndarray
-    ) -> tuple[np.ndarray, ActionMasks, np.ndarray, np.ndarray, np.ndarray]:
-        """Observations, masks, rewards, terminated, truncated."""
+    def step(self, actions: np.ndarray) -> Step: ...
 
 
 def action_draws(key: int, round_: int, num_envs: int, steps: int) -> np.ndarray:

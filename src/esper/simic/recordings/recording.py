@@ -84,7 +84,7 @@ def record_episodes(
         envs = tuple(range(min(size, episodes - first)))
         spec = ShardSpec(config, task, data, envs, family=family, controller=controller.name)
         shard = Shard(spec, log)
-        log.begin(round_, closely=False)
+        log.begin(round_, detailed=False)
         env = RecordingEnv(shard, shard.space)
         env.reset(round_)
         (batch,) = shard.batches

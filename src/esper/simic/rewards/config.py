@@ -3,7 +3,7 @@
 from dataclasses import dataclass, fields
 from typing import ClassVar, Literal
 
-from esper.leyline import ConfigError, LifecycleOp
+from esper.leyline import ConfigError
 from esper.leyline import constants as c
 
 # Settings beyond these would overflow or divide by almost 0.
@@ -88,19 +88,13 @@ class ContributionRewardConfig(RewardConfig):
     blending_warning           for blending a seed although the network got worse
     holding_penalty            'linear': rate * (n - 1) in the n-th epoch of HOLDING;
                                'exponential': base ** (n - 2); both from the second, up to the cap
-    cull_hurting_bonus, cull_acceptable_bonus   0, because a bonus for removing a seed would pay
-                               for planting useless ones
     contributing_threshold     least contribution of a kept seed for terminal bonuses
     terminal_score_weight      reward per pp of the final score
     param_budget, param_penalty_weight   modes 'sparse' and 'minimal': cost of `param_budget`
                                parameters added to the host
     """
 
-    signed: ClassVar[tuple[str, ...]] = (
-        "improvement_safe_threshold",
-        "cull_hurting_threshold",
-        "contributing_threshold",
-    )
+    signed: ClassVar[tuple[str, ...]] = ("improvement_safe_threshold", "contributing_threshold")
 
     mode: str = "shaped"
     shaping_scale: float = c.SHAPING_SCALE
@@ -124,10 +118,7 @@ class ContributionRewardConfig(RewardConfig):
     fossilize_contribution_scale: float = 0.1
     fossilize_noncontributing_penalty: float = 0.2
     fossilize_degraded_penalty: float = 0.5
-    cull_hurting_bonus: float = 0.0
-    cull_acceptable_bonus: float = 0.0
     cull_good_seed_penalty: float = 0.3
-    cull_hurting_threshold: float = -0.5
     auto_cull_penalty: float = c.AUTO_CULL_PENALTY
     contributing_threshold: float = c.CONTRIBUTING_THRESHOLD
     terminal_score_weight: float = c.TERMINAL_SCORE_WEIGHT
@@ -148,22 +139,8 @@ class ContributionRewardConfig(RewardConfig):
             raise ConfigError(
                 f"holding_penalty must be 'linear' or 'exponential', got {self.holding_penalty!r}"
             )
-        if self.cull_hurting_threshold > 0:
-            raise ConfigError(
-                f"cull_hurting_threshold must be at most 0, got {self.cull_hurting_threshold}"
-            )
         self._require_at_least(1, "param_budget")
         self._require_at_least(1, "holding_penalty_base")
-
-    @property
-    def intervention_costs(self) -> dict[LifecycleOp, float]:
-        """The cost of each op."""
-        return {
-            LifecycleOp.WAIT: 0.0,
-            LifecycleOp.GERMINATE: self.germinate_cost,
-            LifecycleOp.CULL: self.cull_cost,
-            LifecycleOp.FOSSILIZE: self.fossilize_cost,
-        }
 
 
 @dataclass(frozen=True, kw_only=True)

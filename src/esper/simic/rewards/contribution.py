@@ -91,7 +91,10 @@ def auto_culled(t: Transition) -> np.ndarray:
 
 def intervention(t: Transition, config: ContributionRewardConfig) -> np.ndarray:
     """[E]: the cost of the chosen ops."""
-    costs = np.array([config.intervention_costs[op] for op in LifecycleOp])
+    costs = np.zeros(len(LifecycleOp))
+    costs[LifecycleOp.GERMINATE] = config.germinate_cost
+    costs[LifecycleOp.CULL] = config.cull_cost
+    costs[LifecycleOp.FOSSILIZE] = config.fossilize_cost
     return -costs[t.actions[:, OP]]
 
 

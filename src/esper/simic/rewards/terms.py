@@ -26,9 +26,9 @@ def potential(
     max_bonus: float = k.MAX_PROGRESS_BONUS,
 ) -> np.ndarray:
     """[E]: phi(stage) plus a bounded bonus for the epochs in it, summed over slots with a seed."""
-    worth = STAGE_POTENTIAL[table.stage]
-    bonus = (worth > 0) * np.minimum(epoch_bonus * table.epochs_in_stage, max_bonus)
-    return (worth + bonus).sum(axis=1)
+    phi = STAGE_POTENTIAL[table.stage]
+    bonus = (phi > 0) * np.minimum(epoch_bonus * table.epochs_in_stage, max_bonus)
+    return (phi + bonus).sum(axis=1)
 
 
 def pbrs(t: Transition, gamma: float, epoch_bonus: float, max_bonus: float) -> np.ndarray:
@@ -71,8 +71,8 @@ def credit(
     c, gained, weight = contribution, total_improvement, config.contribution_weight
     share = np.minimum(c, np.sqrt(np.maximum(gained * c, 0.0)))
     raw = np.where(np.isnan(gained), 0.5 * c, share)
-    worth = weight * raw + ratio_penalty(c, gained, config)
-    return np.where(np.isnan(c), 0.0, np.where(c < 0.0, weight * c, worth))
+    credited = weight * raw + ratio_penalty(c, gained, config)
+    return np.where(np.isnan(c), 0.0, np.where(c < 0.0, weight * c, credited))
 
 
 def blending_warning(
@@ -124,13 +124,13 @@ def fossilize_shaping(
 
 
 def cull_shaping(contribution: np.ndarray, config: ContributionRewardConfig) -> np.ndarray:
-    """A bounded penalty for removing a seed that helps; 0 if it was not measured."""
-    c, base = contribution, config.cull_good_seed_penalty
-    good = -np.minimum(base + 0.05 * c, 3.0 * base)
-    bad = np.where(
-        c < config.cull_hurting_threshold, config.cull_hurting_bonus, config.cull_acceptable_bonus
-    )
-    return np.where(np.isnan(c), 0.0, np.where(c >= 0.0, good, bad))
+    """A bounded penalty for removing a seed that helps; 0 if it was not measured.
+
+    There is no bonus for removing another one: it would pay for planting useless seeds.
+    """
+    penalty = config.cull_good_seed_penalty
+    size = np.minimum(penalty + 0.05 * contribution, 3.0 * penalty)
+    return np.where(contribution >= 0.0, -size, 0.0)
 
 
 def sparse_reward(

@@ -1,6 +1,6 @@
 """Detects failures of learning from the metrics of each update.
 
-One noisy update is not an anomaly: a finding becomes active after `patience` updates in a row and
+One noisy update is not enough: an anomaly becomes active after `patience` updates in a row and
 inactive after as many without it. A NaN or an extreme KL is never noise and counts at once.
 """
 
@@ -14,7 +14,7 @@ from esper.leyline import constants as c
 from esper.leyline.events import AnomalyDetected
 
 AT_ONCE = ("numerical_instability", "kl_extreme")
-# The milder finding is not reported together with the graver one.
+# The milder anomaly is not reported together with the graver one.
 GRAVER = {"entropy_low": "entropy_collapse", "kl_spike": "kl_extreme"}
 
 # anomaly or anomaly:head, column of the row, direction, name of the threshold, text of the detail
@@ -38,9 +38,6 @@ LIMITS = (
     ("gradient_norm_drift", "norm_drift", ">", "drift", "{:.3g} away from its mean"),
     ("gradient_health_drift", "health_drift", ">", "drift", "{:.3g} away from its mean"),
 )
-
-# What is wrong, by anomaly or 'anomaly:head'; None if it was measured and is fine.
-Findings = dict[str, str | None]
 
 
 @dataclass(frozen=True)
@@ -110,8 +107,11 @@ def value_threshold(current_round: int, total_rounds: int, limits: AnomalyThresh
     return limits.value_phases[-1][1]
 
 
+COUNTS = ("bad_in_a_row", "good_in_a_row", "active")
+
+
 class AnomalyDetector:
-    """Call `check_all` once per update; findings are counted over updates."""
+    """Call `check_all` once per update; anomalies are counted over updates."""
 
     def __init__(self, thresholds: AnomalyThresholds | None = None) -> None:
         self.thresholds = thresholds or AnomalyThresholds()
@@ -125,37 +125,35 @@ class AnomalyDetector:
         *,
         current_round: int,
         total_rounds: int,
-        norm_drift: float | None = None,
-        health_drift: float | None = None,
     ) -> AnomalyReport:
-        """Check the flat row of an update's metrics, with or without the columns of LSTM health.
+        """Check the flat row of an update's metrics, with the columns of LSTM health and of drift.
 
         A column that is absent or None was not measured. An update that had data but was skipped
         counts as numerically unstable.
         """
         least = value_threshold(current_round, total_rounds, self.thresholds)
         limits = vars(self.thresholds) | {"explained_variance": least}
-        values = {**row, "norm_drift": norm_drift, "health_drift": health_drift}
-        findings: Findings = {}
+        found: dict[str, str | None] = {}
         for name, column, sign, limit, text in LIMITS:
-            value, bound = values.get(column), limits[limit]
+            value, bound = row.get(column), limits[limit]
             if value is not None:
                 bad = value > bound if sign == ">" else value < bound
-                findings[name] = f"{text.format(value)} {sign} {bound}" if bad else None
+                found[name] = f"{text.format(value)} {sign} {bound}" if bad else None
         unhealthy = row.get("lstm_unhealthy_envs")
         if unhealthy is not None:
             detail = f"{unhealthy} hidden states not within {c.LSTM_MIN_NORM} and {c.LSTM_MAX_NORM}"
-            findings["lstm_unhealthy"] = detail if unhealthy else None
+            found["lstm_unhealthy"] = detail if unhealthy else None
         broken = [k for k, v in row.items() if isinstance(v, float) and not math.isfinite(v)]
         if row.get("skipped") is not None and row.get("steps", 0) > 0:
             broken.append(f"update skipped: {row['skipped']}")
         detail = f"not finite: {', '.join(sorted(broken))}"
-        findings["numerical_instability"] = detail if broken else None
-        return self._count(findings)
+        found["numerical_instability"] = detail if broken else None
+        return self._count(found)
 
-    def _count(self, findings: Findings) -> AnomalyReport:
+    def _count(self, found: Mapping[str, str | None]) -> AnomalyReport:
+        """`found` has the detail of each anomaly, None if it was measured and is fine."""
         before = set(self.active)
-        for name, detail in findings.items():
+        for name, detail in found.items():
             bad = detail is not None
             self.bad_in_a_row[name] = self.bad_in_a_row.get(name, 0) + 1 if bad else 0
             self.good_in_a_row[name] = 0 if bad else self.good_in_a_row.get(name, 0) + 1
@@ -173,16 +171,11 @@ class AnomalyDetector:
         return GRAVER.get(kind, "") + separator + head
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "bad_in_a_row": dict(self.bad_in_a_row),
-            "good_in_a_row": dict(self.good_in_a_row),
-            "active": dict(self.active),
-        }
+        return {name: dict(getattr(self, name)) for name in COUNTS}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.bad_in_a_row = dict(state["bad_in_a_row"])
-        self.good_in_a_row = dict(state["good_in_a_row"])
-        self.active = dict(state["active"])
+        for name in COUNTS:
+            setattr(self, name, dict(state[name]))
 
 
 class Escalation:
@@ -195,7 +188,7 @@ class Escalation:
         self.remaining = 0
 
     @property
-    def closely(self) -> bool:
+    def detailed(self) -> bool:
         return self.remaining > 0
 
     def note(self, anomaly: bool) -> None:

@@ -13,6 +13,8 @@ from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 from esper.leyline import ConfigError
 from esper.leyline import constants as c
 
+MOMENTUM, EPSILON = 0.99, 1e-8  # of the moving averages
+
 
 @dataclass(frozen=True)
 class GradientThresholds:
@@ -105,41 +107,31 @@ def _measure(grads: list[Tensor], thresholds: GradientThresholds) -> Tensor:
     )
 
 
-@dataclass(frozen=True)
-class GradientDrift:
-    """|x - mean| / mean of the norm and of the health; None without a mean or a finite x."""
-
-    norm: float | None
-    health: float | None
-
-
 class GradientEMATracker:
     """Exponential moving averages of gradient norm and health; skips None, NaN and infinity."""
 
-    def __init__(self, momentum: float = 0.99, epsilon: float = 1e-8) -> None:
-        if not 0.0 < momentum < 1.0:
-            raise ValueError(f"momentum must lie between 0 and 1, got {momentum}")
-        self.momentum, self.epsilon = momentum, epsilon
+    def __init__(self) -> None:
         self.norm: float | None = None
         self.health: float | None = None
 
-    def update(self, norm: float | None, health: float | None) -> GradientDrift:
-        """Drift of the values against the means so far; then the values join the means."""
-        norm_drift, self.norm = self._follow(norm, self.norm)
-        health_drift, self.health = self._follow(health, self.health)
-        return GradientDrift(norm_drift, health_drift)
-
-    def _follow(self, value: float | None, mean: float | None) -> tuple[float | None, float | None]:
-        """The drift and the new mean."""
-        if value is None or not math.isfinite(value):
-            return None, mean
-        if mean is None:
-            return None, value
-        drift = abs(value - mean) / (mean + self.epsilon)
-        return drift, self.momentum * mean + (1.0 - self.momentum) * value
+    def update(self, norm: float | None, health: float | None) -> dict[str, float | None]:
+        """`norm_drift` and `health_drift`, |x - mean| / mean with the means so far, None without a
+        mean or a finite x; then the values join the means."""
+        norm_drift, self.norm = _drift(norm, self.norm)
+        health_drift, self.health = _drift(health, self.health)
+        return {"norm_drift": norm_drift, "health_drift": health_drift}
 
     def state_dict(self) -> dict[str, float | None]:
         return {"norm": self.norm, "health": self.health}
 
     def load_state_dict(self, state: Mapping[str, float | None]) -> None:
         self.norm, self.health = state["norm"], state["health"]
+
+
+def _drift(value: float | None, mean: float | None) -> tuple[float | None, float | None]:
+    """The drift and the new mean."""
+    if value is None or not math.isfinite(value):
+        return None, mean
+    if mean is None:
+        return None, value
+    return abs(value - mean) / (mean + EPSILON), MOMENTUM * mean + (1.0 - MOMENTUM) * value

@@ -18,14 +18,14 @@ from esper.simic.rewards.config import RewardConfig, check_gamma
 from esper.simic.rewards.modes import MODES
 from esper.tolaria.families import find_family
 
-# The costs of growth come at once and its gains epochs later, and episodes are finite: any discount
-# is a bias against growing. Rewards are divided by their standard deviation, so returns are of the
-# order of the episode's length; with the agent's default weight of the value loss, the gradient of
-# the critic would dominate that of the policy.
 # Small hosts of one architecture are trained together.
 BY_SIZE = GrowthSettings(population="auto")
 USER_SETTINGS = frozenset(name for name, _, _ in user_settings())
 
+# The costs of growth come at once and its gains epochs later, and episodes are finite: any discount
+# is a bias against growing. Rewards are divided by their standard deviation, so returns are of the
+# order of the episode's length; with the agent's default weight of the value loss, the gradient of
+# the critic would dominate that of the policy.
 DEFAULT_PPO = PPOConfig(gamma=1.0, gae_lambda=1.0, value_coef=0.05)
 
 
@@ -100,10 +100,8 @@ class TrainingConfig:
     def __post_init__(self) -> None:
         for name, least, most in RANGES:
             value = getattr(self, name)
-            if value is not None and value < least:
-                raise ConfigError(f"{name} must be at least {least}, got {value}")
-            if value is not None and value > most:
-                raise ConfigError(f"{name} must be at most {most}, got {value}")
+            if value is not None and not least <= value <= most:
+                raise ConfigError(f"{name} must be from {least} to {most}, got {value}")
         if self.ab_reward_mode is not None:
             if self.envs < 2:
                 raise ConfigError("comparing two reward modes needs at least 2 environments")

@@ -70,9 +70,10 @@ def recipe_of(
     config: TrainingConfig, task: Task, data: DataSplits, family: Family | None = None
 ) -> HostRecipe:
     """How the hosts of a run are made and trained; with a family, the hosts of its first member."""
+    precision = config.growth.precision or "fp32"
     if family is not None:
-        return family.members("train")[0].recipe(data, config.growth.precision or "fp32")
-    return replace(task, precision=config.growth.precision or "fp32").recipe(data)
+        return family.members("train")[0].recipe(data, precision)
+    return replace(task, precision=precision).recipe(data)
 
 
 def most_steps(

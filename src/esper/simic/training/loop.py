@@ -75,8 +75,8 @@ def run_training(
         check_groups(torch.from_numpy(env.groups))
     buffer = state.agent.new_buffer(env.num_envs, max_steps)
     while state.round < config.rounds and not hooks.stop():
-        number, closely = state.round, state.escalation.closely
-        log.begin(number, closely=closely)
+        number, detailed = state.round, state.escalation.detailed
+        log.begin(number, detailed=detailed)
         clock = log.clock
         rewards = None if config.scale_returns else state.rewards
         scaled = ScaledEnv(env, state.observations, rewards, config.mode_of, clock, hooks.on_step)
@@ -87,7 +87,7 @@ def run_training(
                 scale_returns(buffer, state.rewards, scaled.modes, config.ppo.gamma)
         with traced(number, "update"), clock.phase("update"):
             shuffle = torch.Generator().manual_seed(draw_key(config.key, "shuffle", number))
-            metrics = state.agent.update(buffer, shuffle, closely=closely)
+            metrics = state.agent.update(buffer, shuffle, detailed=detailed)
         with clock.phase("telemetry"):
             row = round_row(config, state, buffer, scaled.returns, log.outcomes, metrics)
             row |= diagnose(config, state, metrics, compute_lstm_health(buffer.last_hidden), log)
@@ -149,11 +149,9 @@ def diagnose(
     flat, hidden = metrics.flat(), {} if health is None else health.flat()
     drift = state.gradients.update(flat["grad_norm"], flat["gradient_health"])
     report = state.detector.check_all(
-        flat | hidden,
+        flat | hidden | drift,
         current_round=state.round + 1,
         total_rounds=config.rounds,
-        norm_drift=drift.norm,
-        health_drift=drift.health,
     )
     for event in report.events(state.round):
         log.event(event)
@@ -161,7 +159,7 @@ def diagnose(
     return {
         **_finite(hidden),
         "anomalies": ", ".join(report.anomaly_types) or None,
-        "telemetry_level": "DEBUG" if state.escalation.closely else "NORMAL",
+        "telemetry_level": "DEBUG" if state.escalation.detailed else "NORMAL",
         **summarize_layers(metrics.layers),
     }
 

@@ -58,21 +58,21 @@ class Clock:
 class RoundLog(History):
     """The records of one round: passed on to `record` at once, and kept until the next round.
 
-    Snapshots of the governor, one per environment and step, are kept only with `closely`.
+    Snapshots of the governor, one per environment and step, are kept only with `detailed`.
     """
 
     def __init__(self, record: RoundRecorder | None = None) -> None:
         self.record = record or NullRecorder()
         super().__init__(listeners=(self.record,))
-        self.clock, self.closely = Clock(), True
+        self.clock, self.detailed = Clock(), True
 
-    def begin(self, round_: int, *, closely: bool) -> None:
+    def begin(self, round_: int, *, detailed: bool) -> None:
         self.clear()
-        self.clock, self.closely = Clock(), closely
+        self.clock, self.detailed = Clock(), detailed
         self.record.begin_round(round_)
 
     def event(self, event: Event) -> None:
-        if self.closely or not isinstance(event, GovernorSnapshot):
+        if self.detailed or not isinstance(event, GovernorSnapshot):
             super().event(event)
 
     def end(self, env_steps: int) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from esper.leyline import ActionMasks
-from esper.simic.agent.rollout import VectorEnv
+from esper.simic.agent.rollout import Step, VectorEnv
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.simic.control.normalization import RewardNormalizer, RunningMeanStd
 from esper.simic.training.round_log import Clock
@@ -46,9 +46,7 @@ class ScaledEnv:
             observations, masks = self.env.reset(round_)
         return self._observe(observations), masks
 
-    def step(
-        self, actions: np.ndarray
-    ) -> tuple[np.ndarray, ActionMasks, np.ndarray, np.ndarray, np.ndarray]:
+    def step(self, actions: np.ndarray) -> Step:
         with self.clock.phase("hosts"):
             observations, masks, rewards, terminated, truncated = self.env.step(actions)
         self.steps += 1

@@ -12,6 +12,7 @@ import numpy as np
 
 from esper.leyline import ActionMasks, History
 from esper.leyline.events import Event
+from esper.simic.agent.rollout import Step
 from esper.simic.rewards.components import RewardComponents
 from esper.simic.rewards.modes import compute_reward
 from esper.simic.training.env_specs import EnvSpec, RoundSpecs, ShardSpec, space_of
@@ -143,9 +144,7 @@ class Shard:
             batch.reset()
         return self._observe()
 
-    def step(
-        self, actions: np.ndarray
-    ) -> tuple[np.ndarray, ActionMasks, np.ndarray, np.ndarray, np.ndarray]:
+    def step(self, actions: np.ndarray) -> Step:
         rewards, ended = np.zeros(self.num_envs), np.zeros(self.num_envs, dtype=bool)
         for batch in self.batches:
             rows = batch.spec.rows

@@ -85,5 +85,5 @@ class Space:
         return names(slots, self.blueprints)
 
     def new_normalizer(self) -> RunningMeanStd:
-        """A normaliser of observations that has seen none; those over sets need no scaling."""
+        """A new normaliser of observations; those over sets need no scaling."""
         return RunningMeanStd((self.observation_dim,)) if self.kind == "flat" else Unscaled()

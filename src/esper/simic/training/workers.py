@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from esper.leyline import ActionMasks, ConfigError, EsperError, History
-from esper.simic.agent.rollout import VectorEnv
+from esper.simic.agent.rollout import Step, VectorEnv
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.env_specs import ShardSpec, groups_of
 from esper.simic.training.round_log import Clock, RoundLog
@@ -233,9 +233,7 @@ class WorkerPool:
         observations, masks = self._call("reset", [round_] * len(self.workers))
         return observations, masks
 
-    def step(
-        self, actions: np.ndarray
-    ) -> tuple[np.ndarray, ActionMasks, np.ndarray, np.ndarray, np.ndarray]:
+    def step(self, actions: np.ndarray) -> Step:
         observations, masks, *arrays = self._call("step", np.split(actions, self.cuts))
         rewards, terminated, truncated = arrays
         return observations, masks, rewards, terminated, truncated
@@ -247,21 +245,18 @@ class WorkerPool:
         results = [worker.result() for worker in self.workers]
         self.log.clock.move(max(result.reward_seconds for result in results), "hosts", "reward")
         with self.log.clock.phase("telemetry"):
-            for result in results:
-                self._record(result.history)
+            for history in (result.history for result in results):
+                for row in history.rows:
+                    self.log.metrics(row)
+                for event in history.events:
+                    self.log.event(event)
+                for outcome in history.outcomes:
+                    self.log.outcome(outcome)
         joined: list[Any] = []
         for values in zip(*(result.values for result in results), strict=True):
             join = join_masks if isinstance(values[0], ActionMasks) else np.concatenate
             joined.append(join(values))
         return joined
-
-    def _record(self, history: History) -> None:
-        for row in history.rows:
-            self.log.metrics(row)
-        for event in history.events:
-            self.log.event(event)
-        for outcome in history.outcomes:
-            self.log.outcome(outcome)
 
 
 class Worker:
@@ -308,7 +303,7 @@ class Worker:
         """Start another worker and replay the round up to the last call, whose reply is due."""
         self.connection.close()
         logger.warning(
-            "the worker of environments %s died (%s); its round is played again",
+            "the worker of environments %s died (%s); its round is replayed",
             list(self.spec.envs),
             reason,
         )

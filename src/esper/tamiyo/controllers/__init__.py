@@ -9,11 +9,11 @@ from importlib.metadata import entry_points
 
 from esper.leyline import ConfigError, shortened
 from esper.tamiyo.controllers.each import EachController
-from esper.tamiyo.controllers.heuristic import HeuristicConfig, HeuristicController
+from esper.tamiyo.controllers.heuristic import HeuristicController
 from esper.tamiyo.controllers.random import RandomController
 from esper.tamiyo.controllers.scripted import ScriptedController
 from esper.tamiyo.controllers.static import StaticController
-from esper.tamiyo.situation import Controller, wait
+from esper.tamiyo.situation import Controller
 
 ENTRY_POINT_GROUP = "esper.controllers"
 # Factories. `scripted` and `heuristic` get FILE from `scripted:FILE` and `heuristic:FILE.toml`.
@@ -51,17 +51,3 @@ def make_controller(name: str) -> Controller:
         known.insert(known.index("heuristic") + 1, "heuristic:FILE.toml")
         raise ConfigError(f"no controller {shortened(name)!r}; there are {', '.join(known)}")
     return _factories()[kind](*([argument] if colon else []))
-
-
-__all__ = [
-    "Controller",
-    "EachController",
-    "HeuristicConfig",
-    "HeuristicController",
-    "RandomController",
-    "ScriptedController",
-    "StaticController",
-    "controller_names",
-    "make_controller",
-    "wait",
-]

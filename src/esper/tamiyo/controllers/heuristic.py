@@ -131,7 +131,7 @@ class HeuristicController:
         self.blueprint_seen = np.where(live, s.table.blueprint, -1)
 
     def _ready(self, s: Situation) -> np.ndarray:
-        """bool[E]: is it time for a seed?"""
+        """bool[E]: whether a seed may be planted now."""
         config = self.config
         plateau = (s.step >= config.min_epochs_before_germinate) & (
             s.signals.plateau_epochs >= config.plateau_epochs_to_germinate

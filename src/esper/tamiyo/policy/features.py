@@ -1,16 +1,13 @@
 """The observation: one row of bounded numbers per environment.
 
-Layout for S slots and B blueprints (`feature_size` computes the width):
-
-  0-22            the training: epoch, step, losses, scores, their last five values, size, use
-  23 + (4 + B)*i  slot i: holds a seed, stage, alpha, contribution, blueprint one-hot
-  then 10*i       slot i: telemetry of its seed; all zero for an empty slot
+The columns of the training come first, then for each slot those of its seed and its blueprint
+one-hot, then for each slot the telemetry of its seed, which is all zero for an empty slot.
 
 Every entry is scaled to about [-2, 2]. What was not measured is 0; a flag tells whether there is a
 seed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,9 +16,7 @@ from esper.leyline import SeedStage
 from esper.leyline.constants import SEED_EXPLODING_NORM, SEED_VANISHING_NORM
 from esper.tamiyo.situation import Situation
 
-BASE_FEATURES = 23
-SLOT_FEATURES = 4
-TELEMETRY_FEATURES = 10
+TRAINING = "training"
 LIMIT = 2.0
 
 
@@ -31,56 +26,6 @@ class FeatureExtractionContext:
 
     situation: Situation
     use_telemetry: bool = True
-
-
-def feature_size(n_slots: int, n_blueprints: int, *, use_telemetry: bool = True) -> int:
-    per_slot = SLOT_FEATURES + n_blueprints + TELEMETRY_FEATURES * use_telemetry
-    return BASE_FEATURES + n_slots * per_slot
-
-
-BASE_NAMES = (
-    "epoch / epochs",
-    "log batches / 8",
-    "symlog training loss / 2",
-    "symlog validation loss / 2",
-    "symlog change of loss",
-    "training score / 100",
-    "validation score / 100",
-    "change of score / 10",
-    "epochs on a plateau / 10",
-    "best score / 100",
-    "symlog best loss / 2",
-    *(f"symlog loss {ago} epochs ago / 2" for ago in (4, 3, 2, 1, 0)),
-    *(f"score {ago} epochs ago / 100" for ago in (4, 3, 2, 1, 0)),
-    "log size over the host's",
-    "share of the seeds allowed",
-)
-SLOT_NAMES = ("holds a seed", "stage / 10", "alpha", "worth / 10")
-TELEMETRY_NAMES = (
-    "gradient norm / 10",
-    "gradient health",
-    "gradients vanish",
-    "gradients explode",
-    "epochs in stage / 50",
-    "score / 100",
-    "improvement in stage / 10",
-    "way through life",
-    "alpha (telemetry)",
-    "epoch / epochs",
-)
-TRAINING = "training"
-
-
-def feature_names(
-    modules: Sequence[str], blueprints: Sequence[str], *, use_telemetry: bool = True
-) -> list[tuple[str, str]]:
-    """(block, entry) of each column of the observation; a slot is a block by its module's name."""
-    slot = (*SLOT_NAMES, *(f"is {blueprint}" for blueprint in blueprints))
-    names = [(TRAINING, name) for name in BASE_NAMES]
-    names += [(module, name) for module in modules for name in slot]
-    if use_telemetry:
-        names += [(module, name) for module in modules for name in TELEMETRY_NAMES]
-    return names
 
 
 def symlog(x: np.ndarray) -> np.ndarray:
@@ -94,79 +39,110 @@ def bounded(x: np.ndarray, absent: float = 0.0) -> np.ndarray:
     return np.minimum(np.maximum(np.where(np.isnan(x), absent, x), -LIMIT), LIMIT)
 
 
-def signals_to_features(context: FeatureExtractionContext) -> np.ndarray:
-    """float32 [E, feature_size(S, B)], every entry finite and in [-LIMIT, LIMIT]."""
-    blocks = [_base(context.situation), _slots(context.situation)]
-    if context.use_telemetry:
-        blocks.append(_telemetry(context.situation))
-    return np.concatenate(blocks, axis=1).astype(np.float32)
-
-
 def loss_feature(loss: np.ndarray) -> np.ndarray:
     """A loss on the scale of an observation; one that is not finite is very bad."""
     return bounded(symlog(loss) / 2, absent=LIMIT)
 
 
-def _base(s: Situation) -> np.ndarray:
-    signals = s.signals
-    train, val, best, *history = loss_feature(
-        np.stack(
-            [
-                signals.train_loss,
-                signals.val_loss,
-                signals.best_val_loss,
-                # No loss, as before the start, is not a bad loss.
-                *np.where(np.isnan(signals.loss_history), 0.0, signals.loss_history).T,
-            ]
-        )
-    )
-    columns = [
-        signals.epoch / s.max_steps,
-        np.log1p(signals.global_step) / 8,
-        train,
-        val,
-        symlog(signals.loss_delta),
-        signals.train_score / 100,
-        signals.val_score / 100,
-        signals.score_delta / 10,
-        signals.plateau_epochs / 10,
-        signals.best_val_score / 100,
-        best,
-        *history,
-        *(signals.score_history / 100).T,
-        np.log(s.total_params / s.host_params),
-        s.table.holds_seed.sum(axis=1) / s.max_seeds if s.max_seeds else np.zeros(s.n_envs),
+def seeds_of_most(s: Situation) -> np.ndarray:
+    """[E]: the number of seeds as a share of the most allowed; 0 without a limit."""
+    return s.table.holds_seed.sum(axis=1) / s.max_seeds if s.max_seeds else np.zeros(s.n_envs)
+
+
+def _past_loss(ago: int) -> Callable[[Situation], np.ndarray]:
+    def feature(s: Situation) -> np.ndarray:
+        loss = s.signals.loss_history[:, -1 - ago]
+        # No loss, as before the start, is not a bad loss.
+        return loss_feature(np.where(np.isnan(loss), 0.0, loss))
+
+    return feature
+
+
+def _past_score(ago: int) -> Callable[[Situation], np.ndarray]:
+    return lambda s: s.signals.score_history[:, -1 - ago] / 100
+
+
+def _contribution(s: Situation) -> np.ndarray:
+    known = ~np.isnan(s.table.contribution)
+    value = np.where(known, s.table.contribution, s.table.improvement_since_stage_start)
+    return np.where(s.table.holds_seed, value, 0.0)
+
+
+# Each entry of these tables is one column: a name, and its values [E], or [E, S] for slots.
+BASE: dict[str, Callable[[Situation], np.ndarray]] = {
+    "epoch / epochs": lambda s: s.signals.epoch / s.max_steps,
+    "log batches / 8": lambda s: np.log1p(s.signals.global_step) / 8,
+    "symlog training loss / 2": lambda s: loss_feature(s.signals.train_loss),
+    "symlog validation loss / 2": lambda s: loss_feature(s.signals.val_loss),
+    "symlog change of loss": lambda s: symlog(s.signals.loss_delta),
+    "training score / 100": lambda s: s.signals.train_score / 100,
+    "validation score / 100": lambda s: s.signals.val_score / 100,
+    "change of score / 10": lambda s: s.signals.score_delta / 10,
+    "epochs on a plateau / 10": lambda s: s.signals.plateau_epochs / 10,
+    "best score / 100": lambda s: s.signals.best_val_score / 100,
+    "symlog best loss / 2": lambda s: loss_feature(s.signals.best_val_loss),
+    **{f"symlog loss {ago} epochs ago / 2": _past_loss(ago) for ago in (4, 3, 2, 1, 0)},
+    **{f"score {ago} epochs ago / 100": _past_score(ago) for ago in (4, 3, 2, 1, 0)},
+    "log size over the host's": lambda s: np.log(s.total_params / s.host_params),
+    "share of the seeds allowed": seeds_of_most,
+}
+SLOT: dict[str, Callable[[Situation], np.ndarray]] = {
+    "holds a seed": lambda s: s.table.holds_seed,
+    "stage / 10": lambda s: s.table.stage / max(SeedStage),
+    "alpha": lambda s: s.table.alpha,
+    "contribution or improvement / 10": lambda s: _contribution(s) / 10,
+}
+TELEMETRY: dict[str, Callable[[Situation], np.ndarray]] = {
+    "gradient norm / 10": lambda s: np.minimum(s.table.gradient_norm, 10) / 10,
+    "gradient health": lambda s: s.table.gradient_health,
+    "gradients vanish": lambda s: s.table.gradient_norm < SEED_VANISHING_NORM,
+    "gradients explode": lambda s: s.table.gradient_norm > SEED_EXPLODING_NORM,
+    "epochs in stage / 50": lambda s: np.minimum(s.table.epochs_in_stage, 50) / 50,
+    "score / 100": lambda s: s.table.score / 100,
+    "improvement in stage / 10": lambda s: np.clip(
+        s.table.improvement_since_stage_start / 10, -1, 1
+    ),
+    "stage from 0 to 1": lambda s: np.minimum((s.table.stage - 1) / 6, 1),
+    "alpha (telemetry)": lambda s: s.table.alpha,
+    "epoch / epochs": lambda s: s.signals.epoch[:, None] / s.max_steps,
+}
+
+
+def feature_size(n_slots: int, n_blueprints: int, *, use_telemetry: bool = True) -> int:
+    per_slot = len(SLOT) + n_blueprints + len(TELEMETRY) * use_telemetry
+    return len(BASE) + n_slots * per_slot
+
+
+def feature_names(
+    modules: Sequence[str], blueprints: Sequence[str], *, use_telemetry: bool = True
+) -> list[tuple[str, str]]:
+    """(block, entry) of each column of the observation; a slot is a block by its module's name."""
+    slot = (*SLOT, *(f"is {blueprint}" for blueprint in blueprints))
+    names = [(TRAINING, name) for name in BASE]
+    names += [(module, name) for module in modules for name in slot]
+    if use_telemetry:
+        names += [(module, name) for module in modules for name in TELEMETRY]
+    return names
+
+
+def stacked(
+    columns: Mapping[str, Callable[..., np.ndarray | float]], shape: tuple[int, ...], *about: object
+) -> np.ndarray:
+    """float32 [*shape, len(columns)]: the columns as functions of `about`, bounded."""
+    values = np.empty((*shape, len(columns)), dtype=np.float32)
+    for index, feature in enumerate(columns.values()):
+        values[..., index] = feature(*about)
+    return bounded(values)
+
+
+def signals_to_features(context: FeatureExtractionContext) -> np.ndarray:
+    """float32 [E, feature_size(S, B)], every entry finite and in [-LIMIT, LIMIT]."""
+    s, shape = context.situation, context.situation.table.shape
+    one_hot = s.table.blueprint[:, :, None] == np.arange(len(s.catalogue))
+    blocks = [
+        stacked(BASE, shape[:1], s),
+        np.concatenate([stacked(SLOT, shape, s), one_hot.astype(np.float32)], axis=2),
     ]
-    return bounded(np.stack(columns, axis=1))
-
-
-def _slots(s: Situation) -> np.ndarray:
-    table, held = s.table, s.table.holds_seed
-    worth = np.where(
-        np.isnan(table.contribution), table.improvement_since_stage_start, table.contribution
-    )
-    occupant = np.stack(
-        [held, table.stage / max(SeedStage), table.alpha, np.where(held, worth, 0.0) / 10], axis=2
-    )
-    one_hot = table.blueprint[:, :, None] == np.arange(len(s.catalogue))
-    block = np.concatenate([occupant, one_hot], axis=2)
-    return bounded(block.reshape(s.n_envs, -1))
-
-
-def _telemetry(s: Situation) -> np.ndarray:
-    table = s.table
-    norm, health = table.gradient_norm, table.gradient_health
-    columns = [
-        np.minimum(norm, 10) / 10,
-        health,
-        norm < SEED_VANISHING_NORM,
-        norm > SEED_EXPLODING_NORM,
-        np.minimum(table.epochs_in_stage, 50) / 50,
-        table.score / 100,
-        np.clip(table.improvement_since_stage_start / 10, -1, 1),
-        np.minimum((table.stage - 1) / 6, 1),
-        table.alpha,
-        np.broadcast_to(s.signals.epoch[:, None] / s.max_steps, table.shape),
-    ]
-    block = np.stack(columns, axis=2) * table.holds_seed[:, :, None]
-    return bounded(block.reshape(s.n_envs, -1))
+    if context.use_telemetry:
+        blocks.append(stacked(TELEMETRY, shape, s) * s.table.holds_seed[:, :, None])
+    return np.concatenate([block.reshape(s.n_envs, -1) for block in blocks], axis=1)

@@ -9,7 +9,7 @@ per column, because it would distinguish slots. What was not measured is 0, with
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from esper.leyline import ActionMasks, ConfigError, LifecycleOp, SeedStage
 from esper.leyline.constants import SEED_EXPLODING_NORM, SEED_VANISHING_NORM
-from esper.tamiyo.policy.features import LIMIT, bounded, loss_feature, symlog
+from esper.tamiyo.policy.features import LIMIT, loss_feature, seeds_of_most, stacked, symlog
 from esper.tamiyo.situation import Situation
 from esper.tamiyo.slot_facts import SlotFacts
 
@@ -50,11 +50,6 @@ def _score_ago(back: int) -> Feature:
 
 def _known(values: np.ndarray | None, n_envs: int) -> np.ndarray:
     return np.full(n_envs, np.nan) if values is None else values
-
-
-def _seeds_of_most(s: Situation, f: SlotFacts) -> np.ndarray:
-    held = s.table.holds_seed.sum(axis=1)
-    return held / s.max_seeds if s.max_seeds else np.zeros(s.n_envs)
 
 
 def _over_others(s: Situation, f: SlotFacts) -> np.ndarray:
@@ -98,7 +93,7 @@ GLOBAL_COLUMNS: dict[str, Feature] = {
     "macs_over_host": lambda s, f: np.log1p(s.table.macs.sum(axis=1) / max(1, f.host_macs)),
     "slots": lambda s, f: math.log2(len(f.position)) / 2,
     "seeds": lambda s, f: s.table.holds_seed.sum(axis=1) / 4,
-    "seeds_of_most": _seeds_of_most,
+    "seeds_of_most": lambda s, f: seeds_of_most(s),
     "may_germinate": lambda s, f: s.masks.op[:, LifecycleOp.GERMINATE],
     "trained": lambda s, f: float(s.trained),
     "extra_known": lambda s, f: np.isfinite(_known(s.extra, s.n_envs)),
@@ -223,9 +218,9 @@ def set_features(situation: Situation, slots: int | None = None) -> np.ndarray:
     shape = (situation.n_envs, *facts.fits.shape)
     # Differences of values that are not finite, as in a broken network, are unknown.
     with np.errstate(invalid="ignore"):
-        run = _stacked(GLOBAL_COLUMNS, situation, facts, shape[:1])
-        of_slots = _stacked(SLOT_COLUMNS, situation, facts, shape[:2])
-        candidates = _stacked(CANDIDATE_COLUMNS, situation, facts, shape)
+        run = stacked(GLOBAL_COLUMNS, shape[:1], situation, facts)
+        of_slots = stacked(SLOT_COLUMNS, shape[:2], situation, facts)
+        candidates = stacked(CANDIDATE_COLUMNS, shape, situation, facts)
     # A blueprint that does not fit is no candidate: all its features are 0.
     candidates *= facts.fits[..., None]
     blocks = [
@@ -253,13 +248,3 @@ def _missing(there: int, wanted: int | None) -> int:
     if wanted is not None and wanted < there:
         raise ConfigError(f"a host with {there} slots cannot be shown as one with {wanted}")
     return 0 if wanted is None else wanted - there
-
-
-def _stacked(
-    columns: Mapping[str, Feature], s: Situation, facts: SlotFacts, shape: tuple[int, ...]
-) -> np.ndarray:
-    """float32 [*shape, len(columns)]."""
-    stacked = np.empty((*shape, len(columns)), dtype=np.float32)
-    for index, feature in enumerate(columns.values()):
-        stacked[..., index] = feature(s, facts)
-    return bounded(stacked)

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from esper.proof.families import play_family
 from esper.tamiyo.controllers.scripted import ScriptedController
 from esper.tamiyo.controllers.static import StaticController
 from esper.tolaria.families.hosts import hosts_of
+from family_episodes import play_family
 from training_support import tiny_family
 
 FAMILY = tiny_family(starts=("trained",), extras=(0.9,))
