@@ -209,9 +209,9 @@ def test_a_network_that_cannot_be_trained_says_why_in_one_sentence(connected: An
     ("words", "sentence"),
     [
         (["train", "ppo", "--ray", "127.0.0.1:1"], "no Ray cluster answers at 127.0.0.1:1 (Conn"),
-        (["evaluate", "--ray", "127.0.0.1:1"], "leave out the address to start one here"),
+        (["evaluate", "--ray", "127.0.0.1:1"], "use the address local"),
         (["evaluate", "--ray", "everywhere"], "'everywhere' is not the address of a Ray cluster"),
-        (["train", "ppo", "--ray", "--devices", "cpu"], "leave out --devices"),
+        (["train", "ppo", "--ray", "local", "--devices", "cpu"], "leave out --devices"),
     ],
 )
 def test_bad_addresses_are_one_sentence(
@@ -246,7 +246,7 @@ def test_without_ray_the_cure_is_named(
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.delitem(sys.modules, "esper.ray")
-    assert esper_here(monkeypatch, "evaluate", "--ray", "--keys", "1", cwd=tmp_path) == 2
+    assert esper_here(monkeypatch, "evaluate", "--ray", "local", "--keys", "1", cwd=tmp_path) == 2
     assert capsys.readouterr().err == (
         "esper: esper.ray needs ray; install it with: pip install 'esper-grow[ray]'\n"
     )

@@ -101,12 +101,20 @@ def write_evaluation_folder(path: Path, arms: tuple[str, ...] = ("static", "heur
     numbers = {"macs": 3000.0, "train_macs": 2e8, "cpu_seconds": 1.0, "learning_rate": 0.01}
     numbers |= {"germinated": 1.0, "fossilized": 1.0, "culled": 0.0, "rollbacks": 0.0}
     lines = [
-        {"arm": arm, "control_of": None, "width": None, "test_score": 90.0 + i, "val_score": 91.0}
+        {
+            "arm": arm,
+            "control_of": None,
+            "width": None,
+            "shape": None,
+            "test_score": 90.0 + i,
+            "val_score": 91.0,
+        }
         | {"params": 500.0 + 300 * i, **numbers}
         for i, arm in enumerate(arms)
     ]
     report = {
         "task": "digits", "score": "accuracy", "steps": 5, "keys": [0, 1], "keys_wanted": 2,
+        "extra": [], "crossover": None,
         "learning_rates": [0.01], "reference": arms[-1], "arms": lines,
         "comparisons": [
             {"arm": arms[-1], "versus": arms[0], "n": 2, "mean": 1.0, "low": -0.5, "high": 2.5,

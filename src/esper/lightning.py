@@ -204,12 +204,12 @@ class Grow(Callback):
         """Warn if a repeated validation gives another score: seeds are measured by repetitions."""
         assert self.body is not None
         with evaluating(self.body.model), torch.random.fork_rng():
-            again = self._measure(trainer, pl_module)
+            repeated = self._measure(trainer, pl_module)
         self._repeated = True
-        if not abs(again - score) <= 1e-3 * max(1.0, abs(score)):
+        if not abs(repeated - score) <= 1e-3 * max(1.0, abs(score)):
             warnings.warn(
                 f"validation gave {self.monitor} {self._signed(score):.6g}, and its repetition "
-                f"{self._signed(again):.6g}; unless validation is random, give evaluate=, a "
+                f"{self._signed(repeated):.6g}; unless validation is random, give evaluate=, a "
                 "function of the module",
                 EsperWarning,
                 stacklevel=2,

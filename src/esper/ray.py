@@ -131,7 +131,7 @@ def _check_answers(address: str) -> None:
 def _no_cluster(address: str, reason: str) -> str:
     return (
         f"no Ray cluster answers at {address} ({reason}); start one with `ray start --head`, or "
-        "leave out the address to start one here"
+        "use the address local, which starts one here"
     )
 
 

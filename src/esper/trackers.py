@@ -18,7 +18,7 @@ from typing import Any
 from esper.api import Callback
 from esper.leyline import ConfigError, EpisodeOutcome, PackageMissingError
 from esper.leyline.events import Event
-from esper.observatory.event_text import in_words, is_told
+from esper.observatory.event_text import in_words, is_listed
 from esper.observatory.reading import JsonLines, Row, number
 from esper.observatory.run_directory import ARMS, EVENTS, METRICS, OUTCOMES
 from esper.observatory.runs import (
@@ -105,7 +105,7 @@ class Tracker(Callback):
         self.close()
 
     def _event(self, row: Mapping[str, Any]) -> None:
-        if is_told(row):
+        if is_listed(row):
             self.note(in_words(row), int(row["step"]))
 
 

@@ -226,7 +226,9 @@ class GrowCallback(TrainerCallback):
             model, self._loader, args.label_names, self.compute_metrics, counted=self._counted
         )
         if self.monitor not in found:
-            raise ConfigError(f"compute_metrics gives no {self.monitor!r}; it gives {list(found)}")
+            raise ConfigError(
+                f"compute_metrics returns no {self.monitor!r}; it returns {list(found)}"
+            )
         return self.sign * found[self.monitor]
 
     def _own_score(self, args: Any) -> float:

@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader, IterableDataset
 
 import esper
 from architectures import MLP
-from esper.api import find_controller, warn_of_other_ground
-from esper.api.watch import HOPELESS
+from esper.api import find_controller, warn_if_out_of_domain
+from esper.api.growth_warnings import HOPELESS
 from esper.growth.grown_module import keyed
 from esper.leyline import ConfigError, EsperWarning
 from esper.leyline.events import Warned
@@ -282,12 +282,12 @@ def test_a_policy_for_another_task_is_told_of() -> None:
 def test_a_policy_that_knows_trained_networks_only_says_so_of_a_fresh_one() -> None:
     policy = find_controller("pretrained")
     with pytest.warns(EsperWarning, match="networks that start trained, and this one starts fresh"):
-        warn_of_other_ground(policy, "digits", "fresh")
+        warn_if_out_of_domain(policy, "digits", "fresh")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        warn_of_other_ground(policy, "digits", "trained")
-        warn_of_other_ground(policy, "digits")
-        warn_of_other_ground(find_controller("heuristic"), "digits", "fresh")
+        warn_if_out_of_domain(policy, "digits", "trained")
+        warn_if_out_of_domain(policy, "digits")
+        warn_if_out_of_domain(find_controller("heuristic"), "digits", "fresh")
 
 
 def other_model() -> torch.optim.Optimizer:

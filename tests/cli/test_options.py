@@ -7,7 +7,7 @@ import typer
 from typer.testing import CliRunner
 
 from esper.cli.grow_command import GrowSettings
-from esper.cli.options import add_command, option, with_values
+from esper.cli.options import add_command, option
 from esper.cli.train_command import PPOSettings
 from esper.simic.training.config import TrainingConfig, load_config
 
@@ -101,16 +101,3 @@ def test_every_flag_of_a_training_setting_reaches_that_setting() -> None:
         assert given == {name: value}
         assert load_config(None, given).flat()[name] == value != defaults[name]
     assert PPOSettings().given() == {}
-
-
-def test_an_option_that_needs_no_value_gets_its_own() -> None:
-    bare = {"--ray": "local"}
-    for words, whole in (
-        (["--ray"], ["--ray", "local"]),
-        (["--ray", "--keys", "3"], ["--ray", "local", "--keys", "3"]),
-        (["--ray", "auto", "--tune"], ["--ray", "auto", "--tune"]),
-        (["--ray=10.0.0.1:6379"], ["--ray=10.0.0.1:6379"]),
-        (["--keys", "3"], ["--keys", "3"]),
-        ([], []),
-    ):
-        assert list(with_values(words, bare)) == whole

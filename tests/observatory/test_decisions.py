@@ -7,7 +7,7 @@ from typing import Any
 from browser_support import browser_page, needs_browser
 from esper.leyline.events import Decided
 from esper.observatory.describe import describe
-from esper.observatory.explain import choices_text, decision_row
+from esper.observatory.explain import decision_row
 from esper.observatory.report import write_report
 from view_support import write_growth, write_training
 
@@ -49,8 +49,13 @@ def test_a_line_has_what_was_done_and_what_came_second() -> None:
     }
     planted = decided(4, taken=["GERMINATE", "blocks.0", "conv_light", "linear"], supposed=False)
     line = decision_row(planted)
-    assert choices_text(line["action"]) == "GERMINATE 0.30, blocks.0 0.90, conv_light 0.60, linear"
-    assert choices_text(line["second"]) == "WAIT 0.70"
+    assert line["action"] == [
+        ["GERMINATE", 0.3],
+        ["blocks.0", 0.9],
+        ["conv_light", 0.6],
+        ["linear", None],
+    ]
+    assert line["second"] == [["WAIT", 0.7]]
 
 
 def test_what_is_no_decision_breaks_nothing() -> None:
@@ -58,13 +63,9 @@ def test_what_is_no_decision_breaks_nothing() -> None:
         assert decision_row(event)["second"] in ([], [["GERMINATE", 0.3]])
 
 
-def test_the_report_lists_them(tmp_path: Path) -> None:
+def test_the_episode_lists_those_of_its_environment(tmp_path: Path) -> None:
     run = with_decisions(tmp_path / "run", decided(3), decided(4), decided(4, env=7))
     assert [line["step"] for line in describe(run)["episode"]["decisions"]] == [3, 4]
-    text = write_report(run, markdown=True).read_text()
-    assert "| 4 | WAIT 0.70 | +1.25 | GERMINATE 0.30, blocks.0 0.90, conv\\_light 0.60 |" in text
-    plain = write_report(write_growth(tmp_path / "rule"), markdown=True).read_text()
-    assert "Decisions of the policy" not in plain
 
 
 @needs_browser

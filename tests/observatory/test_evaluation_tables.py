@@ -9,7 +9,7 @@ from rich.console import Console
 from esper.observatory.evaluation import (
     arms_table,
     comparisons_table,
-    seeds_worth_table,
+    kept_seeds_table,
     write_evaluation,
 )
 from esper.observatory.evaluation_picture import draw_evaluation
@@ -75,7 +75,7 @@ def report_with_seeds(arm: str) -> dict[str, Any]:
 def test_the_worth_of_seeds_is_averaged_over_the_keys_that_kept_them() -> None:
     arm = "runs/x[/]y"
     report = report_with_seeds(arm)
-    table = seeds_worth_table(report)
+    table = kept_seeds_table(report)
     assert table is not None
     console = Console(width=120, record=True)
     console.print(table)
@@ -88,7 +88,7 @@ def test_the_worth_of_seeds_is_averaged_over_the_keys_that_kept_them() -> None:
     assert caption.strip() == "in points of validation accuracy"
     for trial in report["trials"]:
         trial.pop("seeds")
-    assert seeds_worth_table(report) is None
+    assert kept_seeds_table(report) is None
 
 
 def test_files_take_names_of_users_as_they_are_and_a_cell_holds_no_list(tmp_path: Path) -> None:

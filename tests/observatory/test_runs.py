@@ -210,8 +210,7 @@ def test_what_stands_where_a_number_should_is_harmless(tmp_path: Path):
     grown = write_growth(tmp_path / "grown")
     worth = {"arm": "grown", "test_score": "high", "params": [], "seeds": [{"params": {}}, 3]}
     (grown / "summary.json").write_text(json.dumps([worth]))
-    for markdown in (False, True):
-        assert write_report(grown, markdown=markdown).exists()
+    assert write_report(grown).exists()
     folder = write_evaluation_folder(tmp_path / "evaluated")
     whole = json.loads((folder / "evaluation.json").read_text())
     for part in ("arms", "comparisons", "trials", "keys", "task", "score"):
@@ -219,7 +218,7 @@ def test_what_stands_where_a_number_should_is_harmless(tmp_path: Path):
             (folder / "evaluation.json").write_text(json.dumps(harmed))
             assert part == "keys" or summarize_run(folder).state == "broken", part
             assert json.dumps(describe(folder))
-            assert write_report(folder, markdown=True).exists()
+            assert write_report(folder).exists()
 
 
 def test_stages_stay_apart_for_colour_blind_eyes():

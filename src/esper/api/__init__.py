@@ -9,6 +9,7 @@ from esper.api.controllers import check_script, find_controller, load_policy
 from esper.api.explaining import explain
 from esper.api.growing import grow
 from esper.api.grown import Grown, load, save_network
+from esper.api.growth_warnings import GrowthWarnings, warn_if_out_of_domain
 from esper.api.policies import export_policy
 from esper.api.recordings import imitate, learn_offline, record
 from esper.api.slots import Slots
@@ -19,7 +20,6 @@ from esper.api.training import (
     resume_ppo,
     train_ppo,
 )
-from esper.api.watch import Watch, warn_of_other_ground
 from esper.growth import sites
 
 export, list_slots = checked()(exporting.export), checked()(sites.list_slots)

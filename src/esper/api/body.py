@@ -23,9 +23,9 @@ from esper.api.checks import check_optimizer, checked
 from esper.api.controllers import check_script, find_controller
 from esper.api.following import Follower
 from esper.api.growing import grow_settings
+from esper.api.growth_warnings import GrowthWarnings, warn_if_out_of_domain, warn_of_slow_seeds
 from esper.api.loop_state import load_loop_state, loop_state
 from esper.api.slots import Slots, as_slots
-from esper.api.watch import Watch, warn_of_other_ground, warn_of_slow_seeds
 from esper.growth.grown_module import GrownModule
 from esper.growth.hooks import GROWING, clear_flag, set_flag
 from esper.growth.optimizer import add_slot_groups, with_inner
@@ -60,10 +60,10 @@ class Body:
         env: GrowthCycle,
         controller: Controller,
         history: History,
-        watch: Watch,
+        warnings: GrowthWarnings,
     ) -> None:
         self.host, self.env, self.controller = host, env, controller
-        self.recorder, self.watch = history, watch
+        self.recorder, self.warnings = history, warnings
         self.outcome: EpisodeOutcome | None = None
         self.optimizer_steps = 0
         self.meter = GradientMeter(host.network)
@@ -233,7 +233,7 @@ class Body:
         load_loop_state(self.env, self.controller, optimizer, state)
         self.recorder.rows[:] = state["history"]
         self.recorder.events[:] = map(event_from_row, state["events"])
-        self.watch.catch_up()
+        self.warnings.catch_up()
         self._watch_gradients()
         self.optimizer_steps = 0
 
@@ -328,7 +328,7 @@ def attach(
     host = AttachedHost(network, evaluate, example, key)
     history = History()
     env = GrowthCycle(host, own, recorder=history)
-    watch = Watch(history, env, chosen)
-    history.listeners = [watch]
-    warn_of_other_ground(chosen, type(model).__name__)
-    return Body(host, env, chosen, history, watch)
+    warnings = GrowthWarnings(history, env, chosen)
+    history.listeners = [warnings]
+    warn_if_out_of_domain(chosen, type(model).__name__)
+    return Body(host, env, chosen, history, warnings)

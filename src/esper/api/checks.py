@@ -128,7 +128,7 @@ RULES: dict[str, Rule] = {
     "episodes": whole(2, MOST_COUNT),
     "env": whole(0, MOST_COUNT),
     "epochs": whole(1, MOST_COUNT),
-    "evaluate": Rule("a callable without arguments that gives the score", callable),
+    "evaluate": Rule("a callable without arguments that returns the score", callable),
     "example": Rule("one input of the model", lambda value: value is not None),
     "expectile": Rule("a number from 0.5 to 1", lambda v: is_number(v) and 0.5 <= v <= 1.0),
     "family": instance("a Family", Family),

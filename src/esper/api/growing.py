@@ -18,9 +18,9 @@ from esper.api.checks import check_objectives, check_optimizer, checked
 from esper.api.controllers import check_script, find_controller
 from esper.api.grown import Grown, save_network
 from esper.api.growth_run import GrowthRun, MakeScheduler, open_folder
+from esper.api.growth_warnings import warn_if_out_of_domain, warn_of_slow_seeds
 from esper.api.loop_state import randomness, restore_randomness
 from esper.api.slots import Slots, as_slots
-from esper.api.watch import warn_of_other_ground, warn_of_slow_seeds
 from esper.growth.blueprints.catalogue import default_catalogue
 from esper.growth.grown_module import GrownModule
 from esper.growth.sites import SlotChoice
@@ -111,18 +111,16 @@ def grow(
     if resume and out is None:
         raise ConfigError("resume=True needs the folder of the run: out=DIR")
     check_objectives(model, recipe, device_of(model))
-    plan = ModelRun(
-        model, recipe, settings, key, (train_loader, val_loader), make_scheduler, resume
-    )
+    run = ModelRun(model, recipe, settings, key, (train_loader, val_loader), make_scheduler, resume)
     caller, folder = Caller(callbacks), None if out is None else Path(out)
     host_alone = None if folder is None else folder / ARMS / "host-alone"
 
     def twin_run(twin: nn.Module, own: Any) -> Grown:
-        return plan.of(twin, own).play(StaticController(), "twin", host_alone)
+        return run.of(twin, own).play(StaticController(), "twin", host_alone)
 
-    grown_run = partial(plan.play, controller, "grown", folder, caller)
+    grown_run = partial(run.play, controller, "grown", folder, caller)
     if settings.insured:
-        grown = insure(grown_run, twin_run, (model, optimizer), plan.loaders)
+        grown = insure(grown_run, twin_run, (model, optimizer), run.loaders)
     else:
         grown = grown_run()
     if folder is not None:
@@ -197,7 +195,7 @@ class ModelRun:
         def choose(network: GrownModule) -> Controller:
             chosen = find_controller(controller, len(network.sites), self.recipe.catalogue)
             check_script(chosen, network)
-            warn_of_other_ground(chosen, type(self.model).__name__)
+            warn_if_out_of_domain(chosen, type(self.model).__name__)
             run.config["slots"] = ", ".join(network.slot_config.names)
             return chosen
 

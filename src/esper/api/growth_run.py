@@ -9,8 +9,8 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from esper.api.growth_warnings import GrowthWarnings
 from esper.api.loop_state import load_loop_state, loop_state, randomness, restore_randomness
-from esper.api.watch import Watch
 from esper.growth.storage import read_tree, write_tree
 from esper.leyline import ConfigError, History, Recorder
 from esper.leyline.events import event_from_row
@@ -67,10 +67,10 @@ class GrowthRun(Session):
         if self.open_record is not None:
             # Last, so that a run that cannot start leaves no files.
             self.record = self.open_record(self)
-        watch = Watch(self.history, env, controller, self.data)
-        watch.catch_up()
+        warnings = GrowthWarnings(self.history, env, controller, self.data)
+        warnings.catch_up()
         record = () if self.record is None else (self.record,)
-        self.history.listeners = [*record, *self.listeners, watch]
+        self.history.listeners = [*record, *self.listeners, warnings]
 
     def after_epoch(self, env: GrowthEnv) -> bool:
         if env.batches_done:  # 0 after the first evaluation of a trained host

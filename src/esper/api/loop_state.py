@@ -16,10 +16,10 @@ from esper.tolaria.engine.saved_state import cycle_state, load_cycle_state
 
 def loop_state(env: GrowthCycle, controller: Controller, optimizer: Optimizer) -> dict[str, Any]:
     """Tensors and plain values; the optimizer's own state is saved with the hosts."""
-    remembers = getattr(controller, "state_dict", None)
+    save = getattr(controller, "state_dict", None)
     return {
         "cycle": cycle_state(env),
-        "controller": None if remembers is None else remembers(),
+        "controller": None if save is None else save(),
         "groups": group_settings(optimizer),
     }
 

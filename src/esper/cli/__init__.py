@@ -11,7 +11,7 @@ from esper.cli.doctor_command import doctor
 from esper.cli.evaluate_command import evaluate
 from esper.cli.grow_command import grow
 from esper.cli.learn_commands import imitate, offline, record
-from esper.cli.options import add_command
+from esper.cli.options import add_command, as_command
 from esper.cli.policies_command import export, policies, show_policy
 from esper.cli.show_commands import blueprints, compare, data_get, data_list, query, tasks
 from esper.cli.tracking import export_run
@@ -42,7 +42,7 @@ for train_command in (ppo, record, imitate, offline):
     add_command(train_app, train_command)
 add_command(data_app, data_list, "list")
 add_command(data_app, data_get, "get")
-policies_app.callback(invoke_without_command=True)(policies)
+policies_app.callback(invoke_without_command=True)(as_command(policies))
 add_command(policies_app, show_policy, "show")
 add_command(policies_app, export)
 app.add_typer(policies_app, name="policies")

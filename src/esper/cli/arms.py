@@ -3,17 +3,14 @@
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from esper.cli.printing import without_printing
-
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from esper.cli.grow_command import GrowSettings
+    from esper.cli.printing import Output
     from esper.leyline import Recorder
     from esper.leyline.growth_settings import GrowthSettings
     from esper.observatory.run_directory import RunDirectory
@@ -38,13 +35,13 @@ class Arms:
 
     def __init__(
         self,
-        console: "Console",
+        output: "Output",
         settings: "GrowSettings",
         data: "DataSplits",
         growth: "GrowthSettings",
         began: float,
     ) -> None:
-        self.console, self.settings, self.data = console, settings, data
+        self.output, self.settings, self.data = output, settings, data
         self.growth, self.began = growth, began
         self.trained: dict[str, Trained] = {}
         self.others: dict[str, Path] = {}
@@ -75,7 +72,7 @@ class Arms:
 
     def config(self, label: str) -> dict[str, Any]:
         """The settings of an arm, for its record."""
-        own = without_printing(self.settings)
+        own = asdict(self.settings)
         del own["growth"], own["resume"]
         return {**own, **self.growth.flat(), "out": str(self.settings.folder), "arm": label}
 
@@ -95,7 +92,7 @@ class Arms:
         with ExitStack() as stack:
             if record is not self.record:
                 stack.enter_context(record)
-            bar = StepProgress(self.console, f"{label:<14}", plan.rules.steps or 0)
+            bar = StepProgress(self.output.progress, f"{label:<14}", plan.rules.steps or 0)
             run = GrowthRun(
                 plan.rules,
                 self.config(label),
@@ -148,7 +145,7 @@ class Arms:
         from esper.proof.arms import train
 
         tried: list[Trained] = []
-        with self.console.status(f"searching the {label} of {len(plans)}"):
+        with self.output.progress.status(f"searching the {label} of {len(plans)}"):
             for plan in plans:
                 tried += train(plan, self.data, [self.settings.key])
         scores = [-math.inf if t.outcome.val_score is None else t.outcome.val_score for t in tried]

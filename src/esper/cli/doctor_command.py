@@ -13,8 +13,7 @@ from typing import Literal
 
 import typer
 
-from esper.cli.options import option
-from esper.cli.printing import AS_JSON, consoles, print_json
+from esper.cli.printing import Output
 
 PACKAGE = "esper-grow"
 # Extras that only combine others, or are for developers of Esper.
@@ -233,13 +232,7 @@ def _cores() -> int:
     return os.cpu_count() or 1
 
 
-@dataclass(frozen=True)
-class DoctorSettings:
-    quiet: bool = option(False, "Print only what is wrong.")
-    json: bool = option(False, AS_JSON)
-
-
-def doctor(settings: DoctorSettings) -> None:
+def doctor(output: Output) -> None:
     """Check that everything Esper needs is installed and works.
 
     Checks versions, threads, extras, data sets and folders, and grows a tiny network. Each line
@@ -248,19 +241,16 @@ def doctor(settings: DoctorSettings) -> None:
 
     Example: esper doctor --json
     """
-    from esper.observatory.terminal import say
 
-    _, result = consoles(settings.quiet, settings.json)
     findings: list[Finding] = []
     for finding in examine():
         findings.append(finding)
-        if finding.state == "wrong" or not settings.quiet:
-            say(result, _in_a_line(finding), whole=True)
+        if finding.state == "wrong" or not output.quiet:
+            output.say(_in_a_line(finding), whole=True)
     wrong = [finding.about for finding in findings if finding.state == "wrong"]
-    if settings.json:
-        print_json({"wrong": wrong, "findings": [asdict(each) for each in findings]})
-    elif not settings.quiet:
-        say(result, f"\nWrong: {', '.join(wrong)}." if wrong else "\nNo problems found.")
+    output.json({"wrong": wrong, "findings": [asdict(each) for each in findings]})
+    if not output.quiet:
+        output.say(f"\nWrong: {', '.join(wrong)}." if wrong else "\nNo problems found.")
     if wrong:
         raise typer.Exit(1)
 

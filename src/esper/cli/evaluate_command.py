@@ -6,17 +6,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from esper.cli.options import RAY, cluster_at, growth_options, option
-from esper.cli.printing import AS_JSON, QUIET, consoles, print_json
+from esper.cli.printing import Output
 from esper.cli.tracking import TRACK, check_track, open_tracker
 from esper.leyline import ConfigError
 from esper.leyline.constants import MOST_COUNT, MOST_KEY
 from esper.leyline.growth_settings import GrowthSettings
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from esper.proof.arms import Run
-    from esper.proof.report import EvaluationReport
 
 ARMS, TRAINED_ARMS = "static,random,scripted:early,heuristic", "heuristic"
 EXTRA = (0.1, 0.3, 1.0)
@@ -65,14 +62,12 @@ class EvaluateSettings:
     control_for: str | None = option(
         None, "The arm that the controls are matched to. Default: the last one that grows."
     )
-    ray: str | None = option(None, RAY, bare="local", metavar="[ADDRESS]")
+    ray: str | None = option(None, RAY)
     track: str | None = option(None, TRACK)
-    quiet: bool = option(False, QUIET)
-    json: bool = option(False, AS_JSON)
     growth: Mapping[str, Any] = growth_options(without=NOT_FOR_EVALUATIONS)
 
 
-def evaluate(settings: EvaluateSettings) -> None:
+def evaluate(output: Output, settings: EvaluateSettings) -> None:
     """Compare controllers on paired keys, on test data, with control networks.
 
     Prints tables and writes evaluation.json, trials.csv and evaluation.png. Every trained network
@@ -89,10 +84,14 @@ def evaluate(settings: EvaluateSettings) -> None:
     """
     # All input is checked before the first trial.
     from esper.api import find_controller, one_thread
-    from esper.observatory.evaluation import evaluation_folder, write_evaluation
+    from esper.observatory.evaluation import (
+        evaluation_folder,
+        evaluation_summary,
+        write_evaluation,
+    )
     from esper.observatory.picture import require_matplotlib
     from esper.observatory.report import write_report
-    from esper.observatory.terminal import PhaseProgress, say
+    from esper.observatory.terminal import PhaseProgress, print_spaced
     from esper.proof import EvaluationSettings
     from esper.proof import evaluate as run_evaluation
     from esper.tolaria.data.catalogue import data_root
@@ -119,17 +118,16 @@ def evaluate(settings: EvaluateSettings) -> None:
         find_controller(arm)
     data = task.load(data_root())
     out = Path(settings.out or f"runs/evaluate-{settings.task}")
-    console, result = consoles(settings.quiet, settings.json)
 
     def on_run(label: str, run: "Run") -> None:
-        if not console.is_terminal:
-            say(console, run_line(label, run), whole=True)
+        if not output.progress.is_terminal:
+            output.note(run_line(label, run), whole=True)
 
     with (
         cluster_at(settings.ray) as workers,
         evaluation_folder(out, overwrite=settings.overwrite, resume=settings.resume),
     ):
-        with one_thread(), PhaseProgress(console) as bar:
+        with one_thread(), PhaseProgress(output.progress) as bar:
             report = run_evaluation(
                 task,
                 data,
@@ -140,11 +138,11 @@ def evaluate(settings: EvaluateSettings) -> None:
                 on_run=on_run,
                 workers=workers,
             )
-        show_report(result, report)
-        if settings.json:
-            print_json(report.as_dict())
-        for path in (*write_evaluation(out, report.as_dict()), write_report(out)):
-            say(console, str(path), whole=True)
+        found = report.as_dict()
+        print_spaced(output.result, evaluation_summary(found))
+        output.json(found)
+        for path in (*write_evaluation(out, found), write_report(out)):
+            output.note(str(path), whole=True)
         if settings.track is not None:
             (log,) = read_logs(out)
             open_tracker(settings.track, out, log.name, log.config).write(log)
@@ -175,59 +173,3 @@ def run_line(label: str, run: "Run") -> str:
         f"{label}, key {outcome.key}: validation {score}, {outcome.params:,} parameters, "
         f"{outcome.train_macs / 1e6:,.0f} M multiply-adds, {run.cpu_seconds:.1f} s"
     )
-
-
-def show_report(console: "Console", report: "EvaluationReport") -> None:
-    from esper.observatory.evaluation import (
-        arms_table,
-        at_extra,
-        comparisons_table,
-        seeds_worth_table,
-    )
-    from esper.observatory.terminal import say
-
-    whole = report.as_dict()
-    for extra in report.extra or (None,):
-        rows = whole if extra is None else at_extra(whole, extra)
-        console.print()
-        if extra is not None:
-            say(console, f"Extra compute budget: {extra:g} of the host's training")
-            console.print()
-        console.print(arms_table(rows))
-        if rows["comparisons"]:
-            console.print()
-            console.print(comparisons_table(rows))
-    worth = seeds_worth_table(whole)
-    if worth is not None:
-        console.print()
-        console.print(worth)
-    console.print()
-    say(console, _in_words(report))
-    if report.crossover is not None:
-        say(console, report.crossover)
-
-
-def _in_words(report: "EvaluationReport") -> str:
-    words = [
-        f"{len(report.keys)} paired keys, {report.steps} epochs."
-        if len(report.keys) == report.keys_wanted
-        else f"Interrupted: {len(report.keys)} of {report.keys_wanted} keys are complete."
-    ]
-    if len(report.learning_rates) > 1:
-        rates = ", ".join(f"{rate:.2g}" for rate in report.learning_rates)
-        words.append(f"Each arm chose its learning rate from {rates} on validation.")
-    else:
-        words.append(f"All arms used the learning rate {report.learning_rates[0]:.2g}.")
-    if report.reference is not None:
-        words.append(f"The controls are matched to {report.reference}.")
-        widths = [f"{arm['arm']} has width {arm['width']}" for arm in report.arms if arm["width"]]
-        widths += [
-            f"{arm['arm']} has the widths {'-'.join(map(str, arm['shape']))}"
-            for arm in report.arms
-            if arm["shape"]
-        ]
-        if widths:
-            words.append(f"{' and '.join(widths)}.")
-        else:
-            words.append("The task has no wider hosts, so there is no best-static.")
-    return " ".join(words)

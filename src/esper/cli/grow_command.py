@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from esper.cli.arms import CONTINUE, COOLED, HOST, SCRATCH, Arms, rescue
 from esper.cli.options import growth_options, option
-from esper.cli.printing import AS_JSON, QUIET, consoles, print_json
+from esper.cli.printing import Output
 from esper.cli.tracking import TRACK, check_track
 from esper.leyline import ConfigError
 from esper.leyline.constants import MOST_KEY
@@ -43,8 +43,6 @@ class GrowSettings:
     compare: bool = option(True, "Also train the host alone, and the grown topology from scratch.")
     settings: str | None = option(None, "TOML file with growth settings; flags override it.")
     track: str | None = option(None, TRACK)
-    quiet: bool = option(False, QUIET)
-    json: bool = option(False, AS_JSON)
     growth: Mapping[str, Any] = growth_options(without=("insured", "progress", "population"))
 
     @property
@@ -53,7 +51,7 @@ class GrowSettings:
         return Path(self.out or f"runs/{self.task}-{controller}-{self.key}")
 
 
-def grow(settings: GrowSettings) -> None:
+def grow(output: Output, settings: GrowSettings) -> None:
     """Train a task's network and let it grow.
 
     Prints a table of what the growth gained on test data, and draws a picture of it. Ctrl-C ends
@@ -72,11 +70,10 @@ def grow(settings: GrowSettings) -> None:
     began = time.time()
     # All input is checked before the first epoch.
     from esper.api.controllers import check_script, find_controller
+    from esper.api.growth_warnings import warn_if_out_of_domain
     from esper.api.training import one_thread
-    from esper.api.watch import warn_of_other_ground
     from esper.growth.blueprints.catalogue import default_catalogue
     from esper.observatory.report import write_report
-    from esper.observatory.terminal import say
     from esper.proof.scenarios import RescuePlans
     from esper.tolaria.data.catalogue import data_root
     from esper.tolaria.engine.run import make_env
@@ -92,20 +89,19 @@ def grow(settings: GrowSettings) -> None:
         task = replace(task, batches_per_epoch=growth.batches_per_epoch)
     check_track(settings.track)
     data = task.load(data_root())
-    console, _ = consoles(settings.quiet, settings.json)
     fresh = replace(growth, start="fresh")
     check_script(controller, make_env(task.recipe(data), [0], fresh).population.template)
-    warn_of_other_ground(controller, task.name, growth.start)
+    warn_if_out_of_domain(controller, task.name, growth.start)
     steps = growth.steps or task.steps
     plans = RescuePlans(task, data, steps, settings.extra) if growth.trained else None
-    with one_thread(), Arms(console, settings, data, growth, began) as arms:
+    with one_thread(), Arms(output, settings, data, growth, began) as arms:
         if plans is not None:
             rescue(arms, plans, controller)
         else:
             _grow_fresh(arms, task, controller)
         _conclude(arms, task)
     # After the lock is released, or the report would say that the run is still running.
-    say(console, f"report   {write_report(settings.folder)}", whole=True)
+    output.note(f"report   {write_report(settings.folder)}", whole=True)
 
 
 def _grow_fresh(arms: Arms, task: "Task", controller: "Controller") -> None:
@@ -131,9 +127,9 @@ def _check_extra(extra: float) -> None:
 def _conclude(arms: "Arms", task: "Task") -> None:
     from esper.observatory.picture import draw_growth
     from esper.observatory.run_directory import MODEL, write_summary
-    from esper.observatory.terminal import growth_in_words, say, seeds_table, summary_table
+    from esper.observatory.terminal import growth_summary, print_spaced
 
-    console, settings, data = arms.console, arms.settings, arms.data
+    output, settings, data = arms.output, arms.settings, arms.data
     trained, others = arms.trained, arms.others
     out, score = settings.folder, task.score.__name__
     order = (HOST, CONTINUE, COOLED, "host alone", "grown", "from scratch", SCRATCH)
@@ -147,22 +143,14 @@ def _conclude(arms: "Arms", task: "Task") -> None:
     write_summary(out, rows)
     arms.conclude(rows)
     outcome, seeds = trained["grown"].outcome, rows[labels.index("grown")]["seeds"]
-    console.print()
-    _, result = consoles(settings.quiet, settings.json)
-    result.print(summary_table(rows, score))
-    if seeds:
-        result.print()
-        result.print(seeds_table(seeds, score))
-    result.print()
-    say(result, growth_in_words(asdict(outcome), seeds))
-    if settings.json:
-        print_json({"out": str(out), "arms": rows})
+    print_spaced(output.result, growth_summary(rows, asdict(outcome), seeds, score))
+    output.json({"out": str(out), "arms": rows})
     if outcome.steps > 0 and outcome.best_step >= 0:
         title = f"{task.name}, {outcome.controller}, key {settings.key}"
-        say(console, f"picture  {draw_growth(out, title, others)}", whole=True)
+        output.note(f"picture  {draw_growth(out, title, others)}", whole=True)
     saved = _save_model(trained["grown"].model, data.val_x[:2], out / MODEL)
-    say(console, f"model    {saved}", whole=True)
-    say(console, f"record   {out}", whole=True)
+    output.note(f"model    {saved}", whole=True)
+    output.note(f"record   {out}", whole=True)
 
 
 def _save_model(model: "nn.Module", example: "Tensor", path: Path) -> Path:

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from esper.cli.options import option
-from esper.cli.printing import AS_JSON, QUIET, consoles, print_json, without_printing
+from esper.cli.printing import Output
 from esper.leyline.constants import MOST_COUNT, MOST_ENVS, MOST_KEY
 
 if TYPE_CHECKING:
@@ -31,8 +31,6 @@ class EpisodeSettings:
     )
     key: int = option(0, "Random seed: the same key gives the same result.", min=0, max=MOST_KEY)
     overwrite: bool = option(False, "Replace a run that is already there.")
-    quiet: bool = option(False, QUIET)
-    json: bool = option(False, AS_JSON)
 
 
 @dataclass(frozen=True)
@@ -70,11 +68,9 @@ class OfflineSettings:
     key: int = option(0, "Random seed: the same key gives the same result.", min=0, max=MOST_KEY)
     out: str | None = option(None, "Folder for the policy. Default: runs/offline-TASK-KEY.")
     overwrite: bool = option(False, "Replace a run that is already there.")
-    quiet: bool = option(False, QUIET)
-    json: bool = option(False, AS_JSON)
 
 
-def record(settings: RecordSettings) -> None:
+def record(output: Output, settings: RecordSettings) -> None:
     """Record episodes of a controller, to learn from them offline.
 
     Example: esper train record --controller random --episodes 64 --out runs/recorded
@@ -85,10 +81,10 @@ def record(settings: RecordSettings) -> None:
     def run(progress: Any, **given: Any) -> Any:
         return record(**given, progress=progress), None
 
-    _run(settings, "recorded", run, str, lambda out: f"{out}/{FILE}")
+    _run(output, settings, "recorded", run, str, lambda out: f"{out}/{FILE}")
 
 
-def imitate(settings: ImitateSettings) -> None:
+def imitate(output: Output, settings: ImitateSettings) -> None:
     """Train a policy to imitate a controller: a start for PPO.
 
     The folder holds the policy and the episodes that it was trained on.
@@ -104,10 +100,10 @@ def imitate(settings: ImitateSettings) -> None:
     def run(progress: Any, controller: str, **given: Any) -> Any:
         return imitate(controller, **given, progress=progress)
 
-    _run(settings, "cloned", run, _agreement_in_words, lambda out: f"policy   {out}")
+    _run(output, settings, "cloned", run, _agreement_in_words, lambda out: f"policy   {out}")
 
 
-def offline(settings: OfflineSettings) -> None:
+def offline(output: Output, settings: OfflineSettings) -> None:
     """Train a policy on recorded episodes alone.
 
     Example: esper train offline --episodes runs/recorded --out runs/offline
@@ -120,10 +116,11 @@ def offline(settings: OfflineSettings) -> None:
     def in_words(report: Any) -> str:
         return f"The weights use {report.effective_share:.0%} of the steps."
 
-    _run(settings, "offline", run, in_words, lambda out: f"policy   {out}")
+    _run(output, settings, "offline", run, in_words, lambda out: f"policy   {out}")
 
 
 def _run(
+    output: Output,
     settings: EpisodeSettings | OfflineSettings,
     name: str,
     run: "Callable[..., tuple[Episodes, Any]]",
@@ -131,21 +128,19 @@ def _run(
     written: Callable[[str], str],
 ) -> None:
     """Run a command and print its result: the episodes, the report `in_words`, what was written."""
-    from esper.observatory.terminal import PhaseProgress, say
+    from esper.observatory.terminal import PhaseProgress
 
     hosts = (settings.family or settings.task).replace(":", "-")
     out = settings.out or f"runs/{name}-{hosts}-{settings.key}"  # type: ignore[union-attr]
-    console, result = consoles(settings.quiet, settings.json)
-    with PhaseProgress(console) as bar:
-        episodes, report = run(bar.show, **{**without_printing(settings), "out": out})
+    with PhaseProgress(output.progress) as bar:
+        episodes, report = run(bar.show, **{**asdict(settings), "out": out})
     steps, mean_return = int(episodes.lengths.sum()), float(episodes.returns.mean())
-    say(result, f"{len(episodes)} episodes, {steps} steps, mean return {mean_return:+.4f}.")
+    output.say(f"{len(episodes)} episodes, {steps} steps, mean return {mean_return:+.4f}.")
     if report is not None:
-        say(result, in_words(report))
-    if settings.json:
-        numbers = {"episodes": len(episodes), "steps": steps, "mean_return": mean_return}
-        print_json({"out": out, **numbers, **({} if report is None else asdict(report))})
-    say(console, written(out), whole=True)
+        output.say(in_words(report))
+    numbers = {"episodes": len(episodes), "steps": steps, "mean_return": mean_return}
+    output.json({"out": out, **numbers, **({} if report is None else asdict(report))})
+    output.note(written(out), whole=True)
 
 
 def _agreement_in_words(report: "CloningReport") -> str:

@@ -1,14 +1,14 @@
-"""A command is a function of one dataclass; every field made with `option` is a flag."""
+"""How functions become commands: every field of their settings is a flag."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import MISSING, Field, field, fields, is_dataclass
-from inspect import Parameter, Signature
+from dataclasses import MISSING, field, fields, is_dataclass
+from inspect import Parameter, Signature, signature
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
 import typer
-from typer.core import TyperCommand
 
+from esper.cli.printing import FLAGS, Output
 from esper.leyline.growth_settings import user_settings
 
 if TYPE_CHECKING:
@@ -22,28 +22,13 @@ def option(
     flag: str | None = None,
     min: int | None = None,
     max: int | None = None,
-    bare: str | None = None,
-    metavar: str | None = None,
     **notes: Any,
 ) -> Any:
-    """A field that is an option with its name and type. A default of `...` means required. An
-    option with `bare` may be given without a value, and then has that value. `notes` are kept in
-    the field's metadata."""
-    info = typer.Option(*([flag] if flag else []), min=min, max=max, help=help, metavar=metavar)
-    metadata = {"option": info, "bare": bare, **notes}
+    """A field that is an option with its name and type. A default of `...` means required. `notes`
+    are kept in the field's metadata."""
+    info = typer.Option(*([flag] if flag else []), min=min, max=max, help=help)
+    metadata = {"option": info, **notes}
     return field(default=MISSING if default is ... else default, metadata=metadata)
-
-
-def _grows(item: Field[Any]) -> bool:
-    return "growth" in item.metadata
-
-
-def with_values(words: Sequence[str], bare: Mapping[str, str]) -> Iterator[str]:
-    """The words of a command, with the `bare` value added to options given without one."""
-    for word, following in zip(words, [*words[1:], "--"], strict=False):
-        yield word
-        if word in bare and following.startswith("--"):
-            yield bare[word]
 
 
 def growth_options(*, without: Sequence[str] = ()) -> Any:
@@ -63,55 +48,67 @@ def _growth_flags(without: Sequence[str]) -> dict[str, Parameter]:
             kinds = [kind for kind in (hint, *get_args(hint)) if kind in (bool, int, float)]
             kind = (kinds[0] if kinds else str) | None
             flag = item.metadata["flag"] or dotted.rpartition(".")[2]
-            found[dotted] = Parameter(
-                flag, Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, info]
-            )
+            found[dotted] = _flag(flag, None, Annotated[kind, info])
     return found
 
 
-def add_command(app: typer.Typer, run: Callable[..., None], name: str | None = None) -> None:
-    """Register `run` as a command, by default of its own name; its docstring is the help. Its
-    arguments are one dataclass of options, or those of a function for typer."""
-    settings = next(iter(get_type_hints(run).values()))
-    if not (isinstance(settings, type) and is_dataclass(settings)):
-        app.command(name)(run)
-        return
-    hints = get_type_hints(settings)
-    growth = {f.name: _growth_flags(f.metadata["growth"]) for f in fields(settings) if _grows(f)}
+def _flag(name: str, default: Any, annotation: Any) -> Parameter:
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
-    def command(**given: Any) -> None:
-        for name, flags in growth.items():
-            values = {dotted: given.pop(flag.name) for dotted, flag in flags.items()}
-            given[name] = {dotted: v for dotted, v in values.items() if v is not None}
-        run(settings(**given))
 
-    options = [
-        Parameter(
-            item.name,
-            Parameter.KEYWORD_ONLY,
-            default=Parameter.empty if item.default is MISSING else item.default,
-            annotation=Annotated[hints[item.name], item.metadata["option"]],
+def _settings_flags(settings: type) -> tuple[list[Parameter], dict[str, dict[str, Parameter]]]:
+    """The flags of a dataclass of options, and those of its growth settings by field."""
+    hints, flags, growth = get_type_hints(settings), [], {}
+    for item in fields(settings):
+        if "growth" in item.metadata:
+            growth[item.name] = _growth_flags(item.metadata["growth"])
+            continue
+        default = Parameter.empty if item.default is MISSING else item.default
+        flags.append(
+            _flag(item.name, default, Annotated[hints[item.name], item.metadata["option"]])
         )
-        for item in fields(settings)
-        if not _grows(item)
-    ]
-    options += [flag for flags in growth.values() for flag in flags.values()]
+    return flags, growth
+
+
+def as_command(run: Callable[..., None]) -> Callable[..., None]:
+    """`run` as a function for typer. Its arguments are an `Output`, if it prints a result, which
+    adds --quiet and --json; and one dataclass of options, or arguments for typer."""
+    hints = get_type_hints(run, include_extras=True)
+    given = [p.replace(annotation=hints[p.name]) for p in signature(run).parameters.values()]
+    prints = bool(given) and given[0].annotation is Output
+    flags, growth = given[prints:], dict[str, dict[str, Parameter]]()
+    settings: Any = flags[0].annotation if flags and is_dataclass(flags[0].annotation) else None
+    if settings is not None:
+        flags, growth = _settings_flags(settings)
+
+    def command(**values: Any) -> None:
+        first = [Output(*(values.pop(name) for name in FLAGS))] if prints else []
+        for name, own in growth.items():
+            found = {dotted: values.pop(flag.name) for dotted, flag in own.items()}
+            values[name] = {dotted: v for dotted, v in found.items() if v is not None}
+        if settings is None:
+            run(*first, **values)
+        else:
+            run(*first, settings(**values))
+
+    flags = [flag.replace(kind=Parameter.KEYWORD_ONLY) for flag in flags]
+    flags += [_flag(name, False, kind) for name, kind in FLAGS.items() if prints]
+    flags += [flag for own in growth.values() for flag in own.values()]
     # typer reads the options from the signature.
-    command.__signature__ = Signature(options)  # type: ignore[attr-defined]
-    command.__annotations__ = {item.name: item.annotation for item in options}
-    named = {f"--{item.name}": item.metadata.get("bare") for item in fields(settings)}
-    bare = {name: value for name, value in named.items() if value is not None}
+    command.__signature__ = Signature(flags)  # type: ignore[attr-defined]
+    command.__annotations__ = {flag.name: flag.annotation for flag in flags}
+    command.__doc__ = run.__doc__
+    return command
 
-    class Command(TyperCommand):
-        def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-            return super().parse_args(ctx, list(with_values(args, bare)))
 
-    app.command(run.__name__.replace("_", "-"), cls=Command, help=run.__doc__)(command)
+def add_command(app: typer.Typer, run: Callable[..., None], name: str | None = None) -> None:
+    """Register `run` as a command, by default of its own name; its docstring is the help."""
+    app.command(name or run.__name__.replace("_", "-"))(as_command(run))
 
 
 RAY = (
-    "Train hosts on the Ray cluster at this address (auto: the one of this machine); without an "
-    "address a local one is started. Changes only the speed."
+    "Train hosts on the Ray cluster at this address. auto: the cluster that runs on this machine; "
+    "local: one that is started for this command. Changes only the speed."
 )
 
 

@@ -1,13 +1,8 @@
-"""`--quiet` and `--json`: what a command prints, and where.
-
-Every command that prints a result has both flags. `consoles` returns one console for progress,
-files and advice, and one for the result; `print_json` prints the result as JSON.
-"""
+"""`--quiet` and `--json`: what a command prints, and where."""
 
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,30 +10,41 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-QUIET = "Print nothing but the result."
-AS_JSON = "Print the result as JSON, and progress on stderr."
-Quiet = Annotated[bool, typer.Option("--quiet", help=QUIET)]
-AsJson = Annotated[bool, typer.Option("--json", help=AS_JSON)]
-# Flags that change only what is printed; they are no part of the record of a run.
-ONLY_PRINTING = ("quiet", "json")
+FLAGS = {
+    "quiet": Annotated[bool, typer.Option("--quiet", help="Print nothing but the result.")],
+    "json": Annotated[
+        bool, typer.Option("--json", help="Print the result as JSON, and progress on stderr.")
+    ],
+}
 
 
-def consoles(quiet: bool, as_json: bool) -> "tuple[Console, Console]":
-    """The consoles for progress and for the result."""
-    from rich.console import Console
+class Output:
+    """Where a command prints: `progress`, files and advice on one console, its `result` on another.
 
-    return Console(stderr=as_json, quiet=quiet), Console(quiet=as_json)
+    With --quiet nothing but the result is printed. With --json the result is one JSON value on
+    stdout, and progress goes to stderr.
+    """
 
+    def __init__(self, quiet: bool, as_json: bool) -> None:
+        from rich.console import Console
 
-def without_printing(settings: Any) -> dict[str, Any]:
-    """The settings of a command as a dict, without the flags that change only what is printed."""
-    return {name: value for name, value in asdict(settings).items() if name not in ONLY_PRINTING}
+        self.quiet, self.as_json = quiet, as_json
+        self.progress = Console(stderr=as_json, quiet=quiet)
+        self.result = Console(quiet=as_json)
 
+    def say(self, text: str, *, whole: bool = False) -> None:
+        """Print text of the result; a `whole` line is not wrapped, so that it can be copied."""
+        self.result.print(text, markup=False, highlight=False, soft_wrap=whole)
 
-def print_json(result: Any) -> None:
-    """The result as one JSON value on stdout. Numbers that are not finite are null; values that
-    JSON does not have, such as dates, are strings."""
-    print(json.dumps(_finite(result), allow_nan=False, default=str))
+    def note(self, text: str, *, whole: bool = False) -> None:
+        """Print text that is not the result, in the same way."""
+        self.progress.print(text, markup=False, highlight=False, soft_wrap=whole)
+
+    def json(self, result: Any) -> None:
+        """Print the result if --json was given. Numbers that are not finite are null; values that
+        JSON does not have, such as dates, are strings."""
+        if self.as_json:
+            print(json.dumps(_finite(result), allow_nan=False, default=str))
 
 
 def _finite(value: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from esper.cli.options import option
-from esper.cli.printing import AS_JSON, QUIET, consoles, print_json
+from esper.cli.printing import Output
 from esper.leyline import ConfigError
 
 if TYPE_CHECKING:
@@ -38,17 +38,14 @@ class ExportRunSettings:
     )
     to: str = option(..., "tensorboard, wandb or mlflow.")
     out: str | None = option(None, "Folder to write to. Default: RUN/tracked/TRACKER.")
-    quiet: bool = option(False, QUIET)
-    json: bool = option(False, AS_JSON)
 
 
-def export_run(settings: ExportRunSettings) -> None:
+def export_run(output: Output, settings: ExportRunSettings) -> None:
     """Write a run or an evaluation to a tracker, as --track would have done while it ran.
 
     Example: esper export-run runs/first --to tensorboard
     """
     from esper.observatory.run_directory import TRACKED
-    from esper.observatory.terminal import say
     from esper.trackers import find_tracker, read_logs
 
     run = Path(settings.run)
@@ -59,7 +56,5 @@ def export_run(settings: ExportRunSettings) -> None:
         raise ConfigError(f"{out} is not empty; choose another folder with --out")
     for log in logs:
         find_tracker(settings.to, out, log.name, log.config).write(log)
-    _, result = consoles(settings.quiet, settings.json)
-    say(result, str(out), whole=True)
-    if settings.json:
-        print_json({"out": str(out), "runs": [log.name for log in logs]})
+    output.say(str(out), whole=True)
+    output.json({"out": str(out), "runs": [log.name for log in logs]})

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from esper.cli.options import RAY, cluster_at, growth_options, option
-from esper.cli.printing import AS_JSON, QUIET, consoles, print_json
+from esper.cli.printing import Output
 from esper.cli.tracking import TRACK, check_track, open_tracker
 from esper.leyline.constants import MOST_COUNT, MOST_KEY
 
@@ -64,7 +64,7 @@ class PPOSettings:
     devices: str | None = option(
         None, "Devices with one worker each instead, such as cuda:0,cuda:1."
     )
-    ray: str | None = option(None, RAY, bare="local", metavar="[ADDRESS]")
+    ray: str | None = option(None, RAY)
     reward: str | None = setting(
         "reward_mode", "Reward mode; default objective. docs/rewards.md lists them."
     )
@@ -90,8 +90,6 @@ class PPOSettings:
     )
 
     track: str | None = option(None, TRACK)
-    quiet: bool = option(False, QUIET)
-    json: bool = option(False, AS_JSON)
     growth: Mapping[str, Any] = growth_options(without=NOT_FOR_TRAINING)
 
     def given(self) -> dict[str, Any]:
@@ -102,7 +100,7 @@ class PPOSettings:
         return own | {name: value for name, value in values.items() if value is not None}
 
 
-def ppo(settings: PPOSettings) -> None:
+def ppo(output: Output, settings: PPOSettings) -> None:
     """Train a policy by PPO over many host trainings.
 
     Ctrl-C ends the run after the current round, with a checkpoint. A second Ctrl-C ends it after
@@ -128,7 +126,6 @@ def ppo(settings: PPOSettings) -> None:
     from esper.trackers import row_scalars
 
     logging.basicConfig(format="esper: %(message)s")
-    console, result = consoles(settings.quiet, settings.json)
     if settings.resume is None:
         config = load_config(settings.config, settings.given())
         name = (config.family or config.task).replace(":", "-")
@@ -148,8 +145,8 @@ def ppo(settings: PPOSettings) -> None:
         tracker = open_tracker(settings.track, out, "policy", config.flat())
     with (
         cluster_at(settings.ray) as cluster,
-        Interrupts(console) as interrupts,
-        RoundProgress(console, config.rounds, steps) as show,
+        Interrupts(output.progress) as interrupts,
+        RoundProgress(output.progress, config.rounds, steps) as show,
     ):
 
         def on_step(step: int) -> None:
@@ -180,12 +177,11 @@ def ppo(settings: PPOSettings) -> None:
         finally:
             if tracker is not None:
                 tracker.close()
-    _conclude(result, out, done, config.rounds, best)
-    if settings.json:
-        scores = {name: newest.get(name) for name in ("return", "val_score", "params")}
-        found = None if best is None else {**asdict(best), "policy": str(out / BEST_POLICY)}
-        rounds = {"rounds": done, "rounds_wanted": config.rounds}
-        print_json({"out": str(out), **rounds, "best": found, **scores})
+    _conclude(output, out, done, config.rounds, best)
+    scores = {name: newest.get(name) for name in ("return", "val_score", "params")}
+    found = None if best is None else {**asdict(best), "policy": str(out / BEST_POLICY)}
+    rounds = {"rounds": done, "rounds_wanted": config.rounds}
+    output.json({"out": str(out), **rounds, "best": found, **scores})
 
 
 def _workers(given: str | None) -> Workers:
@@ -240,18 +236,17 @@ def _refuse_changes(settings: PPOSettings) -> None:
 
 
 def _conclude(
-    console: "Console", out: Path, done: int | None, rounds: int, best: "BestPolicy | None"
+    output: Output, out: Path, done: int | None, rounds: int, best: "BestPolicy | None"
 ) -> None:
     from esper.observatory.run_directory import BEST_POLICY
-    from esper.observatory.terminal import say
 
     folder = shlex.quote(str(out))
     if best is not None:
         after = "round" if best.round == 1 else "rounds"
-        say(console, f"best on validation hosts: {best.score:.2f}, after {best.round} {after}")
+        output.say(f"best on validation hosts: {best.score:.2f}, after {best.round} {after}")
     reached = "stopped within a round" if done is None else f"{done} rounds"
     if done is None or done < rounds:
-        say(console, f"{reached}; continue with esper train ppo --resume {folder}", whole=True)
+        output.say(f"{reached}; continue with esper train ppo --resume {folder}", whole=True)
     else:
         policy = folder if best is None else shlex.quote(str(out / BEST_POLICY))
-        say(console, f"{reached}; use the policy with esper grow --controller {policy}", whole=True)
+        output.say(f"{reached}; use the policy with esper grow --controller {policy}", whole=True)

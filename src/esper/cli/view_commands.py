@@ -7,70 +7,57 @@ from typing import Annotated
 import typer
 
 from esper.cli.options import option
-from esper.cli.printing import AS_JSON, QUIET, AsJson, Quiet, consoles, print_json
+from esper.cli.printing import Output
 from esper.leyline.constants import MOST_COUNT, MOST_KEY
 
 RUN = typer.Argument(help="A run or an evaluation, such as runs/first.")
 
 
 def runs(
+    output: Output,
     folder: Annotated[str, typer.Argument(help="The folder with the runs.")] = "runs",
-    quiet: Quiet = False,
-    json: AsJson = False,
 ) -> None:
     """List the runs of a folder and their states.
 
     A run is running, finished, stopped (its process has ended early) or broken.
     """
     from esper.leyline import ConfigError
+    from esper.observatory.describe import summary_as_dict
     from esper.observatory.runs import find_runs
-    from esper.observatory.summaries import runs_as_json, runs_table
-    from esper.observatory.terminal import say
+    from esper.observatory.summaries import runs_table
 
     if not Path(folder).is_dir():
         raise ConfigError(f"there is no folder {folder}; give the folder with your runs")
-    lines = find_runs(Path(folder))
-    _, result = consoles(quiet, json)
-    if json:
-        print_json(runs_as_json(lines))
-    elif lines:
-        result.print(runs_table(lines))
+    found = find_runs(Path(folder))
+    output.json([summary_as_dict(run) for run in found])
+    if found:
+        output.result.print(runs_table(found))
     else:
-        say(result, f"no runs in {folder}; esper grow --task digits makes one")
+        output.say(f"no runs in {folder}; esper grow --task digits makes one")
 
 
-def show(run: Annotated[str, RUN], quiet: Quiet = False, json: AsJson = False) -> None:
-    """Print the summary of a run or an evaluation again."""
+def show(output: Output, run: Annotated[str, RUN]) -> None:
+    """Print the summary of a run or an evaluation."""
     from esper.observatory.summaries import run_as_json, show_run
 
-    _, result = consoles(quiet, json)
-    show_run(result, Path(run))
-    if json:
-        print_json(run_as_json(Path(run)))
+    show_run(output.result, Path(run))
+    output.json(run_as_json(Path(run)))
 
 
 def report(
+    output: Output,
     run: Annotated[str, RUN],
-    format: Annotated[str, typer.Option(help="html, or md for Markdown.")] = "html",
-    quiet: Quiet = False,
-    json: AsJson = False,
 ) -> None:
     """Write a report of a run or an evaluation into its folder.
 
     One page that works offline: the growth as an animation, curves, tables, compute, the settings,
     and the command to reproduce the run.
     """
-    from esper.leyline import ConfigError
     from esper.observatory.report import write_report
-    from esper.observatory.terminal import say
 
-    if format not in ("html", "md"):
-        raise ConfigError(f"a report is html or md, not {format!r}")
-    _, result = consoles(quiet, json)
-    page = str(write_report(Path(run), markdown=format == "md"))
-    say(result, page, whole=True)
-    if json:
-        print_json({"report": page})
+    page = str(write_report(Path(run)))
+    output.say(page, whole=True)
+    output.json({"report": page})
 
 
 @dataclass(frozen=True)
@@ -136,11 +123,9 @@ class ExplainSettings:
     )
     arm: str | None = option(None, "The learned policy of an evaluation, by its name there.")
     key: int | None = option(None, "The key of an evaluation.", min=0, max=MOST_KEY)
-    quiet: bool = option(False, QUIET)
-    json: bool = option(False, AS_JSON)
 
 
-def explain(settings: ExplainSettings) -> None:
+def explain(output: Output, settings: ExplainSettings) -> None:
     """Explain one step of a run: what the controller observed and decided, and what followed.
 
     For a learned policy this includes the probabilities of all its choices and what its mask
@@ -156,9 +141,8 @@ def explain(settings: ExplainSettings) -> None:
     """
     from esper.api import explain
     from esper.observatory.explain import explanation_in_words
-    from esper.observatory.terminal import say
 
-    explained = explain(
+    explanation = explain(
         settings.run,
         step=settings.step,
         env=settings.env,
@@ -166,7 +150,5 @@ def explain(settings: ExplainSettings) -> None:
         arm=settings.arm,
         key=settings.key,
     )
-    _, result = consoles(settings.quiet, settings.json)
-    say(result, explanation_in_words(explained), whole=True)
-    if settings.json:
-        print_json(explained)
+    output.say(explanation_in_words(explanation), whole=True)
+    output.json(explanation)

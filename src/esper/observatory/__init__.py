@@ -1,7 +1,7 @@
 """Run directories and their views: terminal, picture, report, web page. Imports `leyline` only."""
 
 from esper.observatory.comparison import compare_runs
-from esper.observatory.event_text import in_words, is_told
+from esper.observatory.event_text import in_words, is_listed
 from esper.observatory.explain import explanation_in_words
 from esper.observatory.picture import draw_growth, growth_figure
 from esper.observatory.query import query

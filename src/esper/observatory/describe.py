@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from esper.leyline import ConfigError
-from esper.observatory.event_text import in_words, is_told, topic
+from esper.observatory.event_text import in_words, is_listed, topic
 from esper.observatory.explain import decision_row
 from esper.observatory.formatting import (
     STAGE_COLOURS,
@@ -257,7 +257,7 @@ def episode(folder: Path, round_: int | None, env: int) -> dict[str, Any]:
         "frames": [_frame(row, modules) for row in rows],
         "events": [
             {"step": integer(event, "step"), "topic": topic(event), "text": in_words(event)}
-            for event in list(filter(is_told, events))[-MAX_EVENTS:]
+            for event in list(filter(is_listed, events))[-MAX_EVENTS:]
         ],
         "decisions": [
             decision_row(event)

@@ -14,6 +14,7 @@ from typing import Any
 
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from esper.leyline import ConfigError
 from esper.observatory.evaluation_picture import draw_evaluation
@@ -77,6 +78,47 @@ def write_evaluation(folder: Path, report: Report) -> list[Path]:
     return [folder / REPORT, folder / TRIALS, draw_evaluation(folder / PLOT, report)]
 
 
+def evaluation_summary(report: Report) -> list[Table | Text]:
+    """What `esper evaluate` prints at its end: tables for every extra budget, the kept seeds, and
+    how the arms were trained."""
+    found: list[Table | Text] = []
+    for extra in report["extra"] or (None,):
+        rows = report if extra is None else at_extra(report, extra)
+        if extra is not None:
+            found.append(Text(f"Extra compute budget: {extra:g} of the host's training"))
+        found.append(arms_table(rows))
+        if rows["comparisons"]:
+            found.append(comparisons_table(rows))
+    seeds = kept_seeds_table(report)
+    return [*found, *([] if seeds is None else [seeds]), Text(_in_words(report))]
+
+
+def _in_words(report: Report) -> str:
+    words = [
+        f"{len(report['keys'])} paired keys, {report['steps']} epochs."
+        if len(report["keys"]) == report["keys_wanted"]
+        else f"Interrupted: {len(report['keys'])} of {report['keys_wanted']} keys are complete."
+    ]
+    rates = [f"{rate:.2g}" for rate in report["learning_rates"]]
+    if len(rates) > 1:
+        words.append(f"Each arm chose its learning rate from {', '.join(rates)} on validation.")
+    else:
+        words.append(f"All arms used the learning rate {rates[0]}.")
+    if report["reference"] is not None:
+        words.append(f"The controls are matched to {report['reference']}.")
+        arms = report["arms"]
+        widths = [f"{arm['arm']} has width {arm['width']}" for arm in arms if arm["width"]]
+        widths += [
+            f"{arm['arm']} has the widths {'-'.join(map(str, arm['shape']))}"
+            for arm in arms
+            if arm["shape"]
+        ]
+        none = "The task has no wider hosts, so there is no best-static"
+        words.append(f"{' and '.join(widths) or none}.")
+    crossover = f"\n{report['crossover']}" if report["crossover"] else ""
+    return " ".join(words) + crossover
+
+
 def at_extra(report: Report, extra: float) -> Report:
     """The report of one extra budget: its arms by name, and the hosts they start from."""
     names = {arm["arm"]: arm["name"] for arm in report["arms"] if arm["extra"] in (None, extra)}
@@ -130,7 +172,7 @@ def comparisons_table(report: Report) -> Table:
     return table
 
 
-def seeds_worth_table(report: Report) -> Table | None:
+def kept_seeds_table(report: Report) -> Table | None:
     """One line per arm, blueprint and module: on how many keys a seed was kept, and its mean
     contribution there, in points of the validation score. None if no trial has kept seeds."""
     kept: dict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)

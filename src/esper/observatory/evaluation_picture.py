@@ -41,7 +41,7 @@ def _draw_scores(axes: Any, report: Report) -> None:
         axes.scatter(own, spread, s=14, color=colour, alpha=0.45, linewidths=0)
         axes.plot([arm["test_score"]] * 2, [height - 0.32, height + 0.32], color=INK, linewidth=2)
         cost = f"{arm['params']:,.0f} p   {arm['train_macs'] / 1e6:,.0f} M"
-        _beside(axes, cost, height, color=INK)
+        _in_margin(axes, cost, height, color=INK)
 
     def label(arm: Mapping[str, Any]) -> str:
         width = "" if arm["width"] is None else f" (width {arm['width']})"
@@ -51,7 +51,7 @@ def _draw_scores(axes: Any, report: Report) -> None:
     title = f"{report['task']}: test {report['score']}, {_keys(report)} (dots), mean (line)"
     _draw_lines(axes, report["arms"], draw, label, title)
     heading = "parameters, multiply-adds\nof the whole training"
-    _beside(axes, heading, len(report["arms"]) - 0.35, va="bottom", fontsize=7.5, color=QUIET)
+    _in_margin(axes, heading, len(report["arms"]) - 0.35, va="bottom", fontsize=7.5, color=QUIET)
 
 
 def _draw_differences(axes: Any, comparisons: Sequence[Mapping[str, Any]], score: str) -> None:
@@ -63,7 +63,7 @@ def _draw_differences(axes: Any, comparisons: Sequence[Mapping[str, Any]], score
             axes.plot([row["low"], row["high"]], [height, height], color=colour, linewidth=1.6)
         axes.plot([row["mean"]], [height], "o", color=colour, markersize=5)
         text = "" if p is None else "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
-        _beside(axes, text, height, color=colour)
+        _in_margin(axes, text, height, color=colour)
 
     def label(row: Mapping[str, Any]) -> str:
         return in_lines(f"{row['arm']} - {row['versus']}", 2 * LONGEST_NAME)
@@ -93,7 +93,7 @@ def _draw_lines(
     axes.set_axisbelow(True)
 
 
-def _beside(axes: Any, text: str, height: float, **style: Any) -> None:
+def _in_margin(axes: Any, text: str, height: float, **style: Any) -> None:
     """Text to the right of the axes."""
     style = {"va": "center", "fontsize": 8, **style}
     axes.annotate(text, (1.01, height), xycoords=("axes fraction", "data"), **style)
@@ -124,7 +124,7 @@ def _draw_budgets(axes: Any, report: Report) -> None:
     for arm in report["arms"]:
         if arm["extra"] is None:
             axes.axhline(arm["test_score"], color=QUIET, linestyle=":", linewidth=1.2)
-            _beside(axes, arm["name"], arm["test_score"], color=QUIET)
+            _in_margin(axes, arm["name"], arm["test_score"], color=QUIET)
     axes.set_xticks(extras, [f"{extra:g}" for extra in extras])
     label = "extra budget, as a share of the cost of training the host"
     axes.set_xlabel(label if not report["crossover"] else f"{label}\n{report['crossover']}")

@@ -20,7 +20,7 @@ HIDDEN = ("GovernorSnapshot", "Decided")
 _COVERED = ("GERMINATED", "FOSSILIZED", "CULLED")
 
 
-def is_told(event: Mapping[str, Any]) -> bool:
+def is_listed(event: Mapping[str, Any]) -> bool:
     """Whether views list this event."""
     if event.get("event") == "SeedStageChanged":
         return event.get("to_stage") not in _COVERED
@@ -51,8 +51,8 @@ def in_words(event: Mapping[str, Any]) -> str:
             if not isinstance(failed, list | tuple):
                 failed = ()
             checks = f" ({', '.join(map(str, failed))})" if failed else ""
-            verdict = "passed" if event.get("passed") else "failed"
-            return f"{seed} {verdict} the gate to '{stage_name(event.get('target_stage'))}'{checks}"
+            result = "passed" if event.get("passed") else "failed"
+            return f"{seed} {result} the gate to '{stage_name(event.get('target_stage'))}'{checks}"
         case "SeedFossilized":
             return f"{seed} kept{_worth(event)}"
         case "SeedCulled":

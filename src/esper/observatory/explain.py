@@ -7,7 +7,7 @@ from typing import Any
 
 from esper.leyline import ConfigError
 from esper.observatory.evaluation import DECISIONS, REPORT
-from esper.observatory.event_text import in_words, is_told
+from esper.observatory.event_text import in_words, is_listed
 from esper.observatory.formatting import (
     format_number,
     modules_of,
@@ -140,11 +140,6 @@ def decision_row(event: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def choices_text(choices: Sequence[Sequence[Any]]) -> str:
-    """'GERMINATE 0.37, blocks.1 0.80'."""
-    return ", ".join(name if p is None else f"{name} {p:.2f}" for name, p in choices)
-
-
 def _columns(event: Mapping[str, Any], names: Sequence[str]) -> list[dict[str, Any]]:
     """The fields of equal length of an event as rows."""
     found = [event.get(name) for name in names]
@@ -224,7 +219,7 @@ def _policy(decision: Row) -> dict[str, Any]:
 
 def _result(record: EpisodeRecord, step: int, before: Row, after: Row) -> dict[str, Any]:
     score, previous = number(after, "val_score"), number(before, "val_score")
-    events = [e for e in record.events if integer(e, "step") == step and is_told(e)]
+    events = [e for e in record.events if integer(e, "step") == step and is_listed(e)]
     return {
         "val_score": score,
         "change": None if score is None or previous is None else score - previous,

@@ -87,10 +87,10 @@ def in_lines(name: str, longest: int) -> str:
     """
     lines = [""]
     for part in re.findall(r"[^./ ]*[./ ]?", name):
-        for piece in textwrap.wrap(part, longest, drop_whitespace=False):
-            if len(lines[-1]) + len(piece) > longest:
+        for chunk in textwrap.wrap(part, longest, drop_whitespace=False):
+            if len(lines[-1]) + len(chunk) > longest:
                 lines.append("")
-            lines[-1] += piece
+            lines[-1] += chunk
     return "\n".join(lines).replace("$", r"\$")
 
 

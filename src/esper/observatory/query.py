@@ -84,7 +84,7 @@ def _within(seconds: float, database: Any, ask: Callable[[], Answer]) -> Answer:
 
 
 def _load(database: Any, table: str, path: Path) -> None:
-    """Load the complete lines of a file; a file without lines gives no table."""
+    """Load the complete lines of a file; a file without lines makes no table."""
     import duckdb
 
     data = path.read_bytes() if path.is_file() else b""

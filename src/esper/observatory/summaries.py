@@ -8,27 +8,18 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from esper.leyline import ConfigError
 from esper.observatory.describe import summary_as_dict
-from esper.observatory.evaluation import arms_table, comparisons_table, seeds_worth_table
+from esper.observatory.evaluation import evaluation_summary
 from esper.observatory.formatting import format_duration, format_number, safe_text, sanitize
 from esper.observatory.quantities import POLICY
 from esper.observatory.reading import UnreadableError, number
 from esper.observatory.runs import RunSummary, is_run, read_evaluation, read_run, summarize_run
-from esper.observatory.terminal import (
-    growth_in_words,
-    plain_table,
-    say,
-    seeds_table,
-    summary_table,
-)
+from esper.observatory.terminal import growth_summary, plain_table, print_spaced, say
 
 STATE_STYLES = {"running": "bold green", "finished": "none", "stopped": "yellow", "broken": "red"}
-
-
-def runs_as_json(runs: Sequence[RunSummary]) -> list[dict[str, Any]]:
-    return [summary_as_dict(run) for run in runs]
 
 
 def runs_table(runs: Sequence[RunSummary]) -> Table:
@@ -68,9 +59,11 @@ def show_run(console: Console, folder: Path) -> None:
         took = format_duration(max(0.0, run.updated - run.started))
         last = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.updated))
         say(console, f"{_progress(run)} {run.unit} in {took}{left}; last row {last}")
-    console.print()
-    show = {"evaluation": _show_evaluation, "training": _show_training}
-    show.get(run.kind, _show_growth)(console, folder)
+    try:
+        summary = {"evaluation": _evaluation, "training": _training}.get(run.kind, _growth)(folder)
+    except (FileNotFoundError, UnreadableError, KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"the summary of {folder} cannot be read: {error}") from error
+    print_spaced(console, summary)
 
 
 def run_as_json(folder: Path) -> dict[str, Any]:
@@ -85,41 +78,22 @@ def run_as_json(folder: Path) -> dict[str, Any]:
     return {**data, "arms": run.summary, "outcome": run.outcome}
 
 
-def _show_evaluation(console: Console, folder: Path) -> None:
-    try:
-        report = sanitize(read_evaluation(folder))
-        tables = [arms_table(report), comparisons_table(report), seeds_worth_table(report)]
-    except (FileNotFoundError, UnreadableError, KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"the report of {folder} cannot be read: {error}") from error
-    for table in tables:
-        if table is not None:
-            console.print(table)
-            console.print()
+def _evaluation(folder: Path) -> list[Table | Text]:
+    return evaluation_summary(sanitize(read_evaluation(folder)))
 
 
-def _show_growth(console: Console, folder: Path) -> None:
+def _growth(folder: Path) -> list[Table | Text]:
     run = read_run(folder)
     summary, outcome, seeds = map(sanitize, (run.summary, run.outcome, run.seeds))
-    try:
-        if summary:
-            console.print(summary_table(summary, "score"))
-        if seeds:
-            console.print()
-            console.print(seeds_table(seeds, "score"))
-        if outcome:
-            console.print()
-            say(console, growth_in_words(outcome, seeds))
-    except (KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"the summary of {folder} is damaged: {error}") from error
+    return growth_summary(summary, outcome, seeds, "score")
 
 
-def _show_training(console: Console, folder: Path) -> None:
+def _training(folder: Path) -> list[Table | Text]:
     row = read_run(folder).round
     table = plain_table("the latest round", "", "")
     table.columns[2].justify, table.columns[2].no_wrap = "left", False
     for name, quantity in POLICY.items():
         value = format_number(number(row, name), ",.4g")
         table.add_row(quantity.label, value, f"[dim]{quantity.meaning}[/]")
-    console.print(table)
-    if row.get("anomalies"):
-        say(console, f"\nanomalies: {safe_text(row['anomalies'])}")
+    anomalies = row.get("anomalies")
+    return [table, *([Text(f"anomalies: {safe_text(anomalies)}")] if anomalies else [])]

@@ -1,7 +1,7 @@
 """Progress bars and tables for the terminal."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
 from rich.console import Console
@@ -27,6 +27,13 @@ LIVE_STAGES = [stage.name for stage in SeedStage if IS_LIVE[stage]]
 def say(console: Console, text: str, *, whole: bool = False) -> None:
     """Print text without markup; a `whole` line is not wrapped, so that it can be copied."""
     console.print(text, markup=False, highlight=False, soft_wrap=whole)
+
+
+def print_spaced(console: Console, items: Iterable[Table | Text]) -> None:
+    """Print tables and texts, with an empty line before each."""
+    for item in items:
+        console.print()
+        console.print(item)
 
 
 class _Bar:
@@ -214,6 +221,19 @@ def seeds_table(seeds: Sequence[Mapping[str, Any]], score: str) -> Table:
     table.caption = f"in points of validation {score}"
     table.caption_justify = "left"
     return table
+
+
+def growth_summary(
+    rows: Sequence[Mapping[str, Any]],
+    outcome: Mapping[str, Any],
+    seeds: Sequence[Mapping[str, Any]],
+    score: str,
+) -> list[Table | Text]:
+    """What `esper grow` prints at its end; whatever is empty is left out."""
+    found: list[Table | Text] = [summary_table(rows, score)] if rows else []
+    if seeds:
+        found.append(seeds_table(seeds, score))
+    return [*found, Text(growth_in_words(outcome, seeds))] if outcome else found
 
 
 def growth_in_words(outcome: Mapping[str, Any], seeds: Sequence[Mapping[str, Any]]) -> str:

@@ -37,14 +37,14 @@
   function Scatter({ arms, cost, what }) {
     const grows = (arm) => arm.germinated > 0, logs = arms.map((arm) => Math.log10(Math.max(arm[cost], 1)));
     const pad = 0.12 * (Math.max(...logs) - Math.min(...logs) || 1), from = Math.min(...logs) - pad, to = Math.max(...logs) + pad;
-    const scores = arms.map((arm) => arm.test_score), high = Math.max(...scores), lowest = Math.min(...scores), room = 0.14 * (high - lowest || 1);
-    const x = (arm) => 56 + (400 * (Math.log10(Math.max(arm[cost], 1)) - from)) / (to - from), y = (value) => 270 - (240 * (value - lowest + room)) / (high - lowest + 2 * room);
+    const scores = arms.map((arm) => arm.test_score), high = Math.max(...scores), lowest = Math.min(...scores), margin = 0.14 * (high - lowest || 1);
+    const x = (arm) => 56 + (400 * (Math.log10(Math.max(arm[cost], 1)) - from)) / (to - from), y = (value) => 270 - (240 * (value - lowest + margin)) / (high - lowest + 2 * margin);
     const still = arms.filter((arm) => !grows(arm)).sort((a, b) => a[cost] - b[cost] || b.test_score - a.test_score), frontier = [];
     still.forEach((arm) => { if (!frontier.length || arm.test_score > frontier[frontier.length - 1].test_score) frontier.push(arm); });
     const byCost = [...arms].sort((a, b) => a[cost] - b[cost]), cheapest = byCost[0], dearest = byCost[byCost.length - 1];
     const labels = spread(arms.map((arm) => ({ arm, x: x(arm), y: y(arm.test_score) })));
     return html`<svg class="chart" viewBox="0 0 480 310" role="img" aria-label=${`Score against ${what}: ` + arms.map((arm) => `${arm.arm} ${score(arm.test_score)} at ${big(arm[cost])}`).join("; ")}>
-      ${ticks(lowest - room, high + room, 5).map((mark) => html`<g key=${mark}><path class="grid" d=${`M56 ${y(mark)} H466`} /><text class="quiet" x="50" y=${y(mark) + 4} text-anchor="end" font-size="12">${short(mark)}</text></g>`)}
+      ${ticks(lowest - margin, high + margin, 5).map((mark) => html`<g key=${mark}><path class="grid" d=${`M56 ${y(mark)} H466`} /><text class="quiet" x="50" y=${y(mark) + 4} text-anchor="end" font-size="12">${short(mark)}</text></g>`)}
       <path class="axis" d="M56 270 H466" />
       <path class="frontier" d=${frontier.map((arm, i) => `${i ? "L" : "M"}${x(arm)} ${y(arm.test_score)}`).join(" ")} />
       ${labels.map(({ arm, x: left, y: top, text }) => html`<g key=${arm.arm}>

@@ -1,6 +1,6 @@
 /* The views of a run, shared by the web page (app.js) and the report (report.js).
  *
- * Plain scripts, no build step: vendor/htm-preact.umd.js gives `html` and hooks, vendor/uPlot draws curves.
+ * Plain scripts, no build step: vendor/htm-preact.umd.js provides `html` and hooks, vendor/uPlot draws curves.
  * All views are functions of the data that observatory/describe.py makes; nothing is fetched.
  * Text becomes text nodes and attributes, never markup.
  *

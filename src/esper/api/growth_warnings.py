@@ -31,7 +31,7 @@ SLOW = 10.0
 CHECKED_BATCHES = 1000
 
 
-class Watch:
+class GrowthWarnings:
     """A recorder that warns about problems of one growing network; `history` gets each warning too.
 
     `data` is the source of its batches, None in a user's own loop. Raises ConfigError when each of
@@ -145,7 +145,7 @@ def warn_of_slow_seeds(optimizer: Optimizer) -> None:
         )
 
 
-def warn_of_other_ground(
+def warn_if_out_of_domain(
     controller: Controller, task: str, start: Literal["fresh", "trained"] | None = None
 ) -> None:
     """Warn if a learned policy was trained on another task, or only with hosts that started in
