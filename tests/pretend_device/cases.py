@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pretend_device
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import esper
+import pretend_device
 from esper.__main__ import main
 from esper.growth.devices import devices_of, find_device, on_device, to_host
 from esper.growth.generators import generator_states, keyed
@@ -119,7 +119,9 @@ def test_a_device_is_a_setting_and_moves_the_model():
     host(torch.zeros(1, 1, 8, 8)).sum().backward()
     optimizer.step()  # its state is on the CPU
     settings = replace(QUIET, device="pretend:1")
-    grown = esper.grow(host, *loaders(), slots=SLOTS, steps=3, optimizer=optimizer, settings=settings)
+    grown = esper.grow(
+        host, *loaders(), slots=SLOTS, steps=3, optimizer=optimizer, settings=settings
+    )
     assert devices_of(grown.model) == [SECOND]
     assert find_device("auto") == FIRST
     with pytest.raises(ConfigError, match="pretend:1"):
@@ -278,7 +280,9 @@ def test_each_seed_is_on_the_device_of_its_slot(blueprint: str):
     assert grown.outcome.germinated > 0
     grown.export()
     with pytest.raises(ConfigError, match="device"):
-        esper.grow(Split(), train, val, steps=2, slots=["first"], settings=replace(QUIET, device="auto"))
+        esper.grow(
+            Split(), train, val, steps=2, slots=["first"], settings=replace(QUIET, device="auto")
+        )
 
 
 # --- generators ------------------------------------------------------------------------------------
@@ -347,9 +351,7 @@ def test_tensors_of_all_kinds_are_fetched_with_one_transfer():
 def population(batches: int, **settings: Any) -> Iterator[Any]:
     task, data = small_digits(train=batches * 8)
     task = replace(task, batch=8)
-    yield make_env(
-        task.recipe(data), [0], esper.GrowthSettings(20, device="pretend", **settings)
-    )
+    yield make_env(task.recipe(data), [0], esper.GrowthSettings(20, device="pretend", **settings))
 
 
 def epoch_waits(batches: int, **settings: Any) -> pretend_device.Waits:

@@ -19,7 +19,8 @@ from torch.optim.swa_utils import AveragedModel
 
 from esper.api.slots import Slots
 from esper.growth.grown_module import GrownModule
-from esper.growth.sites import call_model, evaluating, map_tensors
+from esper.growth.nested import map_tensors
+from esper.growth.sites import call_model, evaluating
 from esper.leyline import ConfigError, shortened
 from esper.leyline.constants import MOST_COUNT, MOST_ENVS, MOST_KEY
 from esper.leyline.growth_settings import Budget, GrowthSettings

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from esper.growth.sites import map_tensors
+from esper.growth.nested import map_tensors
 from esper.leyline import ConfigError
 
 CPU = torch.device("cpu")

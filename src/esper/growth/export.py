@@ -19,9 +19,10 @@ from torch import fx, nn
 
 from esper.growth.grown_module import GrownModule
 from esper.growth.hooks import copy_without_esper
+from esper.growth.nested import tensors_in
 from esper.growth.outputs import TOOLS, TensorLocation, locate_in_output, locate_in_slot
 from esper.growth.seed_slot import SeedSlot
-from esper.growth.sites import call_model, evaluating, tensors_in
+from esper.growth.sites import call_model, evaluating
 from esper.leyline import IS_BLENDED, ExportError
 
 log = logging.getLogger("esper")

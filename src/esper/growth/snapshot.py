@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from esper.growth.grown_module import GrownModule
+from esper.growth.nested import map_tensors, tensors_in
 from esper.growth.optimizer import sync_slot_group, with_inner
-from esper.growth.sites import map_tensors, tensors_in
 from esper.leyline import ConfigError, SeedStage
 
 

@@ -11,7 +11,8 @@ from torch.optim import Optimizer
 from esper.growth.blueprints.catalogue import BlueprintCatalogue
 from esper.growth.export import export
 from esper.growth.grown_module import GrownModule, keyed
-from esper.growth.sites import Layouts, SlotChoice, map_tensors
+from esper.growth.nested import map_tensors
+from esper.growth.sites import Layouts, SlotChoice
 from esper.leyline import ConfigError, draw_key
 from esper.leyline.growth_settings import Precision
 from esper.tolaria.engine.batches import DataSource
