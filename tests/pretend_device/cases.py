@@ -171,7 +171,7 @@ def test_a_run_is_insured():
     assert devices_of(grown.model) == [FIRST]
 
 
-# --- a user's own loop -----------------------------------------------------------------------------
+# --- a user's own loop ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
@@ -213,7 +213,7 @@ def test_attach_works_in_a_loop_with_any_precision(precision: str):
     assert devices_of(body.export()) == [FIRST]
 
 
-# --- precision of built-in hosts -------------------------------------------------------------------
+# --- precision of built-in hosts -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
@@ -223,7 +223,7 @@ def test_half_precision_learns_and_skipped_steps_are_no_damage(precision: str):
     assert grown.history[-1]["val_loss"] < grown.history[0]["val_loss"]
 
 
-# --- two devices -----------------------------------------------------------------------------------
+# --- two devices ---------------------------------------------------------------------------------
 
 
 class Split(nn.Module):
@@ -285,7 +285,7 @@ def test_each_seed_is_on_the_device_of_its_slot(blueprint: str):
         )
 
 
-# --- generators ------------------------------------------------------------------------------------
+# --- generators ----------------------------------------------------------------------------------
 
 
 def test_only_the_generators_in_use_are_seeded_and_restored():
@@ -310,7 +310,7 @@ def test_noise_of_training_depends_on_the_key_and_nothing_else():
     assert not torch.equal(generator_states([FIRST])[str(FIRST)], state[str(FIRST)])
 
 
-# --- data and transfers ----------------------------------------------------------------------------
+# --- data and transfers --------------------------------------------------------------------------
 
 
 def test_data_is_kept_on_the_device_only_where_there_is_room(monkeypatch: pytest.MonkeyPatch):
@@ -391,7 +391,7 @@ def test_half_precision_waits_no_more_than_twice_for_each_snapshot():
     assert few.total <= 10, few.table()
 
 
-# --- commands --------------------------------------------------------------------------------------
+# --- commands ------------------------------------------------------------------------------------
 
 
 def run(*words: str) -> None:
@@ -428,7 +428,7 @@ def test_esper_evaluate_trains_on_a_device(tmp_path: Path, monkeypatch: pytest.M
     assert (out / "evaluation.json").is_file()
 
 
-# --- policies --------------------------------------------------------------------------------------
+# --- policies ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("population", ["looped", "fused"])

@@ -11,6 +11,7 @@ from esper.api.checks import MEASURED, require
 from esper.growth.grown_module import GrownModule
 from esper.growth.sites import evaluating
 from esper.leyline import ForgottenCallError
+from esper.leyline.growth_settings import Snapshots
 from esper.tolaria.engine.population import Evaluation, ModuleHosts
 
 
@@ -23,8 +24,14 @@ class AttachedHost(ModuleHosts):
     """
 
     def __init__(
-        self, network: GrownModule, evaluate: Callable[[], float], example: Any, key: int
+        self,
+        network: GrownModule,
+        evaluate: Callable[[], float],
+        example: Any,
+        key: int,
+        snapshots: Snapshots = "host",
     ) -> None:
+        self.snapshots = snapshots
         self.network, self.user_evaluate, self.user_example = network, evaluate, example
         self.networks, self.optimizers = [network], []
         self.keys = np.array([key], dtype=np.int64)

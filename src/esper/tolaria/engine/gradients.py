@@ -39,6 +39,10 @@ class _Reading:
             self, host=host, norms=norms, totals=[(next(values), next(values)) for _ in self.totals]
         )
 
+    @property
+    def overflowed(self) -> bool:
+        return not all(bool(tensor.isfinite().all()) for tensor in self.tensors())
+
     def of(self, seed: int, params: int, host_params: int) -> GradientReading:
         norm, unclipped = self.totals[seed]
         return GradientReading(
@@ -60,7 +64,7 @@ class GradientMeter:
     def __init__(self, network: GrownModule) -> None:
         self.network = network
         self.slots = [i for i, slot in network.each_slot() if IS_ACTIVE[slot.stage]]
-        self.batches = 0
+        self.batches, self.scaled = 0, False
         self.readings: list[_Reading] = []
         self.stored: dict[nn.Parameter, Tensor] = {}
 
@@ -79,17 +83,22 @@ class GradientMeter:
             assert isinstance(param, nn.Parameter)
             self.stored[param] = param.grad.detach().norm()
 
-    def observe(self) -> None:
+    def observe(self, scale: Tensor | None = None, *, scaled: bool = False) -> None:
+        """With `scaled` gradients, those of a GradScaler, batches that overflow are not counted;
+        `scale` is what they are still multiplied by."""
+        self.scaled |= scaled
         if self.slots and self.batches % STRIDE == 0:
-            self._measure()
+            self._measure(scale)
         self.stored.clear()
         self.batches += 1
 
     @torch.no_grad()
-    def _measure(self) -> None:
+    def _measure(self, scale: Tensor | None) -> None:
         seeds = [self.network.seed_parameters(index) for index in self.slots]
         host = _total(self._unclipped(self.network.host_parameters()))
         norms = [_norms(params) for params in seeds]
+        if scale is not None:
+            norms = [own / scale.to(own.device) for own in norms]
         totals = [
             (_total(own), _total(self._unclipped(params)))
             for own, params in zip(norms, seeds, strict=True)
@@ -124,7 +133,8 @@ class GradientMeter:
         tensors = [tensor for reading in self.readings for tensor in reading.tensors()]
         host = iter(to_host([*sizes, *tensors]))
         finite = [bool(next(host).isfinite().all()) for _ in seeds]
-        return finite, [reading.filled(host) for reading in self.readings]
+        found = [reading.filled(host) for reading in self.readings]
+        return finite, [each for each in found if not (self.scaled and each.overflowed)]
 
 
 def _norms(params: list[nn.Parameter]) -> Tensor:

@@ -1,0 +1,19 @@
+"""Run the tests on the simulated device; arguments are those of pytest."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from pretend_device import environment
+
+HERE = Path(__file__).resolve().parent
+
+
+def command(*words: str) -> list[str]:
+    # Always in one process: a plug-in for several would start workers without the device.
+    pytest = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    return [*pytest, "-o", "addopts=", str(HERE / "cases.py"), *words]
+
+
+if __name__ == "__main__":
+    sys.exit(subprocess.run(command(*sys.argv[1:]), env=environment()).returncode)
