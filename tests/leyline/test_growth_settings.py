@@ -50,6 +50,7 @@ def test_tables_and_dotted_names_mean_the_same() -> None:
     ("given", "message"),
     [
         ({"incubation": "sudden"}, "incubation must be .*'sudden'"),
+        ({"population": "big"}, "population must be .*'big'"),
         ({"max_seeds": 0}, "max_seeds must be at least 1, got 0"),
         ({"max_seeds": 1.5}, "max_seeds must be a whole number"),
         ({"max_grad_norm": -1.0}, "max_grad_norm must be a number above 0"),

@@ -203,7 +203,7 @@ def _grow_a_little() -> tuple[int, int, float]:
     return grown.outcome.fossilized, sum(p.numel() for p in plain.parameters()), off
 
 
-def examine(growth: bool = True) -> Iterator[Finding]:
+def examine() -> Iterator[Finding]:
     """All findings, as they are made; growth is last, and only if the packages are fine."""
     needed = requirements()
     yield check_python(platform.python_version(), metadata(PACKAGE)["Requires-Python"])
@@ -221,8 +221,7 @@ def examine(growth: bool = True) -> Iterator[Finding]:
     yield check_folder("data folder", data_root(), "set ESPER_DATA to a writable folder")
     temporary = Path(tempfile.gettempdir())
     yield check_folder("temporary", temporary, "free space there, or set TMPDIR")
-    if growth:
-        yield check_growth()
+    yield check_growth()
 
 
 def _cores() -> int:
@@ -236,12 +235,11 @@ def doctor(output: Output) -> None:
     """Check that everything Esper needs is installed and works.
 
     Checks versions, threads, extras, data sets and folders, and grows a tiny network. Each line
-    with a problem says what to do. The exit code is 1 if something is wrong; a missing extra or
-    data set is not an error.
+    with a problem says what to do. With --quiet only what is wrong is printed. The exit code is 1
+    if something is wrong; a missing extra or data set is not an error.
 
     Example: esper doctor --json
     """
-
     findings: list[Finding] = []
     for finding in examine():
         findings.append(finding)

@@ -58,8 +58,8 @@ class PPOSettings:
     )
     workers: str | None = option(
         None,
-        "Processes that train hosts, or auto: one per core. Changes only the speed. Default 1, "
-        "with --ray auto.",
+        "Processes that train hosts, or auto: one per core. Changes only the speed. Default: "
+        "1; auto with --ray.",
     )
     devices: str | None = option(
         None, "Devices with one worker each instead, such as cuda:0,cuda:1."

@@ -1,6 +1,7 @@
 """The commands that show runs, and change nothing but the reports they write."""
 
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -78,23 +79,14 @@ def serve(settings: ServeSettings) -> None:
     The page is read-only, loads nothing from other servers, and is visible on this machine only,
     unless --host is given.
     """
-    from rich.console import Console
-
     from esper.leyline import PackageMissingError
-    from esper.observatory.terminal import say
 
     try:
         from esper.observatory.server import serve
     except ModuleNotFoundError as error:
         raise PackageMissingError(f"the web page needs {error.name}", "serve") from None
 
-    console = Console()
-    serve(
-        Path(settings.folder),
-        settings.host,
-        settings.port,
-        lambda text: say(console, text, whole=True),
-    )
+    serve(Path(settings.folder), settings.host, settings.port, partial(print, flush=True))
 
 
 def watch(

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from esper.leyline import ConfigError
 from esper.observatory.describe import MAX_ROWS, round_columns, score_curve
-from esper.observatory.formatting import format_columns, format_number, sanitize
+from esper.observatory.formatting import format_columns, format_number, mean_of, sanitize
 from esper.observatory.reading import number, open_rows
 from esper.observatory.run_directory import METRICS, OUTCOMES, SUMMARY, read_rows
 from esper.observatory.runs import read_run
@@ -50,9 +50,9 @@ def _averages(run: Path) -> dict[str, Any]:
         "task": _common_value(rows, "task"),
         "controller": _common_value(rows, "controller"),
         "episodes": len(rows),
-        **{name: _mean(rows, name) for name in AVERAGED},
-        "late_val_score": _mean(late, "val_score"),
-        "total_reward": _mean(rows, "total_reward"),
+        **{name: mean_of(rows, name) for name in AVERAGED},
+        "late_val_score": mean_of(late, "val_score"),
+        "total_reward": mean_of(rows, "total_reward"),
         "test_score": _test_score(run / SUMMARY),
     }
 
@@ -69,11 +69,6 @@ def _check_outcome(path: Path, i: int, row: Any) -> None:
 def _common_value(rows: Sequence[Mapping[str, Any]], name: str) -> str:
     values = {str(row.get(name)) for row in rows}
     return values.pop() if len(values) == 1 else "several"
-
-
-def _mean(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:
-    values = [row[name] for row in rows if row.get(name) is not None]
-    return sum(values) / len(values) if values else None
 
 
 def _test_score(path: Path) -> float | None:

@@ -20,6 +20,7 @@ from esper.observatory.formatting import (
     modules_of,
     safe_text,
     sanitize,
+    slot_columns,
 )
 from esper.observatory.quantities import HOST, POLICY
 from esper.observatory.reading import (
@@ -270,15 +271,7 @@ def _frame(row: Row, modules: Sequence[str]) -> dict[str, Any]:
     return {
         "step": integer(row, "step"),
         **{name: number(row, name) for name in FRAME},
-        "slots": [
-            [
-                row.get(f"{module}.stage"),
-                row.get(f"{module}.blueprint"),
-                number(row, f"{module}.alpha"),
-                number(row, f"{module}.contribution"),
-            ]
-            for module in modules
-        ],
+        "slots": [list(slot_columns(row, module)) for module in modules],
     }
 
 

@@ -7,7 +7,7 @@ import csv
 import json
 import shutil
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from rich.text import Text
 
 from esper.leyline import ConfigError
 from esper.observatory.evaluation_picture import draw_evaluation
-from esper.observatory.formatting import format_columns, format_number, seed_location
+from esper.observatory.formatting import format_columns, format_number, mean_of, seed_location
 from esper.observatory.run_directory import TRACKED, lock_folder
 from esper.observatory.terminal import plain_table
 
@@ -189,14 +189,9 @@ def kept_seeds_table(report: Report) -> Table | None:
             escape(arm),
             escape(name),
             f"{len(seeds)}/{len(report['keys'])}",
-            format_number(_mean(seeds, "contribution"), "+.2f"),
-            format_number(_mean(seeds, "shapley"), "+.2f"),
+            format_number(mean_of(seeds, "contribution"), "+.2f"),
+            format_number(mean_of(seeds, "shapley"), "+.2f"),
         )
     table.caption = f"in points of validation {report['score']}"
     table.caption_justify = "left"
     return table
-
-
-def _mean(seeds: Sequence[Mapping[str, Any]], name: str) -> float | None:
-    values = [seed[name] for seed in seeds if seed.get(name) is not None]
-    return sum(values) / len(values) if values else None

@@ -12,6 +12,7 @@ from esper.observatory.formatting import (
     format_number,
     modules_of,
     sanitize,
+    slot_columns,
     stage_name,
     with_stage_names,
 )
@@ -183,14 +184,9 @@ def explain_decision(
 
 def _situation(row: Row) -> dict[str, Any]:
     names = ("step", "val_score", "train_score", "val_loss", "plateau_epochs", "params")
+    columns = ("module", "stage", "blueprint", "alpha", "contribution")
     slots = [
-        {
-            "module": module,
-            "stage": row.get(f"{module}.stage"),
-            "blueprint": row.get(f"{module}.blueprint"),
-            "alpha": number(row, f"{module}.alpha"),
-            "contribution": number(row, f"{module}.contribution"),
-        }
+        dict(zip(columns, (module, *slot_columns(row, module)), strict=True))
         for module in modules_of(row)
     ]
     return {**{name: number(row, name) for name in names}, "slots": slots}

@@ -3,7 +3,7 @@
 import math
 import re
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from esper.observatory.reading import number
@@ -91,6 +91,12 @@ def format_columns(row: Mapping[str, Any], forms: Mapping[str, str]) -> list[str
     return [format_number(number(row, name), form) for name, form in forms.items()]
 
 
+def mean_of(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:
+    """The mean of the values that were measured."""
+    values = [row[name] for row in rows if row.get(name) is not None]
+    return sum(values) / len(values) if values else None
+
+
 def format_duration(seconds: float) -> str:
     """1:02:03, or 2:03 for less than an hour."""
     minutes, rest = divmod(round(seconds), 60)
@@ -101,6 +107,12 @@ def format_duration(seconds: float) -> str:
 def modules_of(row: Mapping[str, Any]) -> list[str]:
     """The modules that have a slot, from the columns of a metrics row, in order."""
     return [column.removesuffix(".stage") for column in row if column.endswith(".stage")]
+
+
+def slot_columns(row: Mapping[str, Any], module: str) -> tuple[Any, Any, Any, Any]:
+    """Stage, blueprint, alpha and contribution of a slot, from a metrics row."""
+    alpha, contribution = (number(row, f"{module}.{name}") for name in ("alpha", "contribution"))
+    return row.get(f"{module}.stage"), row.get(f"{module}.blueprint"), alpha, contribution
 
 
 def seed_location(seed: Mapping[str, Any]) -> str:

@@ -68,7 +68,7 @@ def test_what_is_too_dear_is_told_from_what_does_not_fit() -> None:
     for slot, blueprint in np.argwhere(~s.masks.blueprint[0]):
         reason = why_no_blueprint(s, 0, int(slot), int(blueprint))
         fits = s.facts.fits[slot, blueprint]
-        assert reason == ("costs more than the remaining budget" if fits else NO_CANDIDATE)
+        assert reason == ("costs more than is left" if fits else NO_CANDIDATE)
         assert not fits or dear[slot, blueprint]
         told.add(reason)
     assert len(told) == 2

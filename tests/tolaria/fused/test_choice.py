@@ -188,8 +188,3 @@ def test_auto_logs_why_hosts_cannot_be_fused(
 
 def test_fused_is_possible_for_a_single_host() -> None:
     assert choose_population(recipe(), 1, "fused") == "fused"
-
-
-def test_an_unknown_choice_is_refused() -> None:
-    with pytest.raises(ConfigError, match="auto, looped or fused, got 'big'"):
-        choose_population(recipe(), 4, "big")

@@ -4,8 +4,8 @@ from esper.leyline import IS_LIVE, LifecycleOp, SeedStage
 from esper.leyline.constants import MIN_CULL_AGE
 from esper.tamiyo.situation import Situation
 
-# A policy may observe only some of the candidates.
-NO_CANDIDATE = "does not fit the slot, or was not in the training of the policy"
+# A policy may see only some of the candidates.
+NO_CANDIDATE = "does not fit the slot, or is not what the policy has learnt with"
 
 
 def why_no_op(s: Situation, env: int, op: LifecycleOp) -> str | None:
@@ -37,7 +37,7 @@ def why_no_slot(s: Situation, env: int, op: LifecycleOp, slot: int) -> str | Non
         if stage != SeedStage.DORMANT:
             return f"it rests ({stage.name})"
         if not s.masks.blueprint[env, slot].any():
-            return "no blueprint fits it within the remaining budget"
+            return "no blueprint fits it and what is left to spend"
         return f"the network holds {s.max_seeds} seeds, as many as it may"
     if op == LifecycleOp.CULL:
         if not IS_LIVE[stage]:
@@ -53,5 +53,5 @@ def why_no_blueprint(s: Situation, env: int, slot: int, blueprint: int) -> str |
     if s.masks.blueprint[env, slot, blueprint]:
         return None
     if s.facts is None:
-        return "does not fit the slot, or costs more than the remaining budget"
-    return "costs more than the remaining budget" if s.facts.fits[slot, blueprint] else NO_CANDIDATE
+        return "does not fit the slot, or costs more than is left"
+    return "costs more than is left" if s.facts.fits[slot, blueprint] else NO_CANDIDATE
