@@ -274,7 +274,7 @@ def move(model: nn.Module, optimizer: Any, name: str | None) -> None:
     before = list(model.parameters())
     model.to(device)
     # Devices that torch knows from plug-ins get new parameters, others only new data.
-    moved = dict(zip(before, model.parameters(), strict=True))
+    moved: dict[Any, Any] = dict(zip(before, model.parameters(), strict=True))
     for each in with_inner(optimizer) if isinstance(optimizer, Optimizer) else ():
         for group in each.param_groups:
             group["params"] = [moved.get(param, param) for param in group["params"]]
