@@ -30,6 +30,7 @@ import types
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
+SOURCE = Path(__file__).resolve()
 
 
 def environment(**more):
