@@ -284,13 +284,13 @@ class LoopedPopulation(ModuleHosts):
                     scaler.step(optimizer)
                     scaler.update()
                 with torch.no_grad():
-                    readings.append(_together(loss.detach(), recipe.score(output, target)))
+                    readings += _together(loss.detach(), recipe.score(output, target))
                     if len(sizes) % STRIDE == 0:
                         rhos.append(batch_rho(recipe.loss, output, target))
                 sizes.append(batch_size(inputs))
         # One transfer from the device per epoch.
         measured, rho = to_host([torch.stack(readings), torch.stack(rhos).mean()])
-        values, weights = np.array(measured.tolist()), np.array(sizes)
+        values, weights = np.array(measured.tolist()).reshape(-1, 2), np.array(sizes)
         if scaler is not None:
             # Steps that overflow are skipped, so they are no sign of damage.
             finite = np.isfinite(values[:, 0])
@@ -319,7 +319,7 @@ class LoopedPopulation(ModuleHosts):
                         output = call_model(network, inputs)
                     target = target_for(output, target)
                     loss, score = recipe.loss(output, target), recipe.score(output, target)
-                    readings.append(_together(loss, score))
+                    readings += _together(loss, score)
                     if tallies:
                         tallies[k].add(output, target)
                 sizes.append(batch_size(inputs))
@@ -327,7 +327,7 @@ class LoopedPopulation(ModuleHosts):
         # One transfer from the device.
         (measured,) = to_host([torch.stack(readings)])
         totals, samples = np.zeros((len(present), 2)), sum(sizes)
-        for values, size in zip(measured.split(len(present)), sizes, strict=True):
+        for values, size in zip(measured.view(len(sizes), -1, 2), sizes, strict=True):
             totals += (values * size).double().numpy()
         means = totals / samples
         if tallies:
@@ -348,6 +348,6 @@ class LoopedPopulation(ModuleHosts):
         return ((on_device(x, self.device), on_device(y, self.device)) for x, y in batches)
 
 
-def _together(loss: Tensor, score: Tensor) -> Tensor:
-    """[2]: the user's score may be on the CPU."""
-    return torch.stack([loss, score.to(loss.device)])
+def _together(loss: Tensor, score: Tensor) -> list[Tensor]:
+    """Both on one device: the user's score may be on the CPU."""
+    return [loss, score.to(loss.device)]
