@@ -340,5 +340,5 @@ def attach(
     env = GrowthCycle(host, own, recorder=history)
     warnings = GrowthWarnings(history, env, chosen)
     history.listeners = [warnings]
-    warn_if_out_of_domain(chosen, type(model).__name__)
+    warn_if_out_of_domain(chosen, type(network.host).__name__)
     return Body(host, env, chosen, history, warnings)

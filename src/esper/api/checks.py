@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
 from esper.api.slots import Slots
+from esper.growth.compiled import without_graphs
 from esper.growth.devices import on_device
 from esper.growth.grown_module import GrownModule
 from esper.growth.sites import call_model, evaluating
@@ -234,7 +235,7 @@ MISFITS = (RuntimeError, TypeError, ValueError, IndexError, AttributeError, KeyE
 
 def check_objectives(model: nn.Module, recipe: HostRecipe, device: torch.device) -> None:
     """Raises ConfigError if model, loss and score do not work on validation data."""
-    with evaluating(model):
+    with evaluating(model), without_graphs():
         output, target = next(_outputs(model, recipe.data.val_batches(), device))
         check_fit(recipe.loss, recipe.score, output, target)
         _check_number("loss", _attempt("loss", recipe.loss, output, target))

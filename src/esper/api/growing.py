@@ -21,6 +21,7 @@ from esper.api.growth_warnings import warn_if_out_of_domain, warn_of_slow_seeds
 from esper.api.loop_state import randomness, restore_randomness
 from esper.api.slots import Slots, as_slots
 from esper.growth.blueprints.catalogue import default_catalogue
+from esper.growth.compiled import original
 from esper.growth.devices import devices_of, find_device, input_device
 from esper.growth.grown_module import GrownModule
 from esper.growth.optimizer import with_inner
@@ -112,7 +113,7 @@ def grow(
     if resume and out is None:
         raise ConfigError("resume=True needs the folder of the run: out=DIR")
     move(model, optimizer, settings.device)
-    check_objectives(model, recipe, input_device(model))
+    check_objectives(original(model), recipe, input_device(model))
     run = ModelRun(model, recipe, settings, key, (train_loader, val_loader), make_scheduler, resume)
     caller, folder = Caller(callbacks), None if out is None else Path(out)
     host_alone = None if folder is None else folder / ARMS / "host-alone"
@@ -176,7 +177,7 @@ class ModelRun:
         """For the record; a resumed run must have the same."""
         recipe = self.recipe
         return {
-            "model": type(self.model).__name__,
+            "model": self.name,
             "key": self.key,
             "loss": _name(recipe.loss),
             "score": _name(recipe.score),
@@ -191,13 +192,17 @@ class ModelRun:
     def epochs(self) -> int:
         return (self.settings.steps or 0) + (not self.settings.trained)
 
+    @property
+    def name(self) -> str:
+        return type(original(self.model)).__name__
+
     def play(
         self, controller: str | Controller, label: str, folder: Path | None, *listeners: Recorder
     ) -> Grown:
         def choose(network: GrownModule) -> Controller:
             chosen = find_controller(controller, len(network.sites), self.recipe.catalogue)
             check_script(chosen, network)
-            warn_if_out_of_domain(chosen, type(self.model).__name__)
+            warn_if_out_of_domain(chosen, self.name)
             run.config["slots"] = ", ".join(network.slot_config.names)
             return chosen
 
@@ -225,7 +230,7 @@ class ModelRun:
                 settings,
                 choose,
                 run.history,
-                task=type(self.model).__name__,
+                task=self.name,
                 device=input_device(self.model),
                 session=run,
             )

@@ -2,10 +2,10 @@
 
 The host is neither copied nor rewritten. A seed acts through forward hooks that exist as long as
 the seed, so an ungrown network has no overhead and gives exactly the host's output. Calling the
-host or the GrownModule is the same.
+host or the GrownModule is the same, unless the host is given as `torch.compile(host)`: then the
+GrownModule calls that.
 """
 
-import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from esper.growth.blueprints.catalogue import BlueprintCatalogue, OutputSpec, default_catalogue
+from esper.growth.compiled import check_breakable, is_wrapper, mark, original, unmark
 from esper.growth.devices import devices_of
 from esper.growth.generators import keyed
 from esper.growth.hooks import GROWING, SEEDS_SAVED, has_flag, hooks_of_esper
@@ -48,12 +49,6 @@ def _is_like(module: nn.Module, like: Tensor) -> bool:
     return all((each.device, each.dtype) == (like.device, like.dtype) for each in tensors)
 
 
-def _forget_compiled() -> None:
-    """A compiled model does not notice added or removed hooks."""
-    if "torch._dynamo" in sys.modules:
-        torch.compiler.reset()
-
-
 def _warn_of_partial_state(host: nn.Module, prefix: str, keep_vars: bool) -> None:
     if not has_flag(host, SEEDS_SAVED) and not prefix.endswith("host."):
         warnings.warn(
@@ -79,7 +74,10 @@ class GrownModule(nn.Module):
         host_macs: int,
     ) -> None:
         super().__init__()
-        self.host = host
+        check_breakable(host)
+        self.host = original(host)
+        # In a tuple, so that it is not a submodule: its parameters are the host's.
+        self._compiled = (host,) if is_wrapper(host) else ()
         self.sites = sites
         self.output = output
         self.catalogue = catalogue
@@ -104,12 +102,13 @@ class GrownModule(nn.Module):
         "BTC"}). With `causal` seeds do not look ahead along positions; None detects it (see
         `ModelInspection`).
         """
-        check_not_growing(host)
-        found = inspect_model(host, example, layout)
+        plain = original(host)
+        check_not_growing(plain)
+        found = inspect_model(plain, example, layout)
         return GrownModule(
             host,
             choose_slots(
-                host, slots, found.slots, causal=found.causal if causal is None else causal
+                plain, slots, found.slots, causal=found.causal if causal is None else causal
             ),
             found.output,
             catalogue or default_catalogue(),
@@ -121,7 +120,12 @@ class GrownModule(nn.Module):
         return GrownModule(host, self.sites, self.output, self.catalogue, self.host_macs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.host(*args, **kwargs)
+        return self.entry(*args, **kwargs)
+
+    @property
+    def entry(self) -> nn.Module:
+        """What to call: the host, or what `torch.compile(host)` returned."""
+        return self._compiled[0] if self._compiled else self.host
 
     @property
     def slot_config(self) -> SlotConfig:
@@ -163,7 +167,7 @@ class GrownModule(nn.Module):
         if slot.kind != "residual":
             self._handles[index].append(self.host.register_forward_pre_hook(slot.on_host_input))
             self._hook_later()
-        _forget_compiled()
+        self._mark_hooked()
 
     def new_seed(
         self, index: int, blueprint: int, blend: int, key: int
@@ -199,12 +203,16 @@ class GrownModule(nn.Module):
                 before = param.device
         return next((param.device for param in module.parameters()), before)
 
+    def _module(self, name: str) -> nn.Module:
+        """A module for hooks. Graphs skip the hooks of what `torch.compile(module)` returned."""
+        return original(self.host.get_submodule(name))
+
     def _hook_reading(self, slot: SeedSlot) -> RemovableHandle:
         if slot.kind == "bypass":
             assert slot.site.widening is not None
-            layer = self.host.get_submodule(slot.site.widening.first.module)
+            layer = self._module(slot.site.widening.first.module)
             return layer.register_forward_pre_hook(slot.on_layer_input)
-        module = self.host.get_submodule(slot.site.module)
+        module = self._module(slot.site.module)
         return module.register_forward_hook(slot.on_slot_output)
 
     def _hook_later(self) -> None:
@@ -221,8 +229,19 @@ class GrownModule(nn.Module):
         for slot in reversed(slots):
             if slot.kind == "bypass":
                 assert slot.site.widening is not None
-                layer = self.host.get_submodule(slot.site.widening.second.module)
+                layer = self._module(slot.site.widening.second.module)
                 self._later.append(layer.register_forward_hook(slot.on_later_output, prepend=True))
+
+    def _mark_hooked(self) -> None:
+        """Let compiled graphs notice which modules have hooks of Esper now."""
+        names = {""}
+        for site in self.sites:
+            names.add(site.module)
+            if site.widening is not None:
+                names |= {site.widening.first.module, site.widening.second.module}
+        for name in names:
+            module = self._module(name)
+            (mark if hooks_of_esper(module) else unmark)(module)
 
     def check_shape(self, index: int, blueprint: int, seed: nn.Module) -> None:
         """Raises ConfigError if `seed`, of that blueprint, returns a shape that does not fit."""
@@ -252,7 +271,7 @@ class GrownModule(nn.Module):
             handle.remove()
         self.slot(index).clear()
         self._hook_later()
-        _forget_compiled()
+        self._mark_hooked()
 
     def set_blend(self, index: int, stage: SeedStage, alpha: float) -> None:
         self.slot(index).set_blend(stage, alpha)

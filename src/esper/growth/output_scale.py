@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from esper.growth.compiled import without_graphs
 from esper.growth.devices import input_device, on_device
 from esper.growth.generators import keyed
 from esper.growth.grown_module import GrownModule
@@ -61,7 +62,8 @@ def _run(network: GrownModule, example: Any) -> tuple[Tensor | None, tuple[str, 
         if isinstance(module, LAYERS)
     ]
     try:
-        output = call_model(network, example)
+        with without_graphs():
+            output = call_model(network, example)
     finally:
         for handle in handles:
             handle.remove()

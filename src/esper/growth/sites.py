@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from esper.growth.blueprints.catalogue import OutputSpec, flop_counter
+from esper.growth.compiled import original, without_graphs
 from esper.growth.dataflow import DataflowTracer
 from esper.growth.devices import input_device, on_device
 from esper.growth.layouts import (
@@ -172,7 +173,7 @@ def inspect_model(model: nn.Module, example: Any, layout: Layouts | None = None)
     ]
     counter = flop_counter()
     try:
-        with evaluating(model), counter, tracker, dataflow, attention:
+        with evaluating(model), without_graphs(), counter, tracker, dataflow, attention:
             output = call_model(model, example)
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         raise ConfigError(
@@ -281,7 +282,7 @@ def list_slots(model: nn.Module, example: Any, layout: Layouts | None = None) ->
 
     `layout` gives the layouts of outputs by module name, where the table has a "?".
     """
-    return inspect_model(model, example, layout).slots
+    return inspect_model(original(model), example, layout).slots
 
 
 def choose_slots(

@@ -3,6 +3,7 @@
 import logging
 import math
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ from esper.simic.agent.metrics import Minibatch, PPOUpdateMetrics, measure, to_h
 from esper.simic.agent.network import FactoredRecurrentActorCritic
 from esper.simic.agent.optimization import (
     clip_gradients,
-    compiled_or_eager,
+    compiled_parts,
     gradient_norm,
     keep_gradients,
     make_optimizer,
@@ -44,6 +45,7 @@ from esper.simic.telemetry.gradient_collector import (
     measure_gradients,
 )
 from esper.simic.telemetry.ratio_diagnostic import RatioExplosionDiagnostic
+from esper.tamiyo.policy.masked_categorical import MaskedCategorical, check_drawn
 
 logger = logging.getLogger(__name__)
 
@@ -72,9 +74,9 @@ class PPOAgent:
         self._exact = wide_dtype(self.device.type)
         self.update_count = 0
         self.optimizer = make_optimizer(network, self.config)
-        backend = self.config.compile_backend
-        self._get_action = compiled_or_eager(network.get_action, backend)
-        self._evaluate = compiled_or_eager(network.evaluate_actions, backend)
+        parts = compiled_parts(network, self.config.compile_backend)
+        self._get_action = partial(network.get_action, parts=parts)
+        self._evaluate = partial(network.evaluate_actions, parts=parts)
 
     def new_buffer(self, num_envs: int, max_steps: int) -> TamiyoRolloutBuffer:
         return TamiyoRolloutBuffer(num_envs, max_steps, self.network.config, self.device)
@@ -100,6 +102,8 @@ class PPOAgent:
         actions, log_probs, values, hidden = self._get_action(
             self._finite(observations), hidden, MaskTensors.of(masks, self.device), uniforms
         )
+        if self.config.compile_backend is not None and MaskedCategorical.validate:
+            check_drawn(log_probs)
         return Decision(actions.cpu().numpy(), log_probs, values, hidden)
 
     @torch.inference_mode()

@@ -25,7 +25,8 @@ class MaskedCategorical:
             raise ValueError(
                 f"logits {tuple(logits.shape)} and mask {tuple(mask.shape)} differ in shape"
             )
-        if self.validate:
+        # A check waits for the device and would break a compiled graph: see `check_drawn`.
+        if self.validate and not torch.compiler.is_compiling():
             _check(logits, mask)
         self.mask = mask
         illegal = ~mask
@@ -66,7 +67,19 @@ class MaskedCategorical:
         return torch.where(choice, nats / maximum, torch.zeros_like(nats))
 
 
-@torch.compiler.disable
+def check_drawn(log_probs: Tensor) -> None:
+    """The checks of `MaskedCategorical`, from the log-probs [..., heads] of drawn actions, for
+    distributions in compiled code."""
+    if log_probs.numel() and log_probs.amin() > MASKED_LOGIT_VALUE / 2:
+        return
+    if log_probs.isnan().any():
+        raise ValueError(f"log-probs must be finite: {int(log_probs.isnan().sum())} NaN")
+    rows = (log_probs <= MASKED_LOGIT_VALUE / 2).any(dim=-1)
+    raise InvalidStateMachineError(
+        f"{int(rows.sum())} of {rows.numel()} rows have no legal action; WAIT should always be one"
+    )
+
+
 def _check(logits: Tensor, mask: Tensor) -> None:
     legal = mask.any(dim=-1)
     if not legal.all():

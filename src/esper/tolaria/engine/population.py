@@ -263,7 +263,7 @@ class LoopedPopulation(ModuleHosts):
                 for param in trained:
                     param.grad = None
                 with self._casting():
-                    output = call_model(network.host, inputs)
+                    output = call_model(network.entry, inputs)
                     target = target_for(output, target)
                     loss = recipe.loss(output, target)
                 if scaler is None:
