@@ -156,6 +156,7 @@ RULES: dict[str, Rule] = {
     "rounds": whole(1, MOST_COUNT),
     "run": FOLDER,
     "runs": Rule("a list of folders", lambda value: _is_list(value, str, Path)),
+    "samples": whole(0, MOST_COUNT),
     "schedulers": Rule(
         "learning-rate schedulers",
         lambda v: isinstance(v, tuple) and all(_has_methods(each, "step") for each in v),

@@ -15,6 +15,7 @@ from torch.optim import AdamW, Optimizer
 from esper.api.callbacks import Callback, Caller
 from esper.api.checks import check_objectives, check_optimizer, checked
 from esper.api.controllers import check_script, find_controller
+from esper.api.distributed import check_parallel, in_processes
 from esper.api.grown import Grown, save_network
 from esper.api.growth_run import GrowthRun, MakeScheduler, open_folder
 from esper.api.growth_warnings import warn_if_out_of_domain, warn_of_slow_seeds
@@ -93,6 +94,12 @@ def grow(
     Ctrl-C ends the run early; the best network so far is returned. Raises ConfigError, before
     anything is trained, for arguments that cannot work.
     """
+    check_parallel(model)
+    if in_processes():
+        raise ConfigError(
+            "esper.grow trains in one process and would train another network in each of these; "
+            "use esper.attach with a DistributedDataParallel model and your own loop"
+        )
     spec = as_slots(slots)
     optimizer, make_scheduler = optimizer if isinstance(optimizer, tuple) else (optimizer, None)
     settings = grow_settings(settings, steps, budget, start, scheduled=make_scheduler is not None)

@@ -128,6 +128,15 @@ class GrownModule(nn.Module):
         return self._compiled[0] if self._compiled else self.host
 
     @property
+    def _ddp_params_and_buffers_to_ignore(self) -> list[str]:
+        """DistributedDataParallel expects a gradient of each parameter that existed when it was
+        made; seeds come and go, so a Body averages their gradients instead."""
+        if not has_flag(self.host, GROWING):
+            return []
+        parts = chain(self.slots.named_parameters(), self.slots.named_buffers())
+        return [f"slots.{name}" for name, _ in parts]
+
+    @property
     def slot_config(self) -> SlotConfig:
         return SlotConfig.from_specs(self.sites)
 

@@ -67,6 +67,7 @@ class GradientMeter:
         self.batches, self.scaled = 0, False
         self.readings: list[_Reading] = []
         self.stored: dict[nn.Parameter, Tensor] = {}
+        self.watched: list[nn.Parameter] = []
 
     def watch(self) -> list[RemovableHandle]:
         """For a user's loop, which may clip gradients before `observe`: add hooks that store norms
@@ -75,8 +76,13 @@ class GradientMeter:
         if not self.slots:
             return []
         seeds = (self.network.seed_parameters(index) for index in self.slots)
-        params = [*self.network.host_parameters(), *(p for seed in seeds for p in seed)]
-        return [param.register_post_accumulate_grad_hook(self._store) for param in params]
+        self.watched = [*self.network.host_parameters(), *(p for seed in seeds for p in seed)]
+        return [param.register_post_accumulate_grad_hook(self._store) for param in self.watched]
+
+    def store(self) -> None:
+        """Store the norms of the current gradients, which have been averaged over processes."""
+        for param in self.watched:
+            self._store(param)
 
     def _store(self, param: Tensor) -> None:
         if self.batches % STRIDE == 0 and param.grad is not None:
