@@ -20,7 +20,7 @@ DATA_BYTES = 2**30
 
 def available_devices() -> list[str]:
     """The names of the devices that torch finds in this machine."""
-    kind = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    kind = torch.accelerator.current_accelerator(check_available=True)
     if kind is None:
         return ["cpu"]
     return ["cpu", *(f"{kind.type}:{index}" for index in range(torch.accelerator.device_count()))]
