@@ -26,7 +26,7 @@ from esper.growth.grown_module import keyed
 from esper.tamiyo.controllers.scripted import ScriptedController
 from helpers import grow_arguments
 
-PATIENCE = 120.0  # seconds that the processes may take
+PATIENCE = 240.0  # seconds that the processes may take
 SCRIPT = """
 1 GERMINATE layer1 lora_large linear
 2 GERMINATE layer2 branch gated
@@ -40,7 +40,7 @@ def run(task: Callable[..., Any], *args: Any, processes: int = 2) -> list[Any]:
     """The results of `task(rank, *args)` in each of the processes, which form a gloo group. A
     process that fails returns its exception."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["esper.api", "torch.distributed", "ddp_support"])
+    context.set_forkserver_preload(["pytest", "esper.api", "ddp_support"])
     with TemporaryDirectory() as folder:
         started = [
             context.Process(target=_process, args=(folder, rank, processes, task, args))

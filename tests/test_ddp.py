@@ -13,10 +13,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
-from torch.nn.parallel import DataParallel
+from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import SGD
 from torch.optim.swa_utils import AveragedModel, get_ema_avg_fn
 
@@ -267,7 +264,14 @@ def uneven(rank: int) -> dict[str, Any]:
     part.epoch()
     part.body.step(float("nan"))
     part.train(2)
-    found["from the start"] = part.digests
+    found["from the start"] = list(part.digests)
+
+    # Each process may go on alone.
+    part.body.finish()
+    dist.destroy_process_group()
+    part.caller = part.model
+    part.epoch()
+    found["seed stays"] = part.body.model.slot(1).seed is not None
     return found
 
 
@@ -276,6 +280,7 @@ def test_processes_with_unequal_data_stay_equal() -> None:
     assert first == second
     assert first["seeds"] == ["drawn"]
     assert first["scaled"][1] == 4.0
+    assert first["seed stays"]
     one = Part(0, 1)
     one.train(6)
     for mine, wanted in zip(first["history"][:6], one.body.history, strict=True):
@@ -284,6 +289,10 @@ def test_processes_with_unequal_data_stay_equal() -> None:
 
 
 def sharded(rank: int) -> dict[str, BaseException | None]:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+
     mesh = init_device_mesh("cpu", (1,))
 
     def attach(model: nn.Module) -> BaseException | None:
@@ -302,6 +311,16 @@ def sharded(rank: int) -> dict[str, BaseException | None]:
         "DataParallel": attach(DataParallel(MLP())),
         "later": error_of(lambda: body.manage(torch.optim.SGD(model.parameters(), lr=0.1))),
     }
+
+
+def listed(rank: int) -> list[list[str]]:
+    found = (MLP(), DistributedDataParallel(MLP()))
+    return [[s.name for s in esper.list_slots(m, torch.randn(2, 20))] for m in found]
+
+
+def test_slots_of_a_wrapped_model_have_the_names_of_the_model() -> None:
+    ((plain, wrapped),) = run(listed, processes=1)
+    assert wrapped == plain
 
 
 def test_other_kinds_of_parallel_training_are_refused() -> None:

@@ -3,11 +3,14 @@
 import os
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from torch import nn
 
 from ddp_support import digest, run
+from esper.leyline import ConfigError
 from growth_comparison import check_close
 
 pytestmark = pytest.mark.heavy
@@ -90,11 +93,17 @@ def fit(rank: int, size: int, folder: Path, parts: int = 1) -> dict[str, Any]:
     return summary(grow.body)
 
 
-@pytest.mark.parametrize("parts", [1, 2])
-def test_lightning_grows_in_two_processes_like_in_one(parts: int, tmp_path: Path) -> None:
-    first, second = run(fit, 2, tmp_path, parts)
-    check_same(first, second, fit(0, 1, tmp_path))
-    assert any(row["layer1.contribution"] is not None for row in first["history"])
+def all_fits(rank: int, folder: Path) -> list[dict[str, Any]]:
+    """In one process, because the import of Lightning takes most of the time."""
+    return [fit(rank, 2, folder / str(parts), parts) for parts in (1, 2)]
+
+
+def test_lightning_grows_in_two_processes_like_in_one(tmp_path: Path) -> None:
+    first, second = run(all_fits, tmp_path)
+    one = fit(0, 1, tmp_path)
+    for mine, other in zip(first, second, strict=True):
+        check_same(mine, other, one)
+        assert any(row["layer1.contribution"] is not None for row in mine["history"])
 
 
 def train(
@@ -140,12 +149,41 @@ def stop_after(epochs: int) -> Any:
     return hook
 
 
-@pytest.mark.parametrize("parts", [1, 2])
-def test_transformers_grow_in_two_processes_like_in_one(parts: int, tmp_path: Path) -> None:
-    first, second = run(train, 2, tmp_path, parts)
-    check_same(first, second, train(0, 1, tmp_path, parts))
+def all_trainings(rank: int, folder: Path) -> list[dict[str, Any]]:
+    given = enumerate([(1, False), (2, False), (2, True)])
+    return [train(rank, 2, folder / str(number), *each) for number, each in given]
 
 
-def test_losses_that_transformers_scales_by_the_processes_are_repeated(tmp_path: Path) -> None:
-    first, second = run(train, 2, tmp_path, 2, True)
-    assert first == second
+def test_transformers_grow_in_two_processes_like_in_one(tmp_path: Path) -> None:
+    (whole, resumed, scaled), others = run(all_trainings, tmp_path)
+    check_same(whole, others[0], train(0, 1, tmp_path, 1))
+    check_same(resumed, others[1], train(0, 1, tmp_path, 2))
+    assert scaled == others[2]
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"n_gpu": 2}, "torchrun"),
+        ({"fsdp": ["full_shard"]}, "fsdp"),
+        ({"deepspeed": "settings.json"}, "deepspeed"),
+    ],
+)
+def test_transformers_with_a_split_model_is_refused(changes: dict[str, Any], word: str) -> None:
+    """Its arguments cannot be made without these devices."""
+    from esper.transformers import GrowCallback
+
+    args = SimpleNamespace(**{"n_gpu": 0, "fsdp": [], "deepspeed": None, **changes})
+    with pytest.raises(ConfigError, match=word):
+        GrowCallback(slots=["1"]).on_train_begin(args, None, None, model=nn.Identity())
+
+
+def test_lightning_with_a_split_model_is_refused() -> None:
+    """Its Trainer cannot be made without these devices."""
+    from lightning.pytorch.strategies import FSDPStrategy
+
+    from esper.lightning import Grow
+
+    trainer: Any = SimpleNamespace(optimizers=[None], world_size=2, strategy=FSDPStrategy())
+    with pytest.raises(ConfigError, match="FSDPStrategy"):
+        Grow(slots=["1"], monitor="x").on_fit_start(trainer, None)  # type: ignore[arg-type]

@@ -166,9 +166,7 @@ def test_a_model_compiled_without_breaks_is_refused(part: str) -> None:
 
 
 @pytest.mark.parametrize("compile_", [compiled, compiled_in_place])
-def test_copies_and_saved_networks(
-    compile_: Callable[[Any], nn.Module], tmp_path: Path
-) -> None:
+def test_copies_and_saved_networks(compile_: Callable[[Any], nn.Module], tmp_path: Path) -> None:
     grown = grow(compile_(Counter()))
     twin = copy.deepcopy(grown.model)
     loaded = esper.load(grown.save(tmp_path), compile_(Counter()))
@@ -212,9 +210,9 @@ class Loop:
 
     def compile_(self, when: str) -> None:
         match self.order, when:
-            case (
-                ("before" | "before, has run" | "attach to what compile returned", "before")
-                | ("after", "after")
+            case ("before" | "before, has run" | "attach to what compile returned", "before") | (
+                "after",
+                "after",
             ):
                 self.called = torch.compile(self.host, backend=self.counter)
             case ("in place before", "before") | ("in place after", "after"):

@@ -114,7 +114,9 @@ def whole(model: nn.Module) -> Callable[..., Any]:
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_an_export_compiles_without_breaks_where_the_original_does(name: str) -> None:
     if name == "gru":
-        pytest.skip("Dynamo does not trace recurrent layers, so neither model compiles as one graph")
+        pytest.skip(
+            "Dynamo does not trace recurrent layers, so neither model compiles as one graph"
+        )
     network, x = grown(name)
     plain = export(network, x).eval()
     with torch.no_grad():

@@ -24,7 +24,7 @@ from torch.utils.hooks import RemovableHandle
 from esper.api.attached_host import AttachedHost
 from esper.api.checks import check_optimizer, checked
 from esper.api.controllers import check_script, find_controller
-from esper.api.distributed import Processes, SeedGradients, check_parallel, inner
+from esper.api.distributed import Processes, SeedGradients, check_parallel
 from esper.api.following import Follower
 from esper.api.growing import grow_settings
 from esper.api.growth_warnings import GrowthWarnings, warn_if_out_of_domain, warn_of_slow_seeds
@@ -33,7 +33,7 @@ from esper.api.slots import Slots, as_slots
 from esper.growth.grown_module import GrownModule
 from esper.growth.hooks import GROWING, clear_flag, set_flag
 from esper.growth.optimizer import add_slot_groups, with_inner
-from esper.growth.sites import SlotChoice
+from esper.growth.sites import SlotChoice, inner
 from esper.leyline import (
     IS_ACTIVE,
     ConfigError,

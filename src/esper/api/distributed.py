@@ -18,6 +18,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from esper.growth.compiled import original
 from esper.growth.grown_module import GrownModule
 from esper.leyline import ConfigError, EsperError
 
@@ -66,11 +67,6 @@ def in_processes() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
-def inner(model: nn.Module) -> nn.Module:
-    """The model inside a DDP module, or the model itself."""
-    return model.module if isinstance(model, DistributedDataParallel) else model
-
-
 class Processes:
     """The processes that train one model together. Each calls the same methods in the same order;
     a process that is alone (`group` is None) exchanges nothing.
@@ -86,8 +82,9 @@ class Processes:
     @staticmethod
     def of(model: nn.Module) -> "Processes":
         """Those of a DDP module, else all that there are."""
-        if isinstance(model, DistributedDataParallel):
-            return Processes(model.process_group)
+        parallel = original(model)
+        if isinstance(parallel, DistributedDataParallel):
+            return Processes(parallel.process_group)
         return Processes(dist.group.WORLD if in_processes() else None)
 
     @property
@@ -270,7 +267,8 @@ class SeedGradients:
 
     def _on_gradient(self, parameter: Tensor) -> None:
         task = torch._C._current_graph_task_id()
-        if self.averages and task != self._pass:
+        # Without the group, training has gone on in one process after the end of growth.
+        if self.averages and task != self._pass and dist.is_initialized():
             self._pass = task
             _at_end_of_pass(self._after_pass)
 

@@ -6,9 +6,9 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
-from esper.api.distributed import inner
 from esper.growth.grown_module import GrownModule
 from esper.growth.seed_slot import SeedSlot
+from esper.growth.sites import inner
 from esper.leyline import ConfigError
 
 

@@ -13,6 +13,7 @@ from esper.api.checks import TASK, checked
 from esper.api.policies import ValidationHosts
 from esper.leyline import ConfigError
 from esper.observatory.run_directory import CONFIG, PROFILE, RunDirectory
+from esper.simic.agent.rollout import VectorEnv
 from esper.simic.agent.saving import on
 from esper.simic.recordings.recording import RecordingEnv
 from esper.simic.telemetry.profiler import TrainingProfiler
@@ -133,6 +134,9 @@ class PolicyTraining:
         def save(state: TrainState) -> None:
             save_checkpoint(record.path, state, record.sync())
 
+        def recorded(env: VectorEnv) -> RecordingEnv:
+            return RecordingEnv(env, state.space, config, family, record.path)
+
         # The policy is where the first worker is; the CPUs of a cluster are CPUs here, too.
         state.agent = on(state.agent, self.devices[0])
         validation = None
@@ -144,7 +148,7 @@ class PolicyTraining:
             return run_training(
                 config,
                 state,
-                RecordingEnv(env, state.space, record.path) if config.keep_episodes else env,
+                recorded(env) if config.keep_episodes else env,
                 most_steps(config, self.task, self.data, family),
                 log,
                 save=save,

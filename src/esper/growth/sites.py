@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from esper.growth.blueprints.catalogue import OutputSpec, flop_counter
 from esper.growth.compiled import original, without_graphs
@@ -277,12 +278,18 @@ def _output_spec(output: Any, batch: int, tracker: DimsTracker) -> OutputSpec | 
     return None
 
 
+def inner(model: nn.Module) -> nn.Module:
+    """The model inside a DistributedDataParallel module, compiled or not; else `model` itself."""
+    parallel = original(model)
+    return parallel.module if isinstance(parallel, DistributedDataParallel) else model
+
+
 def list_slots(model: nn.Module, example: Any, layout: Layouts | None = None) -> SlotListing:
     """Every module of `model` where a seed could grow; it prints as a table.
 
     `layout` gives the layouts of outputs by module name, where the table has a "?".
     """
-    return inspect_model(original(model), example, layout).slots
+    return inspect_model(original(inner(model)), example, layout).slots
 
 
 def choose_slots(
