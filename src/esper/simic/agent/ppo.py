@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from esper.growth.devices import wide_dtype
 from esper.leyline import HEAD_NAMES, OP, ActionMasks, ConfigError, constants
 from esper.simic.agent.advantages import (
     compute_gae,
@@ -70,6 +71,7 @@ class PPOAgent:
         self.config = config or PPOConfig()
         self.device = torch.device(device)
         self.network = network.to(self.device)
+        self._exact = wide_dtype(self.device.type)
         self.update_count = 0
         self.optimizer = make_optimizer(network, self.config)
         parts = compiled_parts(network, self.config.compile_backend)
@@ -96,7 +98,7 @@ class PPOAgent:
         environment does not depend on the other environments; without them the most probable
         action is taken.
         """
-        uniforms = None if draws is None else torch.from_numpy(draws).to(self.device)
+        uniforms = None if draws is None else torch.from_numpy(draws).to(self.device, self._exact)
         actions, log_probs, values, hidden = self._get_action(
             self._finite(observations), hidden, MaskTensors.of(masks, self.device), uniforms
         )

@@ -43,10 +43,13 @@ class MaskedCategorical:
         return torch.multinomial(flat, 1, generator=generator).view(self.logits.shape[:-1])
 
     def icdf(self, uniforms: Tensor) -> Tensor:
-        """The action for each uniform number in [0, 1): a draw that is a function of its noise."""
-        cumulative = self.logits.double().exp().cumsum(dim=-1)
+        """The action for each uniform number in [0, 1), computed in its type: a draw that is a
+        function of its noise."""
+        exact = uniforms.dtype
+        cumulative = self.logits.to(exact).exp().cumsum(dim=-1)
         # Below 1 by more than rounding, or the last legal action could be stepped over.
-        target = uniforms.double().clamp(max=1.0 - 1e-12).unsqueeze(-1) * cumulative[..., -1:]
+        most = 1.0 - (1e-12 if exact == torch.float64 else 1e-6)
+        target = uniforms.clamp(max=most).unsqueeze(-1) * cumulative[..., -1:]
         return (cumulative <= target).sum(dim=-1)
 
     def mode(self) -> Tensor:
