@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from esper.cli.options import RAY, cluster_at, growth_options, option
+from esper.cli.options import BATCH, RAY, SLOTS, cluster_at, growth_options, option
 from esper.cli.printing import Output
 from esper.cli.tracking import TRACK, check_track, open_tracker
 from esper.leyline.constants import MOST_COUNT, MOST_KEY
@@ -47,6 +47,8 @@ class PPOSettings:
     group: int | None = setting(
         "group", "Environments with the same host and data; default 1, for a family 8.", min=1
     )
+    slots: str | None = setting("slots", SLOTS)
+    batch: int | None = setting("batch", BATCH, min=1, max=MOST_COUNT)
     key: int | None = setting(
         "key", "Random seed: the same key gives the same run; default 0.", min=0, max=MOST_KEY
     )

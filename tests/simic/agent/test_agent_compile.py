@@ -21,7 +21,6 @@ from esper.leyline import HEAD_NAMES, ConfigError
 from esper.simic.agent.advantages import compute_gae
 from esper.simic.agent.network import FactoredRecurrentActorCritic
 from esper.simic.telemetry.gradient_collector import GradientThresholds, measure_gradients
-from esper.tamiyo.policy.masked_categorical import MaskedCategorical
 
 
 @pytest.fixture(autouse=True)
@@ -55,12 +54,13 @@ def broken(graph, inputs):
         pytest.param("inductor", "set", True, marks=pytest.mark.soak),
     ],
 )
-def test_compiled_and_uncompiled_agree(backend, kind, validate, monkeypatch):
+def test_compiled_and_uncompiled_agree(backend, kind, validate):
     """'counting' runs the traced graphs without generating code, and counts them."""
-    monkeypatch.setattr(MaskedCategorical, "validate", validate)
     start = counter.frame_count
-    eager = make_agent(kind=kind, epochs=2, minibatches=2)
-    compiled = make_agent(kind=kind, epochs=2, minibatches=2, compile_backend=backend)
+    eager = make_agent(kind=kind, epochs=2, minibatches=2, validate_masks=validate)
+    compiled = make_agent(
+        kind=kind, epochs=2, minibatches=2, validate_masks=validate, compile_backend=backend
+    )
     buffers = [filled_buffer(agent, envs=4, steps=5) for agent in (eager, compiled)]
     torch.testing.assert_close(buffers[0].log_probs, buffers[1].log_probs, rtol=0, atol=1e-5)
     assert torch.equal(buffers[0].actions, buffers[1].actions)

@@ -68,6 +68,7 @@ class PPOAgent:
         self.config = config or PPOConfig()
         self.device = torch.device(device)
         self.network = network.to(self.device)
+        self.network.validate_masks = self.config.validate_masks
         self.update_count = 0
         self.optimizer = make_optimizer(network, self.config)
         backend = self.config.compile_backend

@@ -16,6 +16,7 @@ from esper.simic.agent.config import PPOConfig
 from esper.simic.agent.network import Kind
 from esper.simic.rewards.config import RewardConfig, check_gamma
 from esper.simic.rewards.modes import MODES
+from esper.simic.telemetry.anomaly_detector import AnomalyThresholds
 from esper.tolaria.families import find_family
 
 # Small hosts of one architecture are trained together.
@@ -56,6 +57,7 @@ RANGES = (
     ("rounds", 1, constants.MOST_COUNT),
     ("envs", 1, constants.MOST_ENVS),
     ("group", 1, constants.MOST_ENVS),
+    ("batch", 1, constants.MOST_COUNT),
     ("validate_every", 1, constants.MOST_COUNT),
     ("key", 0, constants.MOST_KEY),
 )
@@ -75,6 +77,10 @@ class TrainingConfig:
     rounds: int = 200
     # Hosts that are trained in each round.
     envs: int = 16
+    # Where the task's host can grow, as names of its modules separated by commas, and the examples
+    # of a batch of it; None: as the task says.
+    slots: str | None = None
+    batch: int | None = None
     # Runs with the same key and settings are identical to the bit.
     key: int = 0
     # What is rewarded; and, for an A/B comparison, the mode of the second half of the environments.
@@ -96,6 +102,8 @@ class TrainingConfig:
     ppo: PPOConfig = DEFAULT_PPO
     network: NetworkSizes = field(default_factory=NetworkSizes)
     reward: Mapping[str, Any] = field(default_factory=dict)
+    # When an update of the policy counts as an anomaly; ratios are limited by `ppo.ratio_...`.
+    anomalies: AnomalyThresholds = AnomalyThresholds()
 
     def __post_init__(self) -> None:
         for name, least, most in RANGES:
@@ -132,8 +140,13 @@ class TrainingConfig:
             raise ConfigError(
                 f"family {self.family!r} is for task {task!r}, not {self.task!r}; leave out task"
             )
-        if self.growth.steps is not None:
-            raise ConfigError(f"family {self.family!r} determines steps; leave out steps")
+        for name, value in (
+            ("steps", self.growth.steps),
+            ("slots", self.slots),
+            ("batch", self.batch),
+        ):
+            if value is not None:
+                raise ConfigError(f"family {self.family!r} determines {name}; leave out {name}")
 
     @property
     def modes(self) -> tuple[str, ...]:

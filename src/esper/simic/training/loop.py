@@ -71,6 +71,9 @@ def run_training(
     contexts `traced(round, "play")` and `traced(round, "update")`.
     """
     hooks = hooks or Hooks()
+    # A resumed run has saved the counts of the detector, not its limits.
+    state.detector.thresholds = config.anomalies
+    state.detector.ratios = (config.ppo.ratio_collapse, config.ppo.ratio_explosion)
     if config.ppo.group_baseline:
         check_groups(torch.from_numpy(env.groups))
     buffer = state.agent.new_buffer(env.num_envs, max_steps)

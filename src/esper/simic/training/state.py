@@ -1,5 +1,6 @@
 """The state of a training run: everything that the next round depends on."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -80,8 +81,9 @@ def _fitting(warm: TrainState, space: Space, sizes: NetworkConfig) -> FactoredRe
 
 
 def lasting_settings(config: TrainingConfig) -> dict[str, Any]:
-    """The settings that a run cannot change once it has begun, without empty tables."""
-    flat = config.flat()
+    """The settings that a run cannot change once it has begun, without empty tables, as a
+    checkpoint returns them."""
+    flat = json.loads(json.dumps(config.flat()))
     return {name: value for name, value in flat.items() if name != "rounds" and value != {}}
 
 
