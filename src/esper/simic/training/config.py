@@ -103,7 +103,7 @@ class TrainingConfig:
     network: NetworkSizes = field(default_factory=NetworkSizes)
     reward: Mapping[str, Any] = field(default_factory=dict)
     # When an update of the policy counts as an anomaly; ratios are limited by `ppo.ratio_...`.
-    anomalies: AnomalyThresholds = AnomalyThresholds()
+    anomalies: AnomalyThresholds = field(default_factory=AnomalyThresholds)
 
     def __post_init__(self) -> None:
         for name, least, most in RANGES:
