@@ -1,4 +1,4 @@
-"""Execute the notebooks of the site and keep what they show.
+"""Execute the notebooks of the site and store their outputs.
 
     python docs/notebook_runs.py [NAME ...]
 
@@ -17,7 +17,7 @@ from jupyter_client.kernelspec import KernelSpec
 from nbclient import NotebookClient
 
 NOTEBOOKS = sorted((Path(__file__).parent / "notebooks").glob("*.ipynb"))
-# What libraries warn of here is no part of a page that is read elsewhere.
+# Warnings of libraries on this machine do not belong on the page.
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
 
 
@@ -25,7 +25,7 @@ class ThisPython(AsyncKernelManager):
     """A kernel of this interpreter, whatever kernels are installed; by files, without ports."""
 
     def __init__(self, **settings: Any) -> None:
-        # Where the kernel itself works, a relative name would be another place.
+        # The kernel has another working directory, so the path must be absolute.
         self.sockets = tempfile.TemporaryDirectory()
         super().__init__(transport="ipc", ip=f"{self.sockets.name}/kernel", **settings)
 

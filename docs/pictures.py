@@ -2,7 +2,7 @@
 
     python docs/pictures.py [--runs FOLDER] [--out docs/images]
 
-Runs that the folder does not have yet are made first, which takes some minutes. Needs Chromium.
+Missing runs are made first, which takes some minutes. Needs Chromium.
 """
 
 import argparse
@@ -22,28 +22,22 @@ from esper.observatory.watch_app import WatchApp
 from serve_support import serving
 
 ESPER = [sys.executable, "-c", "from esper.cli import main; main()"]
-GROWN, OTHER, TRAINED = "digits-heuristic", "digits-random", "ppo-digits"
+GROWN, TRAINED = "digits-heuristic", "ppo-digits"
 EVALUATED = "evaluate-digits"
 RUNS = {
     GROWN: ["grow", "--task", "digits"],
-    OTHER: ["grow", "--task", "digits", "--controller", "random", "--no-compare"],
     TRAINED: ["train", "ppo", "--rounds", "24", "--envs", "6", "--steps", "14"],
     EVALUATED: ["evaluate", "--keys", "4", "--steps", "14"],
 }
 # file: (address, width, height or None for the whole page, dark)
 PAGES: dict[str, tuple[str, int, int | None, bool]] = {
     "view-run.png": (f"run={GROWN}&epoch=25", 1080, 820, False),
-    "view-phone.png": (f"run={GROWN}&epoch=13", 390, 1240, True),
     "view-training.png": (f"run={TRAINED}&epoch=9", 1080, 1500, False),
     "view-evaluation.png": (f"run={EVALUATED}", 1080, 1130, True),
-    "view-list.png": ("", 1080, 420, False),
-    "view-compare.png": (f"compare={GROWN}&compare={OTHER}", 1080, 720, False),
 }
 # file: (run, columns, lines, keys)
 SCREENS: dict[str, tuple[str, int, int, list[str]]] = {
     "watch-run.png": (GROWN, 80, 24, ["left"] * 5),
-    "watch-environments.png": (TRAINED, 80, 24, []),
-    "watch-policy.png": (TRAINED, 100, 32, ["p"]),
 }
 
 
@@ -86,7 +80,7 @@ def main() -> None:
     given: Any = parser.parse_args()
     given.out = given.out.resolve()
     make_runs(given.runs)
-    os.chdir(given.runs)  # so that the pictures show names, and no folders of this machine
+    os.chdir(given.runs)  # the pictures then show no folders of this machine
     screens = {
         name: asyncio.run(screen_as_svg(Path(run), *size, keys))
         for name, (run, *size, keys) in SCREENS.items()
@@ -98,7 +92,7 @@ def main() -> None:
         page = browser.new_page()
         for name in PAGES:
             draw_page(page, served.url, name, given.out)
-        page = browser.new_page()  # one that the server's content policy does not bind
+        page = browser.new_page()  # without the server's content policy
         for name, svg in screens.items():
             draw_screen(page, svg, given.out / name)
         browser.close()

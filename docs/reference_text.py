@@ -1,6 +1,6 @@
-"""Docstrings as Markdown: an extension of Griffe, which reads them for the reference.
+"""Docstrings as Markdown: an extension of Griffe, for the reference.
 
-A docstring explains fields in two columns, the name and what it is. On a page that is a list.
+Docstrings describe fields in two columns, name and text. On a page these become a list.
 """
 
 import re
@@ -43,7 +43,7 @@ def comment_above(lines: list[str], number: int) -> str:
 
 
 class Columns(Extension):
-    """Also: fields of a class are explained by the comments above them."""
+    """Turns columns into lists, and uses comments above fields as their docstrings."""
 
     def on_object(self, *, obj: Object, **kwargs: Any) -> None:
         if obj.docstring is not None:
@@ -52,6 +52,6 @@ class Columns(Extension):
     def on_attribute(self, *, attr: Attribute, **kwargs: Any) -> None:
         field = attr.parent is not None and attr.parent.is_class
         if field and attr.docstring is None and attr.lineno is not None:
-            said = comment_above(attr.lines_collection[attr.filepath], attr.lineno)
-            if said and not attr.is_private:
-                attr.docstring = Docstring(said, parent=attr)
+            text = comment_above(attr.lines_collection[attr.filepath], attr.lineno)
+            if text and not attr.is_private:
+                attr.docstring = Docstring(text, parent=attr)

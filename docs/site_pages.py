@@ -1,7 +1,8 @@
-"""Pages of the documentation site that are made of other files: a hook of MkDocs (`make docs`).
+"""Makes pages of the documentation site from other files: a hook of MkDocs (`make docs`).
 
-Documents link to files as they lie in the repository, so that they can be read there. On the site
-an example, a notebook and what lies beside `docs/` are pages; links to them are led there.
+Documents link to files of the repository, so that they can be read there. On the site, examples,
+notebooks and documents outside `docs/` are pages, and links to them become links to these pages.
+Notebooks are rendered here, because a plugin would load styles and scripts from elsewhere.
 """
 
 import json
@@ -17,10 +18,10 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-BESIDE = {"CONTRIBUTING.md": "project/contributing.md", "CHANGELOG.md": "project/changelog.md"}
+OUTSIDE = {"CONTRIBUTING.md": "project/contributing.md", "CHANGELOG.md": "project/changelog.md"}
 LINK = re.compile(r"(\]\()([^)\s#]*)([^)\s]*\))")
 FENCED = re.compile(r"^(```.*?^```)$", re.MULTILINE | re.DOTALL)
-# Weights in the search: a message that somebody pastes first, reasons last.
+# Weights in the search: messages come first, reasons last.
 WEIGHTS = {"troubleshooting": 20.0, "decisions": 0.1, "project": 0.1, "review-findings": 0.1}
 OUTPUT = "{ .text .output }"
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
@@ -28,8 +29,8 @@ ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 def page_of(path: str) -> str | None:
     """The page, as a path below `docs/`, that shows this file of the repository."""
-    if path in BESIDE:
-        return BESIDE[path]
+    if path in OUTSIDE:
+        return OUTSIDE[path]
     if re.fullmatch(r"examples/\w+\.py", path):
         return path.removesuffix(".py") + ".md"
     if path == "docs/decisions":
@@ -42,17 +43,17 @@ def page_of(path: str) -> str | None:
 
 def source_of(page: str) -> str:
     """The file of the repository that this page shows."""
-    for source, made in BESIDE.items():
+    for source, made in OUTSIDE.items():
         if page == made:
             return source
     return page if page.startswith("examples/") else f"docs/{page}"
 
 
-def led(text: str, page: str) -> str:
-    """The text with links to files of the repository led to the pages that show them."""
+def relinked(text: str, page: str) -> str:
+    """The text with links to files of the repository replaced by links to their pages."""
     here, folder = posixpath.dirname(page), posixpath.dirname(source_of(page))
 
-    def lead(link: re.Match[str]) -> str:
+    def replaced(link: re.Match[str]) -> str:
         begin, target, rest = link.groups()
         if not target or ":" in target:
             return link[0]
@@ -60,7 +61,7 @@ def led(text: str, page: str) -> str:
         return link[0] if found is None else begin + posixpath.relpath(found, here or ".") + rest
 
     parts = FENCED.split(text)
-    return "".join(part if part.startswith("```") else LINK.sub(lead, part) for part in parts)
+    return "".join(part if part.startswith("```") else LINK.sub(replaced, part) for part in parts)
 
 
 def fence(language: str, text: str) -> str:
@@ -68,21 +69,21 @@ def fence(language: str, text: str) -> str:
 
 
 def example_page(path: Path) -> str:
-    """An example, with what it says of itself as the text above it."""
-    _, said, code = path.read_text().split('"""', 2)
-    title, _, rest = said.partition("\n")
+    """An example, below the text of its docstring."""
+    _, text, code = path.read_text().split('"""', 2)
+    title, _, rest = text.partition("\n")
     return f"# {title}\n{rest}\n`{path.relative_to(ROOT)}`\n\n{fence('python', code.strip())}"
 
 
 def output_text(output: Mapping[str, Any]) -> str:
-    """What a cell of a notebook has shown, as Markdown."""
+    """An output of a notebook cell, as Markdown."""
     if output["output_type"] == "stream":
         return fence(OUTPUT, ANSI.sub("", "".join(output["text"])))
     data = output.get("data", {})
     if "image/png" in data:
         coded = "".join(data["image/png"]).replace("\n", "")
         return (
-            f'<img class="output" alt="What this cell draws" src="data:image/png;base64,{coded}">\n'
+            f'<img class="output" alt="Output of this cell" src="data:image/png;base64,{coded}">\n'
         )
     return fence(OUTPUT, "".join(data["text/plain"]))
 
@@ -102,13 +103,15 @@ def notebook_page(path: Path) -> str:
 
 
 def title_of(path: Path) -> str:
-    """The first heading, without the number that some have."""
+    """The first heading, without a number."""
     return re.sub(r"^# (\d+[.:] )?", "", path.read_text().split("\n", 1)[0])
 
 
 def decisions_page() -> str:
     lines = [f"- [{path.stem[:3]}]({path.name}) {title_of(path)}" for path in decisions()]
-    return "\n".join(["# Decisions", "", "What was decided, and why.", "", *lines])
+    return "\n".join(
+        ["# Decisions", "", "Each record: what was decided, why, and the measurements.", "", *lines]
+    )
 
 
 def decisions() -> list[Path]:
@@ -116,8 +119,8 @@ def decisions() -> list[Path]:
 
 
 def pages() -> dict[str, str]:
-    """The text of every page that is made of another file."""
-    made = {page: (ROOT / source).read_text() for source, page in BESIDE.items()}
+    """The text of every page that is made from another file."""
+    made = {page: (ROOT / source).read_text() for source, page in OUTSIDE.items()}
     made |= {
         f"examples/{path.stem}.md": example_page(path)
         for path in sorted((ROOT / "examples").glob("*.py"))
@@ -138,4 +141,4 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, /, *, page: Page, config: MkDocsConfig, files: Files) -> str:
     part = re.split(r"[/.]", page.file.src_uri)[0]
     page.meta["search"] = {"boost": WEIGHTS.get(part, 1.0)}
-    return led(markdown, page.file.src_uri)
+    return relinked(markdown, page.file.src_uri)

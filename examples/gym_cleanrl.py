@@ -1,10 +1,10 @@
-"""PPO on a growth environment in a single file, in the manner of CleanRL.
+"""PPO on a growth environment in a single file, in the style of CleanRL.
 
     python examples/gym_cleanrl.py
     python examples/gym_cleanrl.py --env-id esper/Growth-v0 --num-envs 16 --total-steps 9600
 
-Flat actions have an exact mask, so the agent cannot choose what is illegal. All episodes of a
-vector are equally long: a rollout is one episode of each copy, and nothing is bootstrapped.
+Flat actions have an exact mask, so the agent chooses only legal actions. All episodes of a vector
+have equal length: a rollout is one episode of each environment, and nothing is bootstrapped.
 """
 
 import argparse
@@ -63,7 +63,7 @@ def look(observations: np.ndarray, info: dict) -> tuple[torch.Tensor, torch.Tens
 
 @torch.no_grad()
 def rollout(envs: gymnasium.vector.VectorEnv, agent: Agent, start: tuple) -> dict:
-    """One episode of every copy: tensors [T, E, ...]."""
+    """One episode of every environment: tensors [T, E, ...]."""
     steps, over = [], False
     observations, info = start
     while not over:
@@ -98,7 +98,7 @@ def loss_of(agent: Agent, part: dict, args: Args) -> torch.Tensor:
 
 
 def train(args: Args, **settings: Any) -> Agent:
-    """`settings` are those of the environment."""
+    """Train an agent; `settings` are those of the environment."""
     torch.manual_seed(args.seed)
     envs = gymnasium.make_vec(args.env_id, num_envs=args.num_envs, actions="flat", **settings)
     inputs, actions = envs.single_observation_space.shape[0], envs.single_action_space.n

@@ -1,9 +1,9 @@
-"""Agents of sb3-contrib on the analytic growth problem: one that knows masks, one that remembers.
+"""Train MaskablePPO and RecurrentPPO of sb3-contrib on the analytic growth problem.
 
     python examples/gym_sb3.py [--steps 40000]
 
-MaskablePPO asks the environment for `action_masks()`. RecurrentPPO knows no masks: what it chooses
-against the rules becomes WAIT, and it learns that from what follows.
+MaskablePPO asks the environment for `action_masks()`. RecurrentPPO does not use
+masks: an illegal action becomes WAIT.
 """
 
 import argparse
@@ -28,7 +28,7 @@ def environments(count: int, **settings: str) -> VecEnv:
 
 
 def mean_return(model: MaskablePPO | RecurrentPPO, envs: VecEnv) -> float:
-    """Of one greedy episode in each environment."""
+    """Returns of one greedy episode in each environment."""
     observations, state = envs.reset(), None
     returns, over = np.zeros(envs.num_envs), np.ones(envs.num_envs, dtype=bool)
     while True:

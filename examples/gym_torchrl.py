@@ -1,9 +1,9 @@
-"""PPO of TorchRL on the analytic growth problem, with its `MaskedCategorical`.
+"""Train PPO of TorchRL on the analytic growth problem, with `MaskedCategorical`.
 
     python examples/gym_torchrl.py [--steps 40000]
 
-With flat actions the mask in `info` is exact; TorchRL reads it beside the observation, and the
-policy's distribution takes it as its argument.
+With flat actions the mask in `info` is exact. TorchRL reads it together with the observation, and
+the policy's distribution takes it as an argument.
 """
 
 import argparse
@@ -29,7 +29,7 @@ def environment(name: str = esper.gym.ANALYTIC, **settings: Any) -> TransformedE
     env = GymEnv(name, actions="flat", categorical_action_encoding=True, **settings)
     mask = Unbounded(shape=(env.action_spec.n,), dtype=torch.int8)
     env.set_info_dict_reader(default_info_dict_reader(["action_mask"], spec=[mask]))
-    # Gymnasium has masks of whole numbers, TorchRL of truth values.
+    # Masks are integers in Gymnasium, and booleans in TorchRL.
     return TransformedEnv(env, DTypeCastTransform(torch.int8, torch.bool, ["action_mask"]))
 
 
@@ -42,7 +42,7 @@ def layers(inputs: int, outputs: int) -> nn.Module:
 
 
 class Learner:
-    """Actor, critic and all that PPO needs of TorchRL, for whole episodes [E, T]."""
+    """Actor, critic and the parts of TorchRL that PPO needs, for whole episodes [E, T]."""
 
     def __init__(self, inputs: int, actions: int, learning_rate: float = 2e-3) -> None:
         self.actor = ProbabilisticActor(
@@ -51,7 +51,7 @@ class Learner:
             out_keys=["action"],
             distribution_class=MaskedCategorical,
             return_log_prob=True,
-            # It would take the most probable action otherwise, and never find out about others.
+            # The default takes the most probable action, which would not explore.
             default_interaction_type=ExplorationType.RANDOM,
         )
         critic = ValueOperator(layers(inputs, 1), in_keys=["observation"])

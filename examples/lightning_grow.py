@@ -59,7 +59,7 @@ def main() -> None:
     )
     for seed in outcome.seeds:
         print(f"  {seed.blueprint} in {seed.module}")
-    plain = grow.export()  # a module that needs neither Esper nor its Trainer
+    plain = grow.export()  # a module that needs neither Esper nor Lightning
     print(type(plain).__name__, sum(p.numel() for p in plain.parameters()))
 
 

@@ -1,9 +1,9 @@
-"""A table, no PyTorch: a network that grows, beside others of scikit-learn.
+"""Compare a growing network with estimators of scikit-learn on a table.
 
     python examples/sklearn_table.py [--folds 3] [--steps 30]
 
-The table has a row for each handwritten digit and a column for each pixel; the networks are narrow.
-A share of every training part decides about growth; the folds that are scored are not seen.
+The table has a row for each handwritten digit and a column for each pixel. The networks are narrow.
+A share of the training data decides about growth; the scored folds are not used.
 """
 
 import argparse
@@ -26,12 +26,12 @@ def main() -> None:
     folds, steps = options.folds, options.steps
     x, y = load_digits(return_X_y=True)
     grows = GrowingClassifier(hidden=(4,), steps=steps, random_state=0)
-    alike = {"learning_rate_init": 0.01, "batch_size": 32, "max_iter": steps, "random_state": 0}
+    common = {"learning_rate_init": 0.01, "batch_size": 32, "max_iter": steps, "random_state": 0}
     estimators = {
         "grown": grows,
         "never grown": GrowingClassifier((4,), steps=steps, controller="static", random_state=0),
-        "MLPClassifier, 4 wide": MLPClassifier((4,), **alike),
-        "MLPClassifier, 12 wide": MLPClassifier((12,), **alike),
+        "MLPClassifier, 4 wide": MLPClassifier((4,), **common),
+        "MLPClassifier, 12 wide": MLPClassifier((12,), **common),
         "logistic regression": LogisticRegression(max_iter=200),
     }
     for name, estimator in estimators.items():

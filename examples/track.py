@@ -1,4 +1,4 @@
-"""Follow a growing network in TensorBoard, Weights & Biases and MLflow at once, offline.
+"""Track a growing network in TensorBoard, Weights & Biases and MLflow, offline.
 
 Needs: pip install 'esper-grow[digits,tensorboard,wandb,mlflow]'
 """

@@ -18,7 +18,7 @@ def accuracy(prediction):
 def main() -> None:
     torch.manual_seed(0)
     tokens = torch.randint(3, 20, (240, 8))
-    labels = torch.arange(240) % 3  # which of the tokens 0, 1 and 2 is among the others
+    labels = torch.arange(240) % 3  # the label is the token 0, 1 or 2 in the text
     tokens[torch.arange(240), torch.randint(0, 8, (240,))] = labels
     rows = [{"input_ids": t, "labels": y} for t, y in zip(tokens, labels, strict=True)]
     config = BertConfig(
@@ -57,7 +57,7 @@ def main() -> None:
         compute_metrics=accuracy,
         callbacks=[grow],
     )
-    trainer.train()  # trainer.train(resume_from_checkpoint=True) would go on with the growth
+    trainer.train()  # trainer.train(resume_from_checkpoint=True) would resume with the growth
 
     outcome = grow.body.outcome
     print(f"{outcome.val_score:.1f} %, {outcome.host_params} -> {outcome.params} parameters")

@@ -2,8 +2,8 @@
 
 Needs: pip install 'esper-grow[digits]' optuna
 
-Validation data chooses, on hosts that no evaluation uses; test data is not read. The best of many
-is also the luckiest: `esper evaluate --arms heuristic,heuristic:tuned.toml` says what it is worth.
+Settings are chosen on validation data, with keys that no evaluation uses. The best of many settings
+is also the luckiest: compare it with `esper evaluate --arms heuristic,heuristic:tuned.toml`.
 """
 
 import argparse
@@ -30,7 +30,7 @@ def main() -> None:
     recipe = task.recipe(task.load(data_root()))
     kind = choose_population(recipe, given.keys)
     rules = GrowthSettings(given.steps, schedule=task.schedule, population=kind)
-    keys = range(1_000_000, 1_000_000 + given.keys)  # those of evaluations are smaller
+    keys = range(1_000_000, 1_000_000 + given.keys)  # evaluations use smaller keys
 
     def validation_score(trial: optuna.Trial) -> float:
         settings = (

@@ -1,4 +1,4 @@
-"""What the documents say is true: commands and code run, links lead somewhere."""
+"""Commands and code of the documents run, and their links are valid."""
 
 import re
 import shlex
@@ -30,10 +30,10 @@ from esper.simic import analytic
 from esper.simic.rewards.modes import MODES, compute_reward
 from esper.tolaria.data import catalogue, images
 
-# Run by CI itself, or not a command of ours.
+# Run by CI itself, or commands of others.
 NOT_OURS = ("make", "pip", "python ", "pytest")
-# Long, or in need of a network or of earlier runs: what they do is tested with small settings in
-# tests/cli and tests/simic/training; here their options must exist.
+# These take long, or need a network or earlier runs. tests/cli and tests/simic/training run them
+# with small settings; here their options must exist.
 LONG = ("train", "evaluate", "compare", "query", "data get", "serve", "watch")
 SHORTER = ("--steps", "2", "--no-compare")
 
@@ -42,7 +42,7 @@ def commands() -> list[str]:
     """Every command line in a fenced block of a document, without comments."""
     found = []
     ours = ("esper ", ".venv/bin/esper ", *NOT_OURS)
-    # Those of a tutorial follow each other, and are run so below.
+    # Commands of a tutorial are run in order, below.
     for document in DOCUMENTS:
         for language, text in fenced(document) if document not in TUTORIALS else ():
             if language in ("", "console"):
@@ -76,7 +76,7 @@ def test_every_command_runs(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    # The doctor finds fault with more threads than cores, wherever the tests are run.
+    # The doctor reports more threads than cores.
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     words = shlex.split(command)[1:]
     if " ".join(words).startswith(LONG) or "runs/" in command:
@@ -97,24 +97,23 @@ def test_make_targets_of_the_readme_exist() -> None:
     assert (ROOT / ".ci" / "run").read_text().strip().endswith("make test")
 
 
-@pytest.mark.parametrize(("page", "count"), [("README.md", 2), ("docs/index.md", 1)])
-def test_the_python_of_first_pages_runs(page: str, count: int) -> None:
-    blocks = python_of(ROOT / page)
-    assert len(blocks) == count
-    for block in blocks:
-        names = {"esper": esper, **own_model()}
-        exec(block, names)
-        assert isinstance(names["plain"], torch.nn.Module)
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
+def test_the_python_of_first_pages_runs(page: str) -> None:
+    (block,) = python_of(ROOT / page)
+    names = {"esper": esper, **own_model()}
+    exec(block, names)
+    assert isinstance(names["plain"], torch.nn.Module)
+
+
+def test_the_python_of_settings_runs() -> None:
+    (block,) = python_of(DOCS / "growth.md")
+    names: dict[str, Any] = {}
+    exec(block, names)
+    assert names["settings"].trained
 
 
 GUIDE = python_of(DOCS / "your-model.md")
-PAGES = [
-    "gymnasium.md",
-    "lightning.md",
-    "sklearn.md",
-    "trackers.md",
-    "transformers.md",
-]
+PAGES = ["gymnasium.md", "integrations.md"]
 
 
 @pytest.mark.parametrize("number", range(len(GUIDE)))
@@ -141,14 +140,14 @@ def test_the_python_of_integrations_runs(
 
 
 def test_the_python_of_training_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (block,) = python_of(DOCS / "training.md")
+    block, _ = python_of(DOCS / "training.md")  # the second needs a cluster: tests/test_ray.py
     (tmp_path / "run.toml").write_text('task = "digits"\nkey = 3\n')
     monkeypatch.chdir(tmp_path)
     train, configs = esper.api.train_ppo, []
 
     def short(config: Any, out: str) -> None:
         configs.append(config)
-        train(replace(config, rounds=1, envs=2, steps=3), out)
+        train(replace(config, rounds=1, envs=2, growth=replace(config.growth, steps=3)), out)
 
     monkeypatch.setattr(esper.api, "train_ppo", short)
     with torch.random.fork_rng():
@@ -173,13 +172,13 @@ def test_the_python_of_rewards_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     names: dict[str, Any] = {"transition": transition}
     exec(use, names)
     assert names["reward"].total.shape == (1,)
-    monkeypatch.setitem(MODES, "wage", None)  # so that it is taken away again
+    monkeypatch.setitem(MODES, "wage", None)  # removed after the test
     exec(add, names)
     reward = compute_reward(transition, names["WageConfig"](), 1.0)
     assert reward["wage"].tolist() == [0.1]
 
 
-def test_the_python_of_data_calls_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_python_of_data_calls_existing_functions(monkeypatch: pytest.MonkeyPatch) -> None:
     (block,) = python_of(DOCS / "data.md")
     for module, name in ((catalogue, "get"), (images, "load_cifar10")):
         # Fetching needs a network; the arguments must fit.
@@ -189,14 +188,14 @@ def test_the_python_of_data_calls_what_there_is(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_no_python_is_left_out() -> None:
-    covered = {"your-model.md", "training.md", "ppo.md", "rewards.md", "data.md", "index.md"}
-    covered.add("scaling.md")  # by the tests of Ray, which have a cluster
+    covered = {"your-model.md", "training.md", "ppo.md", "rewards.md", "data.md"}
+    covered |= {"index.md", "growth.md"}
     run = {ROOT / "README.md", *(DOCS / name for name in covered.union(PAGES)), *TUTORIALS}
     assert {path for path in DOCUMENTS if python_of(path)} <= run
 
 
-# Commands of a tutorial that are not run: they stay open, or say what to do with more time.
-OPEN, IN_EARNEST = ("serve", "watch"), ("--keys 20", "--rounds 200")
+# Commands of a tutorial that are not run: they do not return, or take long.
+OPEN, LONGER = ("serve", "watch"), ("--keys 20", "--rounds 200")
 
 
 @pytest.mark.parametrize("page", TUTORIALS, ids=lambda path: path.stem)
@@ -219,7 +218,7 @@ def test_every_block_of_a_tutorial_runs(
                 ran += 1
             for command in command_lines(text.strip()) if language == "console" else ():
                 words = shlex.split(command)[1:]
-                if words[0] in OPEN or any(option in command for option in IN_EARNEST):
+                if words[0] in OPEN or any(option in command for option in LONGER):
                     check_options(words, tmp_path, monkeypatch, capsys)
                     continue
                 code = esper_here(monkeypatch, *words, cwd=tmp_path)
@@ -232,14 +231,34 @@ def test_the_guide_has_an_example_of_each_kind() -> None:
     assert len(GUIDE) == 7
 
 
-def test_links_lead_somewhere() -> None:
+def test_links_are_valid() -> None:
     for document in DOCUMENTS:
         for target in re.findall(r"\]\(([^)#]+)", document.read_text()):
             assert (document.parent / target).exists(), f"{document.name}: {target}"
 
 
-def test_the_map_names_every_package() -> None:
+def test_the_architecture_names_every_package() -> None:
     text = (DOCS / "architecture.md").read_text()
     for folder in (ROOT / "src" / "esper").iterdir():
         if folder.is_dir() and folder.name != "__pycache__":
             assert f"`{folder.name}`" in text, folder.name
+
+
+def test_paths_on_the_architecture_page_exist() -> None:
+    text = re.sub(r"^```.*?^```", "", (DOCS / "architecture.md").read_text(), flags=re.M | re.S)
+    paths = re.findall(r"`((?:[\w.-]+/)+[\w.-]*|\w+\.py)`", text)
+    assert len(paths) > 40
+    for path in paths:
+        assert any((root / path).exists() for root in (ROOT, ROOT / "src" / "esper")), path
+
+
+def test_every_decision_is_linked_from_a_page() -> None:
+    decisions = set((DOCS / "decisions").glob("*.md"))
+    assert len(decisions) <= 20
+    linked = {
+        (page.parent / target).resolve()
+        for page in DOCUMENTS
+        if page not in decisions
+        for target in re.findall(r"\]\(([^)#]+)", page.read_text())
+    }
+    assert decisions <= linked

@@ -1,4 +1,4 @@
-"""Troubleshooting by message: what the page quotes is still said."""
+"""The messages that the troubleshooting page quotes exist in the source."""
 
 import ast
 import re
@@ -13,7 +13,7 @@ QUOTED = re.findall(
 
 
 def texts() -> list[str]:
-    """Every text of the source as a user may meet it, with … for what is filled in."""
+    """Every string of the source, with … for inserted values."""
     found = []
     for path in (ROOT / "src").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -34,7 +34,7 @@ def test_the_page_quotes_messages() -> None:
 
 
 @pytest.mark.parametrize("message", QUOTED)
-def test_a_quoted_message_is_said(message: str) -> None:
+def test_a_quoted_message_exists(message: str) -> None:
     assert any(message in text for text in TEXTS)
 
 

@@ -1,4 +1,4 @@
-"""Files that other programs read: what they name exists, and agrees with the project's metadata."""
+"""Files for other programs: the names in them exist and agree with the project's metadata."""
 
 import json
 import re
@@ -30,7 +30,7 @@ def test_there_are_templates() -> None:
 
 
 @pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.name)
-def test_templates_of_issues_are_whole(path: Path) -> None:
+def test_issue_templates_are_complete(path: Path) -> None:
     form = yaml.safe_load(path.read_text())
     assert {"name", "description", "body"} <= set(form)
     ids = [item["id"] for item in form["body"]]
@@ -40,7 +40,7 @@ def test_templates_of_issues_are_whole(path: Path) -> None:
         assert item["attributes"]["label"]
 
 
-def test_what_the_container_copies_is_there() -> None:
+def test_files_that_the_container_copies_exist() -> None:
     assert COPIED
     ignored = (ROOT / ".dockerignore").read_text().split("\n")
     for source in COPIED:
@@ -48,18 +48,18 @@ def test_what_the_container_copies_is_there() -> None:
         assert f"!{source}" in ignored
 
 
-def test_the_container_has_what_its_build_needs() -> None:
+def test_the_container_copies_what_its_build_needs() -> None:
     assert {"pyproject.toml", "constraints.txt", "src", PROJECT["readme"]} <= set(COPIED)
     assert set(PROJECT["license-files"]) <= set(COPIED)
 
 
-def test_the_container_installs_extras_that_exist_and_runs_a_script_of_ours() -> None:
+def test_the_container_installs_existing_extras_and_runs_an_existing_script() -> None:
     extras = re.search(r"'\.\[(.+)\]'", CONTAINER).group(1).split(",")
     assert set(extras) <= set(PROJECT["optional-dependencies"])
     (entry,) = json.loads(re.search(r"^ENTRYPOINT (.+)$", CONTAINER, re.MULTILINE).group(1))
     assert entry in PROJECT["scripts"]
 
 
-def test_the_container_has_a_python_that_we_claim() -> None:
+def test_the_container_has_a_supported_python() -> None:
     version = re.search(r"^FROM python:([\d.]+)-slim$", CONTAINER, re.MULTILINE).group(1)
     assert f"Programming Language :: Python :: {version}" in PROJECT["classifiers"]

@@ -233,8 +233,8 @@ def test_the_python_of_the_page_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, connected: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    page = Path(__file__).parents[1] / "docs" / "scaling.md"
-    (block,) = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+    page = Path(__file__).parents[1] / "docs" / "training.md"
+    _, block = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
     names: dict[str, Any] = {"__name__": "example"}
     # One process less: to start them is what takes time here.
     exec(block.replace("workers=2", "workers=1"), names)

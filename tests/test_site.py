@@ -1,4 +1,5 @@
-"""The documentation site: it builds strictly, needs nobody else, and its links lead somewhere."""
+"""The documentation site builds without warnings, loads nothing from elsewhere, and its links are
+valid."""
 
 import inspect
 import logging
@@ -17,7 +18,7 @@ import esper
 from browser_support import browser_page, needs_browser
 from document_support import ROOT
 from reference_text import comment_above, markdown
-from site_pages import led, page_of
+from site_pages import page_of, relinked
 
 pytestmark = pytest.mark.heavy
 # Attributes by which a page makes a browser fetch something at once.
@@ -25,8 +26,8 @@ FETCHED = {"src", "srcset", "poster", "data"}
 
 
 @dataclass
-class Read(HTMLParser):
-    """What a page of the site is made of."""
+class PageContent(HTMLParser):
+    """Ids, links and loaded files of a page."""
 
     ids: set[str] = field(default_factory=set)
     links: list[str] = field(default_factory=list)
@@ -56,10 +57,10 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def pages(site: Path) -> dict[Path, Read]:
+def pages(site: Path) -> dict[Path, PageContent]:
     found = {}
     for path in site.rglob("*.html"):
-        found[path] = Read()
+        found[path] = PageContent()
         found[path].feed(path.read_text())
     return found
 
@@ -78,19 +79,19 @@ def test_it_has_a_page_for_everything(site: Path) -> None:
     assert not list(site.rglob("*.py"))
 
 
-def test_nothing_is_fetched_from_elsewhere(site: Path, pages: dict[Path, Read]) -> None:
+def test_nothing_is_fetched_from_elsewhere(site: Path, pages: dict[Path, PageContent]) -> None:
     for path, page in pages.items():
         assert not [target for target in page.fetched if is_outside(target)], path
-        assert "mermaid" not in path.read_text()  # which the theme would fetch a script for
+        assert "mermaid" not in path.read_text()  # the theme would fetch a script for it
     for path in site.rglob("*.css"):
         assert not re.search(r"@import|url\([\"']?(https?:)?//", path.read_text()), path
 
 
-def test_no_link_is_dead(pages: dict[Path, Read]) -> None:
+def test_no_link_is_dead(pages: dict[Path, PageContent]) -> None:
     links = 0
     for path, page in pages.items():
         if path.name == "404.html":
-            continue  # served for any address, so that its links begin at the root
+            continue  # served for any address: its links begin at the root
         for link in [*page.links, *page.fetched]:
             if is_outside(link) or link.startswith("data:"):
                 continue
@@ -109,27 +110,27 @@ def test_every_public_name_has_its_entry(name: str, site: Path) -> None:
     _, _, after = text.partition(f'<h3 id="esper.{name}"')
     assert after, f"esper.{name} has no entry"
     entry = re.split(r"<h[23] id=", after)[0]
-    said = re.findall(r"<p>(.+?)</p>", entry, flags=re.DOTALL)
-    assert said, f"esper.{name} has no docstring"
+    texts = re.findall(r"<p>(.+?)</p>", entry, flags=re.DOTALL)
+    assert texts, f"esper.{name} has no docstring"
     if name != "__version__":
-        # The page is read from source; what Python has at run time says the same.
+        # The page is made from the source, and must equal the docstring at run time.
         docstring = inspect.getdoc(getattr(esper, name))
         first = re.sub(r"\W+", " ", docstring.split("\n\n")[0])
-        shown = unescape(re.sub(r"<[^>]+>", "", said[0]))
+        shown = unescape(re.sub(r"<[^>]+>", "", texts[0]))
         assert re.sub(r"\W+", " ", shown).split() == first.split()
 
 
-def test_links_are_led_to_pages_that_show_a_file() -> None:
+def test_links_to_files_become_links_to_pages() -> None:
     assert page_of("examples/track.py") == "examples/track.md"
     assert page_of("src/esper/__init__.py") is None
     text = "[a](../examples/track.py) [b](data.md#x) [c](notebooks/own-model.ipynb) [d](#here)"
-    assert led(text, "trackers.md") == (
+    assert relinked(text, "integrations.md") == (
         "[a](examples/track.md) [b](data.md#x) [c](notebooks/own-model.md) [d](#here)"
     )
-    assert led("[a](docs/data.md)", "project/changelog.md") == "[a](../data.md)"
-    assert led("[a](../src/x.py)", "data.md") == "[a](../src/x.py)"  # which the build refuses
+    assert relinked("[a](docs/data.md)", "project/changelog.md") == "[a](../data.md)"
+    assert relinked("[a](../src/x.py)", "data.md") == "[a](../src/x.py)"  # the build refuses it
     code = "```python\nx[0](a.py)\n```"
-    assert led(code, "tutorials/operator.md") == code
+    assert relinked(code, "command-line.md") == code
 
 
 def test_columns_of_docstrings_become_lists() -> None:
@@ -142,7 +143,7 @@ def test_columns_of_docstrings_become_lists() -> None:
 
 
 @needs_browser
-def test_from_a_folder_it_asks_nobody_and_finds_things(site: Path) -> None:
+def test_it_works_from_a_folder_and_search_finds_messages(site: Path) -> None:
     with browser_page(viewport={"width": 390, "height": 844}) as (page, noise):
         for name in ("notebooks/own-model", "reference/esper", "claims", "index"):
             page.goto(f"file://{site}/{name}.html")

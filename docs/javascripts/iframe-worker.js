@@ -1,5 +1,5 @@
-/* The search runs in a worker, and browsers start none from a file. Where a page is opened from a folder, the
- * worker's script runs in a hidden frame instead, which is told and tells by the same messages. */
+/* The search runs in a worker, but browsers start no worker from a file. If a page is opened from a folder, the
+ * worker's script runs in a hidden frame instead, and exchanges the same messages. */
 if (location.protocol === "file:") {
   window.Worker = class extends EventTarget {
     constructor(address) {

@@ -17,7 +17,8 @@ from agent_support import (
 )
 from esper.leyline import HEAD_NAMES, OP, RELEVANT_HEADS, LifecycleOp
 from esper.simic.agent.advantages import compute_per_head_advantages
-from esper.simic.agent.metrics import METRICS, PPOUpdateMetrics
+from esper.simic.agent.config import PPOConfig
+from esper.simic.agent.metrics import METRICS, Minibatch, PPOUpdateMetrics
 from esper.simic.telemetry.gradient_collector import GradientThresholds
 from telemetry_support import collect_gradients
 from training_support import analytic_state, play
@@ -169,6 +170,19 @@ def test_metrics_are_means_over_minibatches_or_true_extremes():
     for name, source in means.items():
         assert values[name] == pytest.approx(np.mean(seen[source]), rel=1e-6), name
         assert len(set(seen[source])) > 1, name
+
+
+@pytest.mark.parametrize("side", [-1.0, 1.0])
+def test_a_ratio_is_clipped_on_both_sides(side):
+    """Log-ratios of four drawn heads, two of them outside 1 ± 0.2 on one side."""
+    log_ratio = side * torch.tensor([[0.0], [0.1], [0.3], [0.9]])
+    drawn = torch.ones_like(log_ratio, dtype=torch.bool)
+    unused = torch.zeros(4)
+    minibatch = Minibatch(
+        PPOConfig(clip_ratio=0.2), log_ratio, drawn, log_ratio, unused, unused, unused
+    )
+    _, clip_fraction = METRICS["clip_fraction"]
+    assert clip_fraction(minibatch).item() == 0.5
 
 
 def test_004_h14_the_health_of_gradients_is_measured_against_the_clip_norm_before_clipping():

@@ -68,3 +68,11 @@ def test_004_m19_clipping_apart_is_a_setting_of_the_update():
         agent.update(filled_buffer(agent), shuffle())
         moved.append((agent.network.op_head[2].bias - before).norm().item())
     assert moved[1] > 10 * moved[0]
+
+
+def test_the_norm_of_groups_that_are_clipped_apart_is_that_of_all():
+    network = make_network()
+    for parameter in network.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    count = sum(parameter.numel() for parameter in network.parameters())
+    assert clip_gradients(network, 0.5, separately=True).item() == pytest.approx(count**0.5)

@@ -116,6 +116,24 @@ def test_what_is_common_to_a_group_does_not_reach_the_gradient():
     assert spread_of(10.0, False) > 5 * spread_of(0.0, False)
 
 
+def test_the_critic_learns_returns_whatever_the_baseline_of_the_policy(monkeypatch):
+    targets = []
+    for group_baseline in (False, True):
+        agent = make_agent(group_baseline=group_baseline)
+        buffer = filled_buffer(agent)
+        buffer.groups[:] = 0
+        learn = agent._learn
+
+        def remember(batch, advantages, returns, *rest, learn=learn):
+            targets.append(returns)
+            return learn(batch, advantages, returns, *rest)
+
+        monkeypatch.setattr(agent, "_learn", remember)
+        agent.update(buffer, shuffle())
+    assert targets[0].std() > 0.1
+    assert torch.equal(*targets)
+
+
 def test_a_group_of_one_has_nobody_to_be_compared_with():
     agent = make_agent(group_baseline=True)
     with pytest.raises(ConfigError, match="one is alone; make groups of at least 2"):

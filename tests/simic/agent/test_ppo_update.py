@@ -149,6 +149,12 @@ def test_000_ppo_kl_stops_before_the_step():
     assert metrics.values["approx_kl_max"] > 1.5e-9
 
 
+def test_kl_stops_an_update_within_its_first_epoch():
+    agent = make_agent(target_kl=1e-9, epochs=1, minibatches=3, learning_rate=1e-2)
+    metrics = agent.update(filled_buffer(agent), shuffle())
+    assert (metrics.optimizer_steps, metrics.early_stop_epoch) == (1, 0)
+
+
 def test_001_l3_several_epochs_are_allowed_and_kl_is_watched_between_them():
     agent = make_agent(epochs=20, minibatches=2, learning_rate=3e-2, target_kl=0.01)
     metrics = agent.update(filled_buffer(agent), shuffle())

@@ -49,6 +49,8 @@ def test_layout_and_bounds(situations: list[Situation]) -> None:
         assert np.abs(x).max() <= 2.0
         assert x[0, 0] == pytest.approx(s.step / s.max_steps)
         assert x[0, 6] == pytest.approx(s.signals.val_score[0] / 100)
+        change = np.nan_to_num(s.signals.score_delta[0] / 10)
+        assert x[0, 7] == pytest.approx(np.clip(change, -2, 2), abs=1e-6)
         width = 4 + n_blueprints
         for slot in range(3):
             block = x[0, 23 + slot * width : 23 + (slot + 1) * width]

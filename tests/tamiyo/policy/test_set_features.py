@@ -55,6 +55,8 @@ def test_layout_and_bounds(situations: list[Situation]) -> None:
         run, slots, candidates = parts(s)
         assert run["left"] == pytest.approx(s.left)
         assert run["val_score"] == pytest.approx(s.signals.val_score / 100)
+        change = np.nan_to_num(s.signals.score_delta / 10)
+        assert run["score_delta"] == pytest.approx(np.clip(change, -2, 2), abs=1e-6)
         assert run["seeds"] == pytest.approx(s.table.holds_seed.sum(axis=1) / 4)
         assert (slots["present"] == 1).all()
         assert np.array_equal(slots["holds"], s.table.holds_seed)
