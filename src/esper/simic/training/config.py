@@ -83,9 +83,8 @@ class TrainingConfig:
     batch: int | None = None
     # Runs with the same key and settings are identical to the bit.
     key: int = 0
-    # What is rewarded; and, for an A/B comparison, the mode of the second half of the environments.
+    # What is rewarded. To compare two modes, train two policies: `esper train ab`.
     reward_mode: str = "objective"
-    ab_reward_mode: str | None = None
     # Divide rewards by the standard deviation of the returns from each step on, without clipping;
     # False: by their own standard deviation, clipped at 10.
     scale_returns: bool = False
@@ -110,26 +109,15 @@ class TrainingConfig:
             value = getattr(self, name)
             if value is not None and not least <= value <= most:
                 raise ConfigError(f"{name} must be from {least} to {most}, got {value}")
-        if self.ab_reward_mode is not None:
-            if self.envs < 2:
-                raise ConfigError("comparing two reward modes needs at least 2 environments")
-            if self.ab_reward_mode == self.reward_mode:
-                raise ConfigError(f"both reward modes are {self.reward_mode!r}; give another one")
         self._check_groups()
         self._check_family()
-        for mode in self.modes:
-            check_gamma(make_reward(mode, self.reward, self.modes), self.ppo.gamma)
+        check_gamma(self.reward_config, self.ppo.gamma)
 
     def _check_groups(self) -> None:
         if self.envs % self.group:
             raise ConfigError(
                 f"{self.envs} environments cannot be divided into groups of {self.group}; "
                 "make envs a multiple of group"
-            )
-        if self.ab_reward_mode is not None and self.envs // 2 % self.group:
-            raise ConfigError(
-                f"half of {self.envs} environments cannot be divided into groups of {self.group}, "
-                "and a group has one reward mode; make envs an even multiple of group"
             )
 
     def _check_family(self) -> None:
@@ -149,16 +137,8 @@ class TrainingConfig:
                 raise ConfigError(f"family {self.family!r} determines {name}; leave out {name}")
 
     @property
-    def modes(self) -> tuple[str, ...]:
-        """The reward modes in use, one or two."""
-        return tuple(mode for mode in (self.reward_mode, self.ab_reward_mode) if mode is not None)
-
-    def mode_of(self, env: int) -> str:
-        """The reward mode of an environment; with two modes the second half has the second one."""
-        return self.modes[0 if len(self.modes) == 1 or env < self.envs // 2 else 1]
-
-    def reward_config(self, mode: str) -> RewardConfig:
-        return make_reward(mode, self.reward, self.modes)
+    def reward_config(self) -> RewardConfig:
+        return make_reward(self.reward_mode, self.reward)
 
     def flat(self) -> dict[str, Any]:
         """All settings by dotted name, for a flat TOML file that `load_config` reads."""
@@ -229,17 +209,14 @@ def _presets(given: Mapping[str, Any]) -> dict[str, Any]:
     return preset | SET_PRESET if kind == "set" else preset
 
 
-def make_reward(mode: str, settings: Mapping[str, Any], modes: tuple[str, ...]) -> RewardConfig:
-    """The config of one reward mode. Raises ConfigError for a setting that none of `modes` has."""
-    for other in modes:
-        if other not in MODES:
-            known = ", ".join(MODES)
-            raise ConfigError(f"no reward mode {other!r}; there are {known}{nearest(other, MODES)}")
-    names = {name for other in modes for name in settings_of(MODES[other].config) - {"mode"}}
-    refuse_unknown(settings, names, "reward.")
+def make_reward(mode: str, settings: Mapping[str, Any]) -> RewardConfig:
+    """The config of a reward mode. Raises ConfigError for a setting that it does not have."""
+    if mode not in MODES:
+        known = ", ".join(MODES)
+        raise ConfigError(f"no reward mode {mode!r}; there are {known}{nearest(mode, MODES)}")
     family = MODES[mode].config
-    own = {name: value for name, value in settings.items() if name in settings_of(family)}
-    own["mode"] = mode
+    refuse_unknown(settings, settings_of(family) - {"mode"}, "reward.")
+    own = {**settings, "mode": mode}
     check_types(own, family, "reward.")
     for setting in fields(family):
         needed = setting.default is MISSING and setting.default_factory is MISSING
