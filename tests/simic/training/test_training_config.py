@@ -51,7 +51,7 @@ def test_every_preset_is_a_config(task):
         ("gamma = 0.9", "no setting gamma"),
         ("[reward]\ngamma = 0.5", "gamma=0.5"),
         ("reward_mode = 'shapd'", r"no reward mode 'shapd'.*did you mean shaped\?"),
-        ("reward_mode = 'loss'", "needs reward.baseline_loss"),
+        ("reward_mode = 'loss'\ntask = 'mine'", "needs reward.baseline_loss"),
         ("[growth]\nincubation = 'warm'", "incubation"),
         ("growth.population = 'big'", "population .*'big'"),
         ("[growth]\nprecision = 'fp8'", "precision .*'fp8'"),

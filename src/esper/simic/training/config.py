@@ -163,6 +163,22 @@ PRESETS: dict[str, dict[str, Any]] = {
     "cifar10_deep": {"ppo.entropy_coef": 0.08},
 }
 
+# With reward mode 'loss', by task: the loss of a guess, of a good network, and the spread of its
+# change from epoch to epoch.
+GUESS_OF_10, GUESS_OF_256 = 2.303, 5.545
+LOSS_PRESETS = {
+    "digits": (GUESS_OF_10, 0.15, 0.05),
+    "mnist": (GUESS_OF_10, 0.05, 0.02),
+    "fashion_mnist": (GUESS_OF_10, 0.3, 0.03),
+    **dict.fromkeys(("cifar10", "cifar10_deep"), (GUESS_OF_10, 0.5, 0.05)),
+    "cifar10_blind": (GUESS_OF_10, 1.0, 0.05),
+    **dict.fromkeys(("cifar10_2k", "cifar10_2k_wide", "cifar10_10k"), (GUESS_OF_10, 1.0, 0.05)),
+    "pydocs": (GUESS_OF_256, 1.5, 0.05),
+    "tinystories": (GUESS_OF_256, 0.8, 0.05),
+    "linuxdocs": (GUESS_OF_256, 1.2, 0.05),
+}
+LOSS_SETTINGS = ("baseline_loss", "target_loss", "typical_loss_delta_std")
+
 # Different hosts are compared by what they gain; within a group only actions differ.
 FAMILY_PRESET = {"group": 8, "reward_mode": "budget", "network.kind": "set"}
 
@@ -203,6 +219,10 @@ def _presets(given: Mapping[str, Any]) -> dict[str, Any]:
         preset = preset | FAMILY_PRESET
     if given.get("warm_start") is not None:
         preset = preset | WARM_START_PRESET
+    mode = given.get("reward_mode", preset.get("reward_mode"))
+    if mode == "loss" and isinstance(task, str) and task in LOSS_PRESETS:
+        values = zip(LOSS_SETTINGS, LOSS_PRESETS[task], strict=True)
+        preset = preset | {f"reward.{name}": value for name, value in values}
     kind = preset.get("network.kind", NetworkSizes.kind)
     if isinstance(network, dict):
         kind = network.get("kind", kind)
