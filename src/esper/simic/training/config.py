@@ -158,6 +158,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "network.op_bias": {"CULL": -4.0, "FOSSILIZE": 3.0},
     },
     "pydocs": {"ppo.entropy_coef": 0.1},
+    "linuxdocs": {"ppo.entropy_coef": 0.1},
     "cifar10": {"ppo.entropy_coef": 0.1},
     "cifar10_blind": {"ppo.entropy_coef": 0.1},
     "cifar10_deep": {"ppo.entropy_coef": 0.08},

@@ -307,7 +307,7 @@ class Garden:
             self.table.set_row(env, each.row)
 
     def bring_back(self, envs: np.ndarray, slots: np.ndarray, saved: Sequence[SavedHost]) -> None:
-        """Restore the hosts `envs` (int[n]) as they were before their kept seeds in `slots` (int[n])
+        """Restore the hosts `envs` (int[n]) as they were before the kept seeds in `slots` (int[n])
         were removed; another grace period begins."""
         self.restore(envs, saved)
         self.table.epochs_in_stage[envs, slots] = 0
