@@ -182,6 +182,13 @@ class GrowthSettings:
         c.MIN_FOSSILIZE_CONTRIBUTION,
         "Least contribution of a seed to be kept, in units of the score's noise.",
     )
+    audit_every: int | None = setting(
+        None,
+        "Epochs after which a kept seed may be removed, and between such audits of its "
+        "contribution; a removal that costs score is undone. Default: kept for good.",
+        least=1,
+        most=c.MOST_COUNT,
+    )
     insured: bool = setting(
         False, "Also train the network without growth, and keep the better one on validation."
     )
