@@ -1,11 +1,11 @@
 """Policies of training runs: exported for other users, and evaluated on validation hosts."""
 
-import tomllib
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from esper.api.checks import checked
 from esper.leyline import ConfigError
+from esper.leyline.limits import parse_toml, read_text
 from esper.leyline.policy_card import PolicyCard, check_policy_name
 from esper.leyline.sealed import write_sealed
 from esper.observatory.run_directory import BEST_POLICY, CONFIG
@@ -28,10 +28,9 @@ def export_policy(run: str | Path, name: str, out: str | Path) -> tuple[Path, Po
     state, folder = load_state(run), Path(out) / name
     card = card_of(state, name, _episodes(Path(run), state))
     try:
-        write_policy(folder, state, card)
+        return folder, write_policy(folder, state, card)
     except OSError as error:
         raise ConfigError(f"cannot write {folder}: {error.strerror}") from error
-    return folder, card
 
 
 def _episodes(run: Path, state: TrainState) -> int | None:
@@ -39,8 +38,8 @@ def _episodes(run: Path, state: TrainState) -> int | None:
     if state.round > 0:
         return state.round * int(state.settings["envs"])
     try:
-        found = tomllib.loads((run / CONFIG).read_text(encoding="utf-8")).get("episodes")
-    except (OSError, ValueError):
+        found = parse_toml(read_text(run / CONFIG)).get("episodes")
+    except ValueError:
         return None
     return found if isinstance(found, int) else None
 
