@@ -1,6 +1,7 @@
 """Ctrl-C at any moment: no traceback, and nothing lost; two commands into one folder."""
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -95,3 +96,20 @@ def test_of_two_that_overwrite_one_folder_one_is_refused(tmp_path: Path) -> None
     (row,) = read_rows(tmp_path / "run" / "outcomes.jsonl")
     assert row["key"] == codes.index(0) + 1
     assert len(os.listdir(tmp_path)) == 1
+
+
+@pytest.mark.parametrize(
+    "sql", ["select length(repeat('ab', 1000000000))", "select list_sort(range(200000000))"]
+)
+def test_what_duckdb_cannot_interrupt_ends_all_the_same(sql: str, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [outcome()])
+    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+    with pytest.raises(ConfigError, match=r"took longer than 0\.5 seconds"):
+        query(run, sql, timeout=0.5)
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before < 10
+    process = start_esper("query", "run", sql, cwd=tmp_path)
+    time.sleep(4.0)
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    said, _ = process.communicate(timeout=10)
+    assert (process.returncode, "Traceback" in said) == (130, False)

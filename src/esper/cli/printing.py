@@ -26,11 +26,11 @@ class Output:
     """
 
     def __init__(self, quiet: bool, as_json: bool) -> None:
-        from rich.console import Console
+        from esper.observatory.terminal import SafeConsole
 
         self.quiet, self.as_json = quiet, as_json
-        self.progress = Console(stderr=as_json, quiet=quiet)
-        self.result = Console(quiet=as_json)
+        self.progress: Console = SafeConsole(stderr=as_json, quiet=quiet)
+        self.result: Console = SafeConsole(quiet=as_json)
 
     def say(self, text: str, *, whole: bool = False) -> None:
         """Print text of the result; a `whole` line is not wrapped, so that it can be copied."""

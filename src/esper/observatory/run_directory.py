@@ -8,11 +8,13 @@ import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
+from itertools import count
 from pathlib import Path
 from typing import IO, Any
 
 from esper.leyline import ConfigError, EpisodeOutcome, shortened
 from esper.leyline.events import Event
+from esper.leyline.limits import MAX_LINE, parse_json
 
 CONFIG = "config.toml"  # the settings of the run
 EVENTS = "events.jsonl"  # one typed event per line
@@ -123,9 +125,7 @@ class RunDirectory:
                 )
             os.truncate(path / name, sizes[name])
         if (path / TIMINGS).is_file():
-            kept = [row for row in read_rows(path / TIMINGS) if row["round"] < next_round]
-            text = "".join(json.dumps(row) + "\n" for row in kept)
-            _replace_text(path / TIMINGS, text)
+            _replace_text(path / TIMINGS, _timings_before(path / TIMINGS, next_round))
         if self.script:
             _replace_text(path / ACTIONS, _script(read_rows(path / METRICS), 0))
         _replace_text(path / CONFIG, to_toml(config))
@@ -230,6 +230,16 @@ def lock_folder(path: Path, name: str = LOCK) -> IO[bytes]:
     raise ConfigError(f"{path} is in use by another run; wait until it ends, or stop it, first")
 
 
+def _timings_before(path: Path, round_: int) -> str:
+    try:
+        rows = list(read_rows(path, "round"))
+        kept = [row for row in rows if int(row["round"]) < round_]
+    except (ConfigError, TypeError, ValueError, OverflowError) as error:
+        damaged = error if isinstance(error, ConfigError) else f"{path} is damaged: {error}"
+        raise ConfigError(f"{damaged}; no result needs this file: delete it, then resume") from None
+    return "".join(json.dumps(row) + "\n" for row in kept)
+
+
 def _remove(path: Path) -> None:
     if path.name in FOLDERS and path.is_dir():
         shutil.rmtree(path)
@@ -260,12 +270,25 @@ def write_summary(run: Path, rows: list[dict[str, Any]]) -> None:
         raise _unwritten(run, SUMMARY, error) from error
 
 
-def read_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a .jsonl file, without a last line that is not yet complete."""
-    with path.open(encoding="utf-8") as file:
-        for line in file:
-            if line.endswith("\n"):
-                yield json.loads(line)
+def read_rows(path: Path, *needed: str) -> Iterator[dict[str, Any]]:
+    """The rows of a .jsonl file, without a last line that is not yet complete. Raises ConfigError
+    for a line that is no row, or a row without one of the columns `needed`."""
+    with path.open("rb") as file:
+        for i in count(1):
+            line = file.readline(MAX_LINE + 1)
+            if not line.endswith(b"\n") and len(line) <= MAX_LINE:
+                return
+            try:
+                if len(line) > MAX_LINE:
+                    raise ValueError(f"it is longer than {MAX_LINE:,} bytes")
+                row = parse_json(line)
+                if not isinstance(row, dict):
+                    raise ValueError("it is not a row")
+                if missing := [name for name in needed if name not in row]:
+                    raise ValueError(f"it has no {missing[0]}")
+            except ValueError as error:
+                raise ConfigError(f"{path} is damaged in line {i}: {error}") from error
+            yield row
 
 
 def is_action(row: Mapping[str, Any]) -> bool:
