@@ -122,9 +122,7 @@ def test_damaged_folders_do_not_hide_the_others(damaged, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("name", DAMAGE)
-def test_a_damaged_folder_is_shown_or_refused_in_one_sentence(
-    damaged, name, monkeypatch, capsys
-):
+def test_a_damaged_folder_is_shown_or_refused_in_one_sentence(damaged, name, monkeypatch, capsys):
     for words in (["show", name], ["show", name, "--json"], ["compare", name]):
         assert esper_here(monkeypatch, *words, cwd=damaged) in (0, 2)
         assert len(capsys.readouterr().err.splitlines()) <= 1

@@ -4,7 +4,6 @@ import fcntl
 import json
 import os
 import time
-import time
 from pathlib import Path
 
 import pytest

@@ -68,6 +68,8 @@ class ValidationHosts:
         evaluated = f"validation hosts of {self.family.name}: {state.best.score:.2f}"
         files = policy_files(state, replace(card, evaluated=evaluated))
         folder = self.run / BEST_POLICY
+        if not self.run.is_dir():
+            raise ConfigError(f"{self.run} was deleted during the run; start it again")
         try:
             write_sealed(folder, files, FORMAT)
         except OSError as error:

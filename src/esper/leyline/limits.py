@@ -14,7 +14,7 @@ MAX_TEXT = 1 << 18  # bytes of a card, a script or a file of settings
 MAX_JSON = 1 << 26  # bytes of a JSON file
 MAX_LINE = 1 << 20  # bytes of a row
 MAX_WEIGHTS = 1 << 28  # bytes of the weights of a policy
-MAX_DEPTH = 64  # of lists and tables in each other
+MAX_DEPTH = 100  # of lists and tables in each other
 
 _DECODER = json.JSONDecoder(parse_constant=lambda _: None)
 
@@ -43,7 +43,9 @@ def read_text(path: Path, most: int = MAX_TEXT) -> str:
     try:
         return read_bytes(path, most).decode()
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} cannot be read: it is not UTF-8 text ({error.reason})") from error
+        raise ConfigError(
+            f"{path} cannot be read: it is not UTF-8 text ({error.reason})"
+        ) from error
 
 
 def parse_json(text: str | bytes) -> Any:

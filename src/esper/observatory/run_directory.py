@@ -35,6 +35,7 @@ GROWN = "grown"  # the grown network, as `esper.load` reads it
 PROFILE = "profile"  # profiler traces of a round
 TRACKED = "tracked"  # the files of experiment trackers, one folder per tracker
 LOCK = ".lock"  # locked (not just present) while a process writes to the run
+EVALUATION_LOCK = ".evaluation.lock"  # with LOCK, the folder of an evaluation would count as a run
 
 # The files of a run; --overwrite removes them.
 OWN = (
@@ -149,7 +150,17 @@ class RunDirectory:
         self._write(TIMINGS, row)
 
     def sync(self) -> dict[str, int]:
-        """Flush the history files to disk, and give their lengths in bytes."""
+        """Flush the history files to disk, and return their lengths in bytes. Raises ConfigError if
+        the folder was deleted or replaced, because a deleted file can still be written."""
+        for file in (self._lock, *self._files.values()):
+            try:
+                same = os.path.samestat(os.fstat(file.fileno()), os.stat(file.name))
+            except OSError:
+                same = False
+            if not same:
+                raise ConfigError(
+                    f"{self.path} was deleted or replaced while the run wrote to it; start it again"
+                )
         for name in HISTORY:
             os.fsync(self._files[name].fileno())
         return {name: os.fstat(self._files[name].fileno()).st_size for name in HISTORY}
@@ -196,6 +207,7 @@ def check_free(path: Path, *, overwrite: bool) -> None:
         raise ConfigError(f"{shortened(str(path))}: {error.strerror}") from error
     except ValueError as error:
         raise ConfigError(f"{str(path)!r} cannot be the name of a folder: {error}") from error
+    refuse_mixture(path, LOCK)
     taken = [name for name in OWN if (path / name).exists()]
     if taken and not (path / LOCK).exists():
         raise ConfigError(f"{path} holds a {taken[0]} but no run; choose another folder")
@@ -220,14 +232,25 @@ def lock_folder(path: Path, name: str = LOCK) -> IO[bytes]:
     for _ in range(20):
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            refuse_mixture(path, name)
             return file
         except BlockingIOError:
             time.sleep(0.005)
+        except ConfigError:
+            file.close()
+            raise
         except OSError as error:
             file.close()
             raise ConfigError(f"cannot lock {path / name}: {error.strerror}") from error
     file.close()
     raise ConfigError(f"{path} is in use by another run; wait until it ends, or stop it, first")
+
+
+def refuse_mixture(path: Path, lock: str) -> None:
+    """Raises ConfigError for a run in the folder of an evaluation, and for the reverse."""
+    other, what = (EVALUATION_LOCK, "an evaluation") if lock == LOCK else (LOCK, "a run")
+    if (path / other).exists():
+        raise ConfigError(f"{path} holds {what}; choose another folder")
 
 
 def _timings_before(path: Path, round_: int) -> str:
