@@ -43,9 +43,7 @@ def read_text(path: Path, most: int = MAX_TEXT) -> str:
     try:
         return read_bytes(path, most).decode()
     except UnicodeDecodeError as error:
-        raise ConfigError(
-            f"{path} cannot be read: it is not UTF-8 text ({error.reason})"
-        ) from error
+        raise ConfigError(f"{path} cannot be read: it is not UTF-8 text") from error
 
 
 def parse_json(text: str | bytes) -> Any:

@@ -176,8 +176,7 @@ def summarize_run(folder: Path, root: Path | None = None) -> RunSummary:
     evaluation = (folder / REPORT).is_file()
     try:
         return _summarize_evaluation(name, folder) if evaluation else _summarize(name, folder)
-    except Exception as error:
-        # Whatever a damaged folder holds, the others are listed.
+    except Exception as error:  # noqa: BLE001  # whatever a damaged folder holds, list the others
         why = f"its files are damaged: {error}"
         return RunSummary(name, folder, "evaluation" if evaluation else "growth", "broken", why)
 

@@ -56,9 +56,8 @@ def serve(folder: Path, host: str, port: int, say: Callable[[str], None]) -> Non
     token = None if _is_loopback(host) else secrets.token_urlsafe(24)
     hosts = LOOPBACK | {host.lower(), socket.gethostname().lower()}
     shown = f"[{host}]" if ":" in host else host
-    say(
-        f"runs of {safe_text(folder)} on http://{shown}:{bound.getsockname()[1]}/ (stop with Ctrl-C)"
-    )
+    address = f"http://{shown}:{bound.getsockname()[1]}/"
+    say(f"runs of {safe_text(folder)} on {address} (stop with Ctrl-C)")
     if token is not None:
         say(f"token    {token}")
     config = uvicorn.Config(
