@@ -63,8 +63,13 @@ class Record:
                 else:
                     self.rows[row["label"], row["outcome"]["key"]] = row
         else:
-            _write(folder / f"{SETTINGS}.unfinished", _line(settings))
-            os.replace(folder / f"{SETTINGS}.unfinished", folder / SETTINGS)
+            unfinished = folder / f"{SETTINGS}.unfinished"
+            try:
+                _write(unfinished, _line(settings))
+            except ConfigError:
+                unfinished.unlink(missing_ok=True)
+                raise
+            os.replace(unfinished, folder / SETTINGS)
 
     def choose_once(self, name: str, choose: Callable[[], Any]) -> Any:
         """A choice, as a plain value, that stays the same when the evaluation is resumed."""
