@@ -296,7 +296,7 @@ SENTENCES: list[tuple[list[str], str]] = [
     (["runs", ""], "folder is empty"),
     (["train", "ppo", "--resume", ""], "resume is empty"),
     (["serve", ".", "--host", ".."], "cannot serve on .."),
-    (["grow", "--task", "\x1b[31m"], "\\u001b[31m"),
+    (["grow", "--task", "\x1b[31m"], "no task '\\x1b[31m'"),
     (["train", "ppo", "--resume", "words", "--task", "digits"], "resume"),
     (["train", "ppo", "--devices", "cuda:77"], "no device 'cuda:77'"),
     (["train", "ppo", "--devices", ""], "device"),

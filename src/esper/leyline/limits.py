@@ -19,21 +19,21 @@ MAX_DEPTH = 100  # of lists and tables in each other
 _DECODER = json.JSONDecoder(parse_constant=lambda _: None)
 
 
-def read_bytes(path: Path, most: int) -> bytes:
+def read_bytes(path: Path, most: int | None) -> bytes:
     """A whole regular file. Raises ConfigError if it cannot be read or is longer than `most`."""
     try:
         # A pipe would block until somebody writes to it.
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise ConfigError(f"{path} cannot be read: it is not a file")
-            data = file.read(most + 1)
+            data = file.read(-1 if most is None else most + 1)
     except (OSError, ValueError) as error:
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(
             f"{path} cannot be read: {getattr(error, 'strerror', None) or error}"
         ) from error
-    if len(data) > most:
+    if most is not None and len(data) > most:
         raise ConfigError(f"{path} cannot be read: it is longer than {most:,} bytes")
     return data
 

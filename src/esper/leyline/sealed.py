@@ -9,7 +9,6 @@ import json
 import os
 import re
 import shutil
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -108,7 +107,7 @@ def from_json(file: Path, data: bytes) -> dict[str, Any]:
     return value
 
 
-def _read(path: Path, name: str, within: Path, most: int = sys.maxsize - 1) -> bytes:
+def _read(path: Path, name: str, within: Path, most: int | None = None) -> bytes:
     try:
         return read_bytes(_inside(path / name, within), most)
     except ConfigError as error:
