@@ -28,10 +28,9 @@ def export_policy(run: str | Path, name: str, out: str | Path) -> tuple[Path, Po
     state, folder = load_state(run), Path(out) / name
     card = card_of(state, name, _episodes(state))
     try:
-        write_policy(folder, state, card)
+        return folder, write_policy(folder, state, card)
     except OSError as error:
         raise ConfigError(f"cannot write {folder}: {error.strerror}") from error
-    return folder, card
 
 
 def _episodes(state: TrainState) -> int | None:
@@ -65,6 +64,8 @@ class ValidationHosts:
         evaluated = f"validation hosts of {self.family.name}: {state.best.score:.2f}"
         files = policy_files(state, replace(card, evaluated=evaluated))
         folder = self.run / BEST_POLICY
+        if not self.run.is_dir():
+            raise ConfigError(f"{self.run} was deleted during the run; start it again")
         try:
             write_sealed(folder, files, VERSION)
         except OSError as error:

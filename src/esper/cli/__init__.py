@@ -18,7 +18,7 @@ from esper.cli.show_commands import blueprints, compare, data_get, data_list, qu
 from esper.cli.tracking import export_run
 from esper.cli.train_command import ppo
 from esper.cli.view_commands import explain, report, runs, serve, show, watch
-from esper.leyline.errors import EsperError, EsperWarning, shortened
+from esper.leyline.errors import EsperError, EsperWarning, shortened, visible
 
 app = typer.Typer(
     name="esper",
@@ -81,7 +81,7 @@ def main() -> None:
 
 
 def _fail(message: str) -> None:
-    print(f"esper: {message}", file=sys.stderr)
+    print(f"esper: {visible(' '.join(message.splitlines()))}", file=sys.stderr)
     sys.exit(2)
 
 
@@ -96,5 +96,5 @@ def _show_warning(
     """Warnings of Esper without the source line; all others as Python shows them."""
     text = warnings.formatwarning(message, category, filename, lineno, line)
     if issubclass(category, EsperWarning):
-        text = f"esper: {message}\n"
+        text = f"esper: {visible(str(message))}\n"
     print(text, end="", file=file or sys.stderr)

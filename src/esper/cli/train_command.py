@@ -211,6 +211,7 @@ class Interrupts:
         self.console, self.count = console, 0
 
     def __enter__(self) -> "Interrupts":
+        # SIGTERM calls the same handler.
         self.before = signal.signal(signal.SIGINT, self._note)
         return self
 
@@ -235,6 +236,8 @@ def _refuse_changes(settings: PPOSettings) -> None:
     from esper.leyline import ConfigError
 
     given = [*settings.given(), *(n for n in ("config", "out") if getattr(settings, n) is not None)]
+    if settings.overwrite:
+        raise ConfigError("--resume and --overwrite exclude each other; give one of them")
     changed = [name for name in given if name != "rounds"]
     if changed:
         raise ConfigError(f"--resume uses the settings of the run; leave out {', '.join(changed)}")

@@ -109,6 +109,9 @@ def pack(state: TrainState) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 def unpack(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> TrainState:
     """The inverse of `pack`; raises ConfigError if the content is not a valid state."""
+    for name, tensor in tensors.items():
+        if not tensor.isfinite().all():
+            raise ConfigError(f"{name} has values that are not finite")
     try:
         space = Space.from_tree(meta["space"])
         own = ("observations.mean", "observations.var")
