@@ -172,6 +172,12 @@ class Garden:
 
     def plant_fossil(self, env: int, slot: int, blueprint: int) -> None:
         """Add a seed that a host has from the start."""
+        fits = self.limits.fits
+        if not (0 <= slot < len(fits) and 0 <= blueprint < fits.shape[1] and fits[slot, blueprint]):
+            raise ConfigError(
+                f"topology names slot {slot} and blueprint {blueprint}, which do not fit this "
+                f"network with {len(fits)} slots and {fits.shape[1]} blueprints"
+            )
         self._germinate(env, slot, blueprint, blend=0, step=-1, score=np.nan)
         where = one_slot(self.table, env, slot)
         move(self.table, where, SeedStage.TRAINING)
