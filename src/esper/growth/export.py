@@ -61,7 +61,7 @@ def export(network: GrownModule, example: Any) -> nn.Module:
     if not difference <= TOLERANCE:
         raise ExportError(
             f"the exported module differs from the live one by {difference:.2g} on the example; "
-            "does the model draw random numbers in evaluation mode?"
+            "does its output depend on earlier calls, or on random numbers that are not torch's?"
         )
     log.info("the exported module equals the live one (largest difference %.2g)", difference)
     return plain
