@@ -20,8 +20,11 @@ from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
 from esper.api.slots import Slots
+from esper.growth.compiled import without_graphs
+from esper.growth.devices import on_device
 from esper.growth.grown_module import GrownModule
-from esper.growth.sites import call_model, evaluating, explaining, map_tensors, tensors_in
+from esper.growth.nested import tensors_in
+from esper.growth.sites import call_model, evaluating, explaining
 from esper.leyline import ConfigError, shortened
 from esper.leyline.constants import MOST_COUNT, MOST_ENVS, MOST_KEY
 from esper.leyline.growth_settings import Budget, GrowthSettings
@@ -39,7 +42,7 @@ from esper.tolaria.engine.objectives import (
     named,
     with_axis,
 )
-from esper.tolaria.engine.recipe import HostRecipe
+from esper.tolaria.engine.recipe import HostRecipe, target_for
 from esper.tolaria.families.base import Family
 from esper.tolaria.tasks.base import Task
 
@@ -177,6 +180,7 @@ RULES: dict[str, Rule] = {
     "rounds": whole(1, MOST_COUNT),
     "run": FOLDER,
     "runs": Rule("a list of folders", lambda value: _is_list(value, str, Path)),
+    "samples": whole(0, MOST_COUNT),
     "schedulers": Rule(
         "learning-rate schedulers",
         lambda v: isinstance(v, tuple) and all(_has_methods(each, "step") for each in v),
@@ -284,14 +288,14 @@ def check_objectives(model: nn.Module, recipe: HostRecipe, device: torch.device)
     assert isinstance(recipe.data, LoaderSource)
     for name, batch in recipe.data.first_batches.items():
         check_targets(recipe.loss, recipe.score, batch[1])
-        with evaluating(model), torch.enable_grad():
+        with evaluating(model), without_graphs(), torch.enable_grad():
             ((output, target),) = _outputs(model, [batch], device, name)
             recipe = _with_class_axis(model, recipe, output, target, device)
             check_fit(recipe.loss, recipe.score, output, target)
             loss = _attempt("loss", recipe.loss, output, target)
             _check_number("loss", loss)
             _check_loss(model, loss, output, name, trusted=recipe.loss in LOSSES.values())
-    with evaluating(model):
+    with evaluating(model), without_graphs():
         if isinstance(recipe.score, WholeSetScore):
             # Scores of the whole set may fail on a single batch, so all data is used.
             tally = recipe.score.tally()
@@ -349,9 +353,9 @@ def _outputs(
 ) -> Iterator[tuple[Any, Any]]:
     for batch in batches:
         with explaining(f"{type(model).__name__} does not run on the inputs of {name}"):
-            inputs, target = map_tensors(lambda tensor: tensor.to(device), tuple(batch))
+            inputs, target = on_device(tuple(batch), device)
             output = call_model(model, inputs)
-        yield output, target
+        yield output, target_for(output, target)
 
 
 def _attempt(name: str, function: Callable[..., Any], *args: Any) -> Any:

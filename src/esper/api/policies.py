@@ -1,6 +1,5 @@
 """Policies of training runs: exported for other users, and evaluated on validation hosts."""
 
-import tomllib
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -8,13 +7,14 @@ from esper.api.checks import checked
 from esper.leyline import ConfigError
 from esper.leyline.policy_card import PolicyCard, check_policy_name
 from esper.leyline.sealed import write_sealed
-from esper.observatory.run_directory import BEST_POLICY, CONFIG
+from esper.observatory.run_directory import BEST_POLICY
 from esper.proof.families import validation_score
 from esper.simic.training.checkpoint import load_state
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.policy_controller import LearnedController
-from esper.simic.training.policy_folder import FORMAT, card_of, policy_files, write_policy
+from esper.simic.training.policy_folder import card_of, policy_files, write_policy
 from esper.simic.training.state import TrainState
+from esper.simic.training.versions import VERSION
 from esper.tolaria.data.catalogue import data_root
 from esper.tolaria.data.splits import DataSplits
 from esper.tolaria.families.base import Family
@@ -26,23 +26,18 @@ def export_policy(run: str | Path, name: str, out: str | Path) -> tuple[Path, Po
     facts about the run. Raises ConfigError if the run has no policy, or if the folder exists."""
     check_policy_name(name)
     state, folder = load_state(run), Path(out) / name
-    card = card_of(state, name, _episodes(Path(run), state))
+    card = card_of(state, name, _episodes(state))
     try:
-        write_policy(folder, state, card)
+        return folder, write_policy(folder, state, card)
     except OSError as error:
         raise ConfigError(f"cannot write {folder}: {error.strerror}") from error
-    return folder, card
 
 
-def _episodes(run: Path, state: TrainState) -> int | None:
+def _episodes(state: TrainState) -> int | None:
     """How many episodes the policy was trained on; None if that is not known."""
     if state.round > 0:
         return state.round * int(state.settings["envs"])
-    try:
-        found = tomllib.loads((run / CONFIG).read_text(encoding="utf-8")).get("episodes")
-    except (OSError, ValueError):
-        return None
-    return found if isinstance(found, int) else None
+    return state.settings.get("episodes")
 
 
 @dataclass(frozen=True)
@@ -69,8 +64,10 @@ class ValidationHosts:
         evaluated = f"validation hosts of {self.family.name}: {state.best.score:.2f}"
         files = policy_files(state, replace(card, evaluated=evaluated))
         folder = self.run / BEST_POLICY
+        if not self.run.is_dir():
+            raise ConfigError(f"{self.run} was deleted during the run; start it again")
         try:
-            write_sealed(folder, files, FORMAT)
+            write_sealed(folder, files, VERSION)
         except OSError as error:
             raise ConfigError(
                 f"{folder} could not be written: {error.strerror or error}; free some disk space "

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from esper.cli.options import RAY, cluster_at, growth_options, option
-from esper.cli.printing import Output
+from esper.cli.printing import Output, advising, again
 from esper.cli.tracking import TRACK, check_track, open_tracker
 from esper.leyline import ConfigError
 from esper.leyline.constants import MOST_COUNT, MOST_KEY
@@ -84,6 +84,7 @@ def evaluate(output: Output, settings: EvaluateSettings) -> None:
     """
     # All input is checked before the first trial.
     from esper.api import find_controller, one_thread
+    from esper.growth.devices import find_device
     from esper.observatory.evaluation import (
         evaluation_folder,
         evaluation_summary,
@@ -114,6 +115,9 @@ def evaluate(output: Output, settings: EvaluateSettings) -> None:
     )
     require_matplotlib()
     check_track(settings.track)
+    if settings.ray is not None and plan.growth.device is not None:
+        raise ConfigError("--ray uses the CPUs of the cluster; leave out --device")
+    find_device(plan.growth.device)
     for arm in plan.arms:
         find_controller(arm)
     data = task.load(data_root())
@@ -127,7 +131,11 @@ def evaluate(output: Output, settings: EvaluateSettings) -> None:
         cluster_at(settings.ray) as workers,
         evaluation_folder(out, overwrite=settings.overwrite, resume=settings.resume),
     ):
-        with one_thread(), PhaseProgress(output.progress) as bar:
+        with (
+            advising(output, f"continue with {again('--resume')}"),
+            one_thread(),
+            PhaseProgress(output.progress) as bar,
+        ):
             report = run_evaluation(
                 task,
                 data,
@@ -146,6 +154,8 @@ def evaluate(output: Output, settings: EvaluateSettings) -> None:
         if settings.track is not None:
             (log,) = read_logs(out)
             open_tracker(settings.track, out, log.name, log.config).write(log)
+        if len(found["keys"]) < found["keys_wanted"]:
+            output.note(f"stopped before the end; continue with {again('--resume')}", whole=True)
 
 
 def _arms(settings: EvaluateSettings) -> tuple[str, ...]:

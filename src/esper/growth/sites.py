@@ -3,17 +3,19 @@
 The model is not rewritten: forward hooks record the pass.
 """
 
-import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from esper.growth.blueprints.catalogue import OutputSpec, flop_counter
+from esper.growth.compiled import original, without_graphs
 from esper.growth.dataflow import DataflowTracer
+from esper.growth.devices import input_device, on_device
 from esper.growth.layouts import (
     TOPOLOGY_OF_LAYOUT,
     CausalAttentionDetector,
@@ -22,6 +24,7 @@ from esper.growth.layouts import (
     dims_of_output,
     layout_of,
 )
+from esper.growth.nested import tensors_in
 from esper.growth.outputs import locate_in_output, locate_in_slot
 from esper.leyline import ConfigError, EsperError, Widening
 
@@ -199,7 +202,8 @@ def _packs_padding(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> bool
 
 
 def inspect_model(model: nn.Module, example: Any, layout: Layouts | None = None) -> ModelInspection:
-    """Run the model once on `example` and describe every possible slot, in order of use.
+    """Run the model once on `example` and describe every possible slot, in order of use. The
+    example may be on the CPU.
 
     `layout` gives layouts by module name where they are unknown. Raises ConfigError if the model
     cannot run on the example, and for an impossible layout.
@@ -212,6 +216,7 @@ def inspect_model(model: nn.Module, example: Any, layout: Layouts | None = None)
             f"{type(model).__name__} is compiled by torch.jit, where no seed can act; give the "
             "model that it was made from"
         )
+    example = on_device(example, input_device(model))
     tracker, dataflow, attention = DimsTracker(), DataflowTracer(), CausalAttentionDetector()
     recorder = _ForwardRecorder(tracker, dataflow)
     for tensor in tensors_in(example):
@@ -225,7 +230,7 @@ def inspect_model(model: nn.Module, example: Any, layout: Layouts | None = None)
     ]
     counter = flop_counter()
     try:
-        with evaluating(model), counter, tracker, dataflow, attention:
+        with evaluating(model), without_graphs(), counter, tracker, dataflow, attention:
             output = call_model(model, example)
     except MISFITS as error:
         raise ConfigError(
@@ -334,42 +339,15 @@ def _output_spec(output: Any, batch: int, tracker: DimsTracker) -> OutputSpec | 
     return None
 
 
+def inner(model: nn.Module) -> nn.Module:
+    """The model inside a DistributedDataParallel module, compiled or not; else `model` itself."""
+    parallel = original(model)
+    return parallel.module if isinstance(parallel, DistributedDataParallel) else model
+
+
 def list_slots(model: nn.Module, example: Any, layout: Layouts | None = None) -> SlotListing:
     """Every module of `model` where a seed could grow; it prints as a table.
 
     `layout` gives the layouts of outputs by module name, where the table has a "?".
     """
-    return inspect_model(model, example, layout).slots
-
-
-# --- tensors in nested inputs and outputs of models ------------------------------------------
-
-
-def map_tensors(function: Callable[[Tensor], Any], value: Any) -> Any:
-    """`value` with every tensor replaced; anything that holds none stays the same object."""
-    if isinstance(value, Tensor):
-        return function(value)
-    if isinstance(value, dict):
-        return {key: map_tensors(function, entry) for key, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        entries = [map_tensors(function, entry) for entry in value]
-        # A named tuple takes its fields one by one.
-        return type(value)(*entries) if hasattr(value, "_fields") else type(value)(entries)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        own = {name: map_tensors(function, entry) for name, entry in vars(value).items()}
-        return replace(value, **own)
-    return value
-
-
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """Every tensor in `value`, in order."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for entry in value.values():
-            yield from tensors_in(entry)
-    elif isinstance(value, (list, tuple)):
-        for entry in value:
-            yield from tensors_in(entry)
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        yield from tensors_in(vars(value))
+    return inspect_model(original(inner(model)), example, layout).slots

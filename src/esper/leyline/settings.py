@@ -2,7 +2,6 @@
 
 import difflib
 import sys
-import tomllib
 import types
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from esper.leyline.errors import ConfigError
+from esper.leyline.limits import parse_toml, read_text
 
 MOST_DIGITS = 10**60  # a larger number is not printed
 
@@ -17,12 +17,12 @@ MOST_DIGITS = 10**60  # a larger number is not printed
 def read_toml(path: Path) -> dict[str, Any]:
     """Raises ConfigError if the file is missing or not TOML."""
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        text = read_text(path)
+    except ConfigError as error:
         raise ConfigError(f"cannot read the config {path}: {error}") from error
     try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        return parse_toml(text)
+    except ValueError as error:
         raise ConfigError(f"{path} is not TOML: {error}") from error
 
 

@@ -17,10 +17,12 @@ from esper.observatory.formatting import (
     STAGE_COLOURS,
     STAGE_LETTERS,
     STAGE_NAMES,
+    few_keys,
     modules_of,
     safe_text,
     sanitize,
     slot_columns,
+    stages_of,
 )
 from esper.observatory.quantities import HOST, POLICY
 from esper.observatory.reading import (
@@ -87,7 +89,13 @@ def _evaluation(folder: Path) -> dict[str, Any]:
         report = read_evaluation(folder)
     except (FileNotFoundError, UnreadableError) as error:
         return {"evaluation": None, "faults": [str(error)]}
-    return {"evaluation": report, "reproduce": _evaluation_command(report), "faults": []}
+    note = few_keys(report)
+    return {
+        "evaluation": report,
+        "few_keys": note,
+        "reproduce": _evaluation_command(report),
+        "faults": [],
+    }
 
 
 def _run(folder: Path, round_: int | None, env: int) -> dict[str, Any]:
@@ -193,7 +201,7 @@ def _environments(folder: Path, lines: JsonLines, round_: int | None) -> list[di
             **{name: number(row, name) for name in ("val_score", "params", "train_macs")},
             "return": returns.get(env),
             "ended": env in returns,
-            "stages": [row.get(f"{module}.stage") for module in modules_of(row)],
+            "stages": stages_of(row),
         }
         for env, row in sorted(newest.items())
     ]

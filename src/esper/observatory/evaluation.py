@@ -18,8 +18,14 @@ from rich.text import Text
 
 from esper.leyline import ConfigError
 from esper.observatory.evaluation_picture import draw_evaluation
-from esper.observatory.formatting import format_columns, format_number, mean_of, seed_location
-from esper.observatory.run_directory import TRACKED, lock_folder
+from esper.observatory.formatting import (
+    few_keys,
+    format_columns,
+    format_number,
+    mean_of,
+    seed_location,
+)
+from esper.observatory.run_directory import EVALUATION_LOCK, TRACKED, lock_folder, refuse_mixture
 from esper.observatory.terminal import plain_table
 
 REPORT, TRIALS, PLOT = "evaluation.json", "trials.csv", "evaluation.png"
@@ -27,7 +33,6 @@ SETTINGS = "settings.json"  # written when an evaluation begins
 DECISIONS = "decisions.jsonl"  # the episodes of learned policies
 # The files of an evaluation; --overwrite removes them.
 OWN = (SETTINGS, REPORT, TRIALS, PLOT, "runs.jsonl", "networks", DECISIONS, TRACKED)
-LOCK = ".evaluation.lock"  # with the lock file of runs, the folder would count as a run
 
 Report = Mapping[str, Any]
 
@@ -41,6 +46,7 @@ def evaluation_folder(folder: Path, *, overwrite: bool, resume: bool) -> Iterato
     """
     if resume and overwrite:
         raise ConfigError("--resume and --overwrite exclude each other; give one of them")
+    refuse_mixture(folder, EVALUATION_LOCK)
     taken = [name for name in OWN if (folder / name).exists()]
     if resume and SETTINGS not in taken:
         raise ConfigError(f"{folder} holds no evaluation to resume; leave out --resume")
@@ -54,7 +60,7 @@ def evaluation_folder(folder: Path, *, overwrite: bool, resume: bool) -> Iterato
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"cannot write to {folder}: {error.strerror}") from error
-    with lock_folder(folder, LOCK):
+    with lock_folder(folder, EVALUATION_LOCK):
         for path in [folder / name for name in OWN] if overwrite else ():
             if path.is_dir():
                 shutil.rmtree(path)
@@ -90,7 +96,9 @@ def evaluation_summary(report: Report) -> list[Table | Text]:
         if rows["comparisons"]:
             found.append(comparisons_table(rows))
     seeds = kept_seeds_table(report)
-    return [*found, *([] if seeds is None else [seeds]), Text(_in_words(report))]
+    note = few_keys(report)
+    words = _in_words(report) if note is None else f"{_in_words(report)}\n{note}"
+    return [*found, *([] if seeds is None else [seeds]), Text(words)]
 
 
 def _in_words(report: Report) -> str:

@@ -28,6 +28,7 @@ from esper.leyline import (
     SlotConfig,
     shortened,
 )
+from esper.leyline.limits import read_text
 from esper.tamiyo.situation import Situation, wait
 
 
@@ -52,7 +53,7 @@ class ScriptedController:
         """From a file, or one of the scripts that come with Esper, by name."""
         path = Path(source)
         if os.path.isfile(path):
-            return ScriptedController(path.read_text(encoding="utf-8"), source)
+            return ScriptedController(read_text(path), source)
         scripts = files("esper.tamiyo.controllers") / "scripts"
         known = sorted(
             entry.name.removesuffix(".txt")
