@@ -57,6 +57,10 @@ __all__ = ["__version__", *_HOMES]
 _MODULES = ("gym", "lightning", "sklearn", "trackers", "transformers")
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_MODULES})
+
+
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         from importlib.metadata import version

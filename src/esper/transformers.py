@@ -176,7 +176,8 @@ class GrowCallback(TrainerCallback):
             return
         folder = Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
         saved = self.body.state_dict() if self.body.begun else None
-        growth = {"step": state.global_step, "body": saved}
+        measure = (self._counted, self._own_scores) if self._repeated else None
+        growth = {"step": state.global_step, "body": saved, "measure": measure}
         _replace(folder / GROWTH, growth)
         for name, cut in (("optimizer.pt", _cut_optimizer), ("scheduler.pt", self._cut_scheduler)):
             if (folder / name).is_file():
@@ -208,7 +209,14 @@ class GrowCallback(TrainerCallback):
             )
         if saved["body"] is not None:
             self.body.load_state_dict(saved["body"])
-            self._repeated = True
+            if (measure := saved.get("measure")) is not None:
+                self._repeated, (self._counted, self._own_scores) = True, measure
+            if state.global_step >= state.max_steps and self.evaluate is None:
+                raise ConfigError(
+                    "the training to resume was complete, so the Trainer evaluates no more and the "
+                    "best model cannot be chosen; give evaluate=, a function of the model, or "
+                    "train for more epochs"
+                )
 
     def _seed_parameters(self) -> list[nn.Parameter]:
         if self.body is None:

@@ -75,8 +75,9 @@ def test_an_exception_in_the_users_evaluation_takes_the_hooks_along() -> None:
     loop = grown_loop(epochs=8)
     loop.body.host.user_evaluate = lambda: 1 / 0
     loop.epoch()
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(ConfigError, match="division by zero") as error:
         loop.body.step(loop.accuracy())
+    assert isinstance(error.value.__cause__, ZeroDivisionError)
     assert hooks_of(loop) == 0
 
 

@@ -93,7 +93,9 @@ def test_the_twin_is_the_static_run_bit_for_bit(tmp_path: Path) -> None:
     alone, host = episode(1, "static", insured=False, out=tmp_path / "alone")
     twin = grown.outcome.twin
     assert twin is not None
-    assert twin == TwinReport(alone.outcome.val_score, alone.outcome.train_macs, twin.kept)
+    assert twin == TwinReport(
+        alone.outcome.val_score, alone.outcome.train_macs, twin.kept, twin.gain
+    )
     assert twin.train_macs > 0
     beside = tmp_path / "insured" / "arms" / "host-alone"
     for name in ("metrics.jsonl", "outcomes.jsonl"):

@@ -2,7 +2,10 @@
 
 import hashlib
 import json
+import os
+import resource
 import shutil
+import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import fields
@@ -13,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from command_support import esper_here
+from command_support import ESPER, SURROUNDINGS, esper_here
 from esper.api import load_policy
 from esper.cli.evaluate_command import EvaluateSettings
 from esper.cli.grow_command import GrowSettings
@@ -22,6 +25,7 @@ from esper.cli.train_command import PPOSettings
 from esper.leyline import ConfigError, EsperError
 from esper.observatory.comparison import compare_runs
 from esper.observatory.query import query
+from esper.observatory.run_directory import RunDirectory
 from esper.simic.training.checkpoint import save_checkpoint
 from esper.simic.training.config import TrainingConfig, load_config
 from esper.simic.training.env_specs import space_of
@@ -54,7 +58,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / name).write_text(text)
     for name, text in SCRIPTS.items():
         (folder / name).write_text(text)
+    (folder / "latin.txt").write_bytes("1 WAIT # né".encode("latin-1"))
+    (folder / "loop").symlink_to("loop")
+    with (folder / "sparse").open("wb") as file:
+        file.truncate(5 << 30)
     policy = new_state(TrainingConfig(), space_of(find_task("digits")))
+    for name, text in TIMINGS.items():
+        with RunDirectory.create(folder / name, TrainingConfig().flat()) as record:
+            save_checkpoint(record.path, policy, record.sync())
+        (folder / name / "timings.jsonl").write_text(text)
     for name, (path, value) in POLICIES.items():
         write_policy(folder / name, policy, path, value)
     return folder
@@ -98,6 +110,13 @@ SCRIPTS = {
     "slot.txt": "1 GERMINATE r9c9 norm linear",
     "seed.txt": "1 GERMINATE r0c0 oak linear",
 }
+TIMINGS = {
+    "timings-half": '{"round": 0}\n{"rou\n',
+    "timings-list": "[1]\n",
+    "timings-none": '{"seconds": 1}\n',
+    "timings-words": '{"round": "first"}\n',
+    "timings-long": f'{{"round": {"9" * 5000}}}\n',
+}
 POLICIES: dict[str, tuple[tuple[str, ...], Any]] = {
     "policy-wide": (("agent", "network", "lstm_hidden_dim"), 10**12),
     "policy-deep": (("agent", "network", "lstm_layers"), 10**12),
@@ -124,6 +143,31 @@ def write_policy(run: Path, state: Any, path: tuple[str, ...], value: Any) -> No
     manifest = json.loads((checkpoint / "manifest.json").read_text())
     manifest["sha256"]["state.json"] = hashlib.sha256(data).hexdigest()
     (checkpoint / "manifest.json").write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize("command", ["grow", "evaluate", "record", "ppo"])
+def test_a_full_disk_is_one_sentence(command: str, tmp_path: Path) -> None:
+    """At different moments: what has been written so far stays readable."""
+    words = {
+        "grow": ["grow", "--steps", "3", "--no-compare"],
+        "evaluate": ["evaluate", "--arms", "static", "--keys", "3", "--steps", "1"],
+        "record": ["train", "record", "--episodes", "4", "--controller", "static"],
+        "ppo": ["train", "ppo", "--envs", "2", "--rounds", "1"],
+    }[command]
+    size = {"grow": 2000, "evaluate": 500, "record": 30_000, "ppo": 60_000}[command]
+    done = subprocess.run(
+        [*ESPER, *words, "--out", "run"],
+        cwd=tmp_path,
+        env=os.environ | SURROUNDINGS,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size)),
+    )
+    assert done.returncode == 2, done.stderr
+    (said,) = done.stderr.splitlines()
+    assert "written" in said
+    assert not list(tmp_path.rglob("*unfinished*"))
 
 
 def listing(folder: Path) -> list[str]:
@@ -234,6 +278,25 @@ SENTENCES: list[tuple[list[str], str]] = [
     (["train", "ppo", "--resume", "nowhere"], "not the folder of a training run"),
     (["train", "ppo", "--resume", LONG], "File name too long"),
     (["train", "ppo", "--resume", "mine"], "mine"),
+    *((["train", "ppo", "--resume", name], "timings.jsonl is damaged") for name in TIMINGS),
+    (["train", "ppo", "--resume", "mine", "--overwrite"], "exclude each other"),
+    (["grow", "--resume", "--overwrite"], "exclude each other"),
+    (["evaluate", "--resume", "--overwrite"], "exclude each other"),
+    (["grow", "--extra", "0.3"], "--start trained"),
+    (["grow", "--controller", "scripted:latin.txt"], "not UTF-8"),
+    (["grow", "--controller", "scripted:sparse"], "longer than"),
+    (["grow", "--settings", "latin.txt"], "not UTF-8"),
+    (["train", "ppo", "--config", "sparse"], "longer than"),
+    (["train", "ppo", "--config", "loop"], "loop"),
+    *(
+        ([*words, "--out", ""], "out is empty")
+        for words in (["grow"], ["evaluate"], ["train", "ppo"], ["train", "record"])
+    ),
+    (["show", ""], "run is empty"),
+    (["runs", ""], "folder is empty"),
+    (["train", "ppo", "--resume", ""], "resume is empty"),
+    (["serve", ".", "--host", ".."], "cannot serve on .."),
+    (["grow", "--task", "\x1b[31m"], "no task '\\x1b[31m'"),
     (["train", "ppo", "--resume", "words", "--task", "digits"], "resume"),
     (["train", "ppo", "--devices", "cuda:77"], "no device 'cuda:77'"),
     (["train", "ppo", "--devices", ""], "device"),
@@ -290,6 +353,7 @@ USAGE = [
     ["query"], ["query", "words"], ["query", "words", "select 1", "--limit", "0"],
     ["query", "words", "select 1", "--limit", "many"],
     ["query", "words", "select 1", "--timeout", "nan"], ["data"], ["data", "put"], ["data", "get"],
+    ["serve", ".", "--port", "99999"], ["serve", ".", "--port", "-1"],
     ["train"], ["train", "sarsa"], ["train", "offline"], ["grow", "--compare", "3"], ["--nonsense"],
 ]  # fmt: skip
 

@@ -1,6 +1,8 @@
 """Ctrl-C at any moment: no traceback, and nothing lost; two commands into one folder."""
 
 import os
+import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +13,7 @@ import pytest
 
 from command_support import esper_here, start_esper
 from esper.leyline import ConfigError
+from esper.observatory.evaluation import evaluation_folder
 from esper.observatory.query import query
 from esper.observatory.run_directory import RunDirectory, read_rows
 from view_support import outcome, write_run
@@ -95,3 +98,97 @@ def test_of_two_that_overwrite_one_folder_one_is_refused(tmp_path: Path) -> None
     (row,) = read_rows(tmp_path / "run" / "outcomes.jsonl")
     assert row["key"] == codes.index(0) + 1
     assert len(os.listdir(tmp_path)) == 1
+
+
+@pytest.mark.parametrize(
+    "sql", ["select length(repeat('ab', 1000000000))", "select list_sort(range(200000000))"]
+)
+def test_what_duckdb_cannot_interrupt_ends_all_the_same(sql: str, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [outcome()])
+    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+    with pytest.raises(ConfigError, match=r"took longer than 0\.5 seconds"):
+        query(run, sql, timeout=0.5)
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before < 10
+    process = start_esper("query", "run", sql, cwd=tmp_path)
+    time.sleep(4.0)
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    said, _ = process.communicate(timeout=10)
+    assert (process.returncode, "Traceback" in said) == (130, False)
+
+
+def stop_when(process: subprocess.Popen[str], file: Path, number: int) -> tuple[int, str]:
+    """Send a signal as soon as the file has content; the exit code, and what was printed."""
+    began = time.monotonic()
+    while not (file.is_file() and file.stat().st_size) and process.poll() is None:
+        assert time.monotonic() - began < 120
+        time.sleep(0.05)
+    process.send_signal(number)
+    said, _ = process.communicate(timeout=120)
+    return process.returncode, said
+
+
+LONG_COMMANDS = {
+    "grow": (["grow", "--steps", "5000"], "metrics.jsonl", [0], "--resume"),
+    "evaluate": (
+        ["evaluate", "--arms", "static", "--keys", "500", "--steps", "1"],
+        "runs.jsonl",
+        [0, 130],
+        "--resume",
+    ),
+    "train ppo": (
+        ["train", "ppo", "--envs", "2", "--rounds", "500"],
+        "metrics.jsonl",
+        [0],
+        "--resume",
+    ),
+    "train record": (
+        ["train", "record", "--episodes", "5000"], "config.toml", [130], "--overwrite"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LONG_COMMANDS)
+def test_sigterm_stops_like_ctrl_c_and_the_command_says_how_to_go_on(
+    name: str, tmp_path: Path
+) -> None:
+    words, file, codes, flag = LONG_COMMANDS[name]
+    process = start_esper(*words, "--out", "run", cwd=tmp_path)
+    code, said = stop_when(process, tmp_path / "run" / file, signal.SIGTERM)
+    assert code in codes, said
+    assert "Traceback" not in said
+    (advice,) = [line for line in said.splitlines() if "esper " in line and flag in line]
+    assert f"esper {name}" in advice
+
+
+def test_a_training_run_whose_folder_is_deleted_fails(tmp_path: Path) -> None:
+    process = start_esper(
+        "train", "ppo", "--envs", "2", "--rounds", "3", "--out", "run", cwd=tmp_path
+    )
+    began = time.monotonic()
+    while not (tmp_path / "run" / "checkpoints" / "round-000000" / "manifest.json").exists():
+        assert time.monotonic() - began < 120
+        assert process.poll() is None
+        time.sleep(0.05)
+    shutil.rmtree(tmp_path / "run")
+    said, _ = process.communicate(timeout=240)
+    assert process.returncode == 2, said
+    assert "was deleted or replaced" in said
+    assert not (tmp_path / "run").exists()
+
+
+def test_grow_and_evaluate_do_not_share_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    RunDirectory.create(tmp_path / "run", {"key": 1}).close()
+    with evaluation_folder(tmp_path / "evaluation", overwrite=False, resume=False):
+        pass
+    for words, what in (
+        (("evaluate", "--out", "run"), "a run"),
+        (("grow", "--out", "evaluation"), "an evaluation"),
+        (("train", "ppo", "--out", "evaluation"), "an evaluation"),
+    ):
+        for more in ((), ("--overwrite",)):
+            assert esper_here(monkeypatch, *words, *more, cwd=tmp_path) == 2
+            assert f"holds {what}" in capsys.readouterr().err
+    assert (tmp_path / "run" / "config.toml").is_file()

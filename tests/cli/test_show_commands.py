@@ -50,3 +50,16 @@ def test_tasks_as_json(
     found = {row["task"]: row for row in json.loads(capsys.readouterr().out)}
     assert (found["digits"]["data"], found["cifar10"]["data"]) == ("embedded", "missing")
     assert {"epochs", "description"} <= set(found["digits"])
+
+
+def test_control_characters_in_answers_are_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run(tmp_path / "run", [outcome(controller="\x1b]0;owned\x07")])
+    sql = "select controller, chr(8238) || 'x' as chr from outcomes"
+    assert esper_here(monkeypatch, "query", "run", sql, cwd=tmp_path) == 0
+    assert r"\u001b]0;owned\u0007" in (said := capsys.readouterr().out)
+    assert r"\u202ex" in said
+    assert "\x1b" not in said
+    assert esper_here(monkeypatch, "query", "run", "select '\x1b'::int", cwd=tmp_path) == 2
+    assert "\x1b" not in capsys.readouterr().err

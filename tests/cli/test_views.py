@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from command_support import esper_here
+from esper.observatory.describe import describe
+from esper.observatory.report import as_html
 from view_support import write_evaluation_folder, write_growth, write_training
 
 
@@ -75,3 +77,53 @@ def test_grow_ends_with_a_report_of_a_finished_run(tmp_path, monkeypatch, capsys
     assert capsys.readouterr().out.strip().splitlines()[-1] == "report   run/report.html"
     assert '"state":"finished"' in (tmp_path / "run" / "report.html").read_text()
     assert esper_here(monkeypatch, *words, "--overwrite", cwd=tmp_path) == 0
+
+
+def nested(depth: int) -> str:
+    return "[" * depth + "]" * depth
+
+
+DAMAGE = {
+    "deep-lists": ("config.toml", f"a = {nested(5000)}"),
+    "deep-tables": ("config.toml", f"{'a.' * 5000}a = 1"),
+    "long-number": ("config.toml", f"steps = {'9' * 5000}"),
+    "long-text": ("config.toml", f'task = "{"x" * 1_000_000}"'),
+    "no-text": ("config.toml", "\0\0\0"),
+    "deep-summary": ("summary.json", nested(100)),
+    "number-in-summary": ("summary.json", f'[{{"arm": "grown", "params": {"9" * 5000}}}]'),
+    "wrong-summary": ("summary.json", '[{"arm": [], "seeds": [{"params": {}}]}, 3]'),
+    "deep-row": ("metrics.jsonl", f'{{"step": 1, "val_score": {nested(200)}}}\n'),
+    "wrong-row": ("metrics.jsonl", '{"kind": [], "step": {}, "blocks.0.stage": []}\n'),
+    "long-row": ("metrics.jsonl", f'{{"step": 1, "a": "{"x" * 3_000_000}"}}\n'),
+    "wrong-outcome": ("outcomes.jsonl", '{"ended": [], "seeds": {"a": 1}, "val_score": "x"}\n'),
+    "wrong-report": ("evaluation.json", '{"task": "a", "arms": {"arm": 1}}'),
+    "deep-report": ("evaluation.json", f'{{"task": "a", "arms": {nested(3000)}}}'),
+}
+
+
+@pytest.fixture(scope="module")
+def damaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("damaged")
+    write_growth(folder / "whole")
+    for name, (file, text) in DAMAGE.items():
+        (write_growth(folder / name) / file).write_text(text)
+    return folder
+
+
+def test_damaged_folders_do_not_hide_the_others(damaged, monkeypatch, capsys):
+    assert esper_here(monkeypatch, "runs", ".", cwd=damaged) == 0
+    assert set(DAMAGE) | {"whole"} <= set(capsys.readouterr().out.split())
+    assert esper_here(monkeypatch, "runs", ".", "--json", cwd=damaged) == 0
+    states = {line["name"]: line["state"] for line in json.loads(capsys.readouterr().out)}
+    assert states.pop("whole") == "finished"
+    assert set(states) == set(DAMAGE)
+    readable = {"wrong-summary", "wrong-row", "wrong-outcome"}
+    assert {name for name, state in states.items() if state != "broken"} <= readable
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_a_damaged_folder_is_shown_or_refused_in_one_sentence(damaged, name, monkeypatch, capsys):
+    for words in (["show", name], ["show", name, "--json"], ["compare", name]):
+        assert esper_here(monkeypatch, *words, cwd=damaged) in (0, 2)
+        assert len(capsys.readouterr().err.splitlines()) <= 1
+    assert "Esper" in as_html(describe(damaged / name, damaged))

@@ -44,7 +44,8 @@ def test_rows_by_offset_are_the_rows_of_the_file(tmp_path_factory, steps, tail):
     rows = rounds_of(steps)
     path = tmp_path_factory.mktemp("rows") / "metrics.jsonl"
     path.write_bytes("".join(json.dumps(row) + "\n" for row in rows).encode() + tail)
-    with JsonLines(path) as lines:
+    with pytest.MonkeyPatch.context() as patched, JsonLines(path) as lines:
+        patched.setattr(lines, "_left", 10**12)  # it is read very often here
         assert list(lines.rows()) == rows
         assert lines.last() == (rows[-1] if rows else None)
         offsets = {0}
@@ -119,6 +120,9 @@ def test_only_plain_files_are_opened(tmp_path: Path):
     (tmp_path / "bytes").write_bytes(b"\xff")
     with pytest.raises(UnreadableError, match="not text"):
         read_text(tmp_path / "bytes")
+    (tmp_path / "long").write_text("1" * 300_000)
+    with pytest.raises(UnreadableError, match="longer than"):
+        read_text(tmp_path / "long")
     (tmp_path / "deep").write_text("[" * 100_000)
     with pytest.raises(UnreadableError, match="damaged"):
         read_json(tmp_path / "deep")
@@ -142,3 +146,39 @@ def test_the_lock_tells_who_writes_and_asking_does_not_stand_in_the_way(
     monkeypatch.setattr(time, "sleep", lambda _: os.close(view))
     with RunDirectory(tmp_path / "run"):
         assert is_locked(tmp_path / "run" / ".lock")
+
+
+def cpu_seconds(path: Path) -> float:
+    began = time.process_time()
+    with JsonLines(path) as lines:
+        lines.last()
+        lines.sample(1200)
+        lines.start_of_round(3)
+        lines.last_with(b'"kind": "round"', 0, lines.end)
+        list(lines.rows())
+        assert lines.damaged
+    return time.process_time() - began
+
+
+@pytest.mark.parametrize("valid", [True, False])
+def test_a_line_of_ten_megabytes_is_left_out_at_little_cost(tmp_path: Path, valid: bool):
+    path = tmp_path / "a.jsonl"
+    long = '{"a": "' + "x" * 10_000_000 + '"}' if valid else "[" * 10_000_000
+    path.write_text('{"a": 1}\n' * 100 + long + "\n" + '{"a": 2}\n' * 100)
+    assert cpu_seconds(path) < 2
+    with JsonLines(path) as lines:
+        assert lines.last() == {"a": 2}
+        assert {"a": 1} in (sample := lines.sample(1200))
+        assert {"a": 2} in sample
+        assert {len(row["a"]) for row in lines.rows() if isinstance(row["a"], str)} == set()
+
+
+@pytest.mark.parametrize("end", [b"", b"\n", b'\n{"a": 1}\n'])
+def test_a_sparse_file_of_five_gigabytes_is_left_at_little_cost(tmp_path: Path, end: bytes):
+    path = tmp_path / "a.jsonl"
+    with path.open("wb") as file:
+        file.seek(5 << 30)
+        file.write(end or b"\0")
+    assert cpu_seconds(path) < 2
+    with JsonLines(path) as lines:
+        assert lines.last() == ({"a": 1} if len(end) > 1 else None)

@@ -17,7 +17,7 @@ from esper.leyline.growth_settings import GrowthSettings, RateSchedule
 from esper.tamiyo.controllers.static import StaticController
 from esper.tamiyo.situation import wait
 from esper.tolaria.engine.environment import GrowthEnv
-from esper.tolaria.engine.objectives import mse
+from esper.tolaria.engine.objectives import cross_entropy, mse
 from esper.tolaria.engine.population import LoopedPopulation
 from esper.tolaria.engine.recipe import HostRecipe
 from esper.tolaria.engine.run import make_env, play, train
@@ -75,12 +75,12 @@ def test_who_is_not_starved_is_not_cooled() -> None:
 
 def test_only_answers_that_count_are_looked_at_and_only_classes() -> None:
     logits, target = torch.randn(2, 3, 4), torch.tensor([[0, 1, -100], [3, -100, 2]])
-    found = answers({"logits": logits}, target)
+    found = answers(cross_entropy, {"logits": logits}, target)
     assert found is not None
     assert found[0].shape == (4, 4)
     assert found[1].tolist() == [0, 1, 3, 2]
-    assert answers(logits[0], torch.randn(3)) is None
-    assert answers(torch.randn(3, 1), torch.zeros(3, dtype=torch.long)) is None
+    assert answers(cross_entropy, logits[0], torch.randn(3)) is None
+    assert answers(cross_entropy, torch.randn(3, 1), torch.zeros(3, dtype=torch.long)) is None
     assert batch_rho(mse, logits[0], torch.tensor([0, 1, 2])).isnan()
     assert starvation(torch.zeros(7, 4), torch.zeros(7, dtype=torch.long)) == pytest.approx(
         0.75**0.5

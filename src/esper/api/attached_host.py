@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from esper.api.checks import MEASURED, require
 from esper.api.distributed import Processes
 from esper.growth.grown_module import GrownModule
-from esper.growth.sites import evaluating
+from esper.growth.sites import evaluating, explaining
 from esper.leyline import ForgottenCallError
 from esper.leyline.growth_settings import Snapshots
 from esper.tolaria.engine.population import Evaluation, ModuleHosts
@@ -80,7 +80,8 @@ class AttachedHost(ModuleHosts):
                 for k, coalition in enumerate(present):
                     if not (complete[k] and known):
                         with self.network.coalition(coalition.tolist()):
-                            given = self.user_evaluate()
+                            with explaining("evaluate() failed"):
+                                given = self.user_evaluate()
                             require("the result of evaluate()", given, MEASURED)
                             score[k] = float(given)
         finally:

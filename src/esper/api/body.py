@@ -22,7 +22,7 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.hooks import RemovableHandle
 
 from esper.api.attached_host import AttachedHost
-from esper.api.checks import check_optimizer, checked
+from esper.api.checks import check_model, check_optimizer, checked
 from esper.api.controllers import check_script, find_controller
 from esper.api.distributed import Processes, SeedGradients, check_parallel
 from esper.api.following import Follower
@@ -250,6 +250,8 @@ class Body:
         Raises ConfigError, and changes nothing, if it is of another model, slots or optimizer.
         """
         optimizer = self.host.optimizer
+        if not isinstance(state, dict) or not {"cycle", "groups", "history"} <= set(state):
+            raise ConfigError("the state to load is none that state_dict() of a body returned")
         with self.processes.together():
             if len(optimizer.param_groups) != len(state["groups"]):
                 raise ConfigError(
@@ -349,7 +351,7 @@ class Body:
 def attach(
     model: nn.Module,
     *,
-    slots: SlotChoice | Slots,
+    slots: SlotChoice | Slots = "auto",
     evaluate: Callable[[], float],
     example: Any = None,
     steps: int | None = None,
@@ -371,6 +373,7 @@ def attach(
     """
     check_parallel(model)
     processes, model = Processes.of(model), inner(model)
+    check_model(model)
     spec = as_slots(slots)
     example = spec.example if example is None else example
     if example is None:

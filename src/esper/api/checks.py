@@ -4,8 +4,10 @@ Arguments of the same name mean the same everywhere. To check a new one, add a l
 decorate functions whose arguments are checked with `checked`.
 """
 
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import wraps
 from inspect import signature
 from numbers import Integral, Real
@@ -21,18 +23,31 @@ from esper.api.slots import Slots
 from esper.growth.compiled import without_graphs
 from esper.growth.devices import on_device
 from esper.growth.grown_module import GrownModule
-from esper.growth.sites import call_model, evaluating
+from esper.growth.nested import tensors_in
+from esper.growth.sites import call_model, evaluating, explaining
 from esper.leyline import ConfigError, shortened
 from esper.leyline.constants import MOST_COUNT, MOST_ENVS, MOST_KEY
 from esper.leyline.growth_settings import Budget, GrowthSettings
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.loop import Hooks
-from esper.tolaria.engine.objectives import WholeSetScore, check_fit
+from esper.tolaria.engine.batches import LoaderSource
+from esper.tolaria.engine.objectives import (
+    BY_CLASS,
+    LOSSES,
+    WholeSetScore,
+    check_fit,
+    check_targets,
+    class_axes,
+    has_tensor,
+    named,
+    with_axis,
+)
 from esper.tolaria.engine.recipe import HostRecipe, target_for
 from esper.tolaria.families.base import Family
 from esper.tolaria.tasks.base import Task
 
 MAX = sys.float_info.max
+MOST_NAME = 255  # bytes in the name of a file
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -97,6 +112,12 @@ def _may_be_slots(value: Any) -> bool:
     return named or callable(value)
 
 
+def _is_path(value: Any) -> bool:
+    if not isinstance(value, str | Path) or str(value) == "" or "\0" in str(value):
+        return False
+    return all(len(os.fsencode(part)) <= MOST_NAME for part in Path(value).parts)
+
+
 LOADER = Rule(
     "an iterable of batches, such as a DataLoader",
     lambda value: hasattr(value, "__iter__") or hasattr(value, "__getitem__"),
@@ -105,7 +126,7 @@ OBJECTIVE = Rule(
     "a name or a callable of (output, target)", lambda v: isinstance(v, str) or callable(v)
 )
 CONTROLLER = Rule("the name of a controller, or one with name, reset and act", _is_controller)
-FOLDER = instance("the path of a folder", str, Path)
+FOLDER = Rule("the path of a folder", _is_path)
 FLAG = instance("True or False", bool)
 NOT_NEGATIVE = Rule("0 or a number above it", lambda v: is_number(v) and 0 <= v <= MAX)
 MEASURED = Rule("one number", _is_measured)
@@ -133,6 +154,7 @@ RULES: dict[str, Rule] = {
     "evaluate": Rule("a callable without arguments that returns the score", callable),
     "example": Rule("one input of the model", lambda value: value is not None),
     "expectile": Rule("a number from 0.5 to 1", lambda v: is_number(v) and 0.5 <= v <= 1.0),
+    "folder": FOLDER,
     "family": instance("a Family", Family),
     "group": whole(1, MOST_ENVS),
     "hooks": instance("a Hooks", Hooks),
@@ -230,54 +252,121 @@ def shorten(value: Any) -> str:
     return shortened(repr(value))
 
 
-# What code raises for inputs that do not fit; other exceptions are defects and are not caught.
-MISFITS = (RuntimeError, TypeError, ValueError, IndexError, AttributeError, KeyError)
+def check_values(model: nn.Module) -> None:
+    """Raises ConfigError for a model without values."""
+    if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
+        raise ConfigError(
+            f"{type(model).__name__} is on the meta device, where tensors have no values; create "
+            "it on a real device, or use to_empty and load its weights"
+        )
 
 
-def check_objectives(model: nn.Module, recipe: HostRecipe, device: torch.device) -> None:
-    """Raises ConfigError if model, loss and score do not work on validation data."""
+def check_model(model: nn.Module) -> None:
+    """Raises ConfigError for a model that cannot be trained, or not here."""
+    check_values(model)
+    for name, module in model.named_modules():
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse:
+            raise ConfigError(
+                f"{name or type(module).__name__} has sparse gradients, which Esper cannot "
+                "measure; make it with sparse=False"
+            )
+    for name, parameter in model.named_parameters():
+        if parameter.layout != torch.strided:
+            raise ConfigError(f"the parameter {name!r} is sparse; hold it as a dense tensor")
+    if not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
+        raise ConfigError(
+            "gradients are switched off, so nothing can be trained; call this outside "
+            "torch.no_grad() and torch.inference_mode()"
+        )
+
+
+def check_objectives(model: nn.Module, recipe: HostRecipe, device: torch.device) -> HostRecipe:
+    """The recipe, with the dimension of classes fixed. Raises ConfigError if model, loss and score
+    do not work on the first batches of both loaders."""
+    assert isinstance(recipe.data, LoaderSource)
+    for name, batch in recipe.data.first_batches.items():
+        check_targets(recipe.loss, recipe.score, batch[1])
+        with evaluating(model), without_graphs(), torch.enable_grad():
+            ((output, target),) = _outputs(model, [batch], device, name)
+            recipe = _with_class_axis(model, recipe, output, target, device)
+            check_fit(recipe.loss, recipe.score, output, target)
+            loss = _attempt("loss", recipe.loss, output, target)
+            _check_number("loss", loss)
+            _check_loss(model, loss, output, name, trusted=recipe.loss in LOSSES.values())
     with evaluating(model), without_graphs():
-        output, target = next(_outputs(model, recipe.data.val_batches(), device))
-        check_fit(recipe.loss, recipe.score, output, target)
-        _check_number("loss", _attempt("loss", recipe.loss, output, target))
-        if not isinstance(recipe.score, WholeSetScore):
+        if isinstance(recipe.score, WholeSetScore):
+            # Scores of the whole set may fail on a single batch, so all data is used.
+            tally = recipe.score.tally()
+            for output, target in _outputs(model, recipe.data.val_batches(), device):
+                _attempt("score", tally.add, output, target)
+            _attempt("score", tally.result)
+        else:
             _check_number("score", _attempt("score", recipe.score, output, target))
-            return
-        # Scores of the whole set may fail on a single batch, so all data is used.
-        tally = recipe.score.tally()
-        for output, target in _outputs(model, recipe.data.val_batches(), device):
-            _attempt("score", tally.add, output, target)
-        _attempt("score", tally.result)
+    return recipe
+
+
+def _with_class_axis(
+    model: nn.Module, recipe: HostRecipe, output: Any, target: Any, device: torch.device
+) -> HostRecipe:
+    """Where the shapes of a batch leave two possibilities, another batch may leave one."""
+    known = any(named(each) in BY_CLASS for each in (recipe.loss, recipe.score))
+    if not known or not isinstance(target, Tensor) or not has_tensor(output):
+        return recipe
+    axes = class_axes(output, target)
+    if len(axes) == 2:
+        with torch.no_grad():
+            others = _outputs(model, recipe.data.val_batches(), device)
+            axes = next((a for each in others if len(a := class_axes(*each)) == 1), [])
+    axis = axes[0] if len(axes) == 1 else None
+    loss, score = (with_axis(each, axis) for each in (recipe.loss, recipe.score))
+    return replace(recipe, loss=loss, score=score)
+
+
+def _check_loss(model: nn.Module, loss: Tensor, output: Any, name: str, *, trusted: bool) -> None:
+    if not torch.isfinite(loss):
+        raise ConfigError(
+            f"the loss of the first batch of {name} is {float(loss.detach()):g}; correct the data, "
+            "the model or the loss"
+        )
+    trainable = any(p.requires_grad for p in model.parameters())
+    if trainable and not loss.requires_grad:
+        raise ConfigError(
+            "the loss does not depend on the parameters, so nothing can be trained; it must be "
+            "computed from the model's output without detach(), item(), argmax() or NumPy"
+        )
+    read = [t for t in tensors_in(output) if t.requires_grad]
+    if trusted or not trainable or not read:
+        return  # a loss by name may be 0 for a network that has been trained
+    with explaining("the loss has no gradient"):
+        found = torch.autograd.grad(loss, read, allow_unused=True, retain_graph=True)
+    if all(each is not None and not each.any() for each in found):
+        raise ConfigError(
+            f"the loss is constant on the first batch of {name}: its gradient by every output is "
+            "0, so nothing can be trained; give another loss"
+        )
 
 
 def _outputs(
-    model: nn.Module, batches: Iterable[Any], device: torch.device
+    model: nn.Module, batches: Iterable[Any], device: torch.device, name: str = "val_loader"
 ) -> Iterator[tuple[Any, Any]]:
     for batch in batches:
-        inputs, target = on_device(tuple(batch), device)
-        try:
+        with explaining(f"{type(model).__name__} does not run on the inputs of {name}"):
+            inputs, target = on_device(tuple(batch), device)
             output = call_model(model, inputs)
-        except MISFITS as error:
-            raise ConfigError(
-                f"{type(model).__name__} does not run on the inputs of val_loader: {error}"
-            ) from error
         yield output, target_for(output, target)
 
 
 def _attempt(name: str, function: Callable[..., Any], *args: Any) -> Any:
-    try:
+    with explaining(f"the {name} does not fit the model's output and the targets"):
         return function(*args)
-    except ConfigError:
-        raise
-    except MISFITS as error:
-        raise ConfigError(
-            f"the {name} does not fit the model's output and the targets: {error}"
-        ) from error
 
 
 def _check_number(name: str, value: Any) -> None:
-    if not isinstance(value, Tensor) or value.numel() != 1:
+    if not isinstance(value, Tensor) or value.dim() > 0 or value.is_complex():
+        kind = type(value).__name__
+        if isinstance(value, Tensor):
+            kind = f"one of shape {tuple(value.shape)} and type {value.dtype}"
         raise ConfigError(
-            f"the {name} must return one number, as a tensor, for a batch; "
-            f"it returned {type(value).__name__}"
+            f"the {name} must return one number, as a tensor without dimensions, for a batch; "
+            f"it returned {kind}"
         )

@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim import AdamW, Optimizer
 
 from esper.api.callbacks import Callback, Caller
-from esper.api.checks import check_objectives, check_optimizer, checked
+from esper.api.checks import check_model, check_objectives, check_optimizer, checked
 from esper.api.controllers import check_script, find_controller
 from esper.api.distributed import check_parallel, in_processes
 from esper.api.grown import Grown, save_network
@@ -26,7 +26,7 @@ from esper.growth.compiled import original
 from esper.growth.devices import devices_of, find_device, input_device
 from esper.growth.grown_module import GrownModule
 from esper.growth.optimizer import with_inner
-from esper.growth.sites import SlotChoice
+from esper.growth.sites import MISFITS, SlotChoice, explaining
 from esper.growth.snapshot import restore_snapshot, take_snapshot
 from esper.leyline import ConfigError, EsperError, Recorder, TwinReport
 from esper.leyline.growth_settings import Budget, GrowthSettings, RateSchedule
@@ -36,7 +36,15 @@ from esper.observatory.terminal import epoch_progress
 from esper.tamiyo.controllers.static import StaticController
 from esper.tamiyo.situation import Controller
 from esper.tolaria.engine.batches import LoaderSource
-from esper.tolaria.engine.objectives import LOSSES, SCORES, Objective, WholeSetScore, find_objective
+from esper.tolaria.engine.environment import GrowthEnv
+from esper.tolaria.engine.objectives import (
+    LOSSES,
+    SCORES,
+    Objective,
+    WholeSetScore,
+    find_objective,
+    named,
+)
 from esper.tolaria.engine.recipe import HostRecipe
 from esper.tolaria.engine.run import play_run
 
@@ -44,6 +52,8 @@ log = logging.getLogger("esper")
 
 DEFAULT_LEARNING_RATE = 1e-3
 DEFAULT_EPOCHS = 30
+# A twin that costs less than this share of the run is trained by default.
+CHEAP = 0.1
 OptimizerMaker = Callable[[Iterable[nn.Parameter]], Optimizer]
 
 
@@ -53,7 +63,7 @@ def grow(
     train_loader: Iterable[Any],
     val_loader: Iterable[Any],
     *,
-    slots: SlotChoice | Slots,
+    slots: SlotChoice | Slots = "auto",
     loss: str | Objective = "cross_entropy",
     score: str | Callable[[Any, Any], Any] = "accuracy",
     optimizer: Any = None,
@@ -71,9 +81,9 @@ def grow(
 
     Loaders yield (input, target), or a dict that is both. A dict or tuple as input is passed to the
     model as keywords or positional arguments. `slots` are module names, a regular expression or a
-    predicate `(name, module)`; `list_slots(model, example)` lists the possible modules.
-    `esper.Slots` holds more: an example input, layouts, a function that calls the model,
-    blueprints.
+    predicate `(name, module)`; `list_slots(model, example)` lists the possible modules, of which
+    "auto" takes a few. `esper.Slots` holds more: an example input, layouts, a function that calls
+    the model, blueprints.
 
     `loss` is a name or a callable of (output, target) that averages over the batch. `score` is a
     name, a callable of (all outputs, all targets) of validation, or a torchmetrics metric; higher
@@ -100,6 +110,7 @@ def grow(
             "esper.grow trains in one process and would train another network in each of these; "
             "use esper.attach with a DistributedDataParallel model and your own loop"
         )
+    check_model(original(model))
     spec = as_slots(slots)
     optimizer, make_scheduler = optimizer if isinstance(optimizer, tuple) else (optimizer, None)
     settings = grow_settings(settings, steps, budget, start, scheduled=make_scheduler is not None)
@@ -113,14 +124,14 @@ def grow(
         loss=find_objective("loss", loss, LOSSES),
         score=scoring(score),
         optimizer=optimizer_maker(optimizer),
-        catalogue=spec.blueprints or default_catalogue(),
+        catalogue=default_catalogue() if spec.blueprints is None else spec.blueprints,
         layout=spec.layout,
         causal=spec.causal,
     )
     if resume and out is None:
         raise ConfigError("resume=True needs the folder of the run: out=DIR")
     move(model, optimizer, settings.device)
-    check_objectives(original(model), recipe, input_device(model))
+    recipe = check_objectives(original(model), recipe, input_device(model))
     run = ModelRun(model, recipe, settings, key, (train_loader, val_loader), make_scheduler, resume)
     caller, folder = Caller(callbacks), None if out is None else Path(out)
     host_alone = None if folder is None else folder / ARMS / "host-alone"
@@ -129,10 +140,10 @@ def grow(
         return run.of(twin, own).play(StaticController(), "twin", host_alone)
 
     grown_run = partial(run.play, controller, "grown", folder, caller)
-    if settings.insured:
-        grown = insure(grown_run, twin_run, (model, optimizer), run.loaders)
-    else:
+    if settings.insured is False:
         grown = grown_run()
+    else:
+        grown = insure(grown_run, twin_run, (model, optimizer), run.loaders, settings.insured)
     if folder is not None:
         others = {"host alone": host_alone} if host_alone and grown.outcome.twin else {}
         _write_results(folder, grown, others)
@@ -242,7 +253,19 @@ class ModelRun:
                 session=run,
             )
         example = self.recipe.data.example()
-        return Grown(done.network, run.history.rows, run.history.events, done.outcome, example)
+        return Grown(
+            done.network,
+            run.history.rows,
+            run.history.events,
+            done.outcome,
+            example,
+            _twin_cost(run.env),
+        )
+
+
+def _twin_cost(env: GrowthEnv) -> float | None:
+    whole, host = int(env.garden.train_macs[0]), int(env.garden.host_train_macs[0])
+    return host / whole if whole else None
 
 
 def optimizer_maker(optimizer: Optimizer | OptimizerMaker | None) -> OptimizerMaker:
@@ -251,7 +274,8 @@ def optimizer_maker(optimizer: Optimizer | OptimizerMaker | None) -> OptimizerMa
 
     def make(params: Iterable[nn.Parameter]) -> Optimizer:
         params = list(params)
-        made = optimizer if isinstance(optimizer, Optimizer) else optimizer(params)
+        with explaining("the optimizer cannot be made"):
+            made = optimizer if isinstance(optimizer, Optimizer) else optimizer(params)
         check_optimizer(made, params)
         warn_of_slow_seeds(made)
         return made
@@ -268,7 +292,7 @@ def scoring(score: str | Callable[[Any, Any], Any]) -> Objective:
 
 
 def _name(objective: Any) -> str:
-    objective = objective.score if isinstance(objective, WholeSetScore) else objective
+    objective = objective.score if isinstance(objective, WholeSetScore) else named(objective)
     return getattr(objective, "__name__", type(objective).__name__)
 
 
@@ -326,18 +350,29 @@ def insure(
     train_twin: Callable[[nn.Module, Any], Grown],
     model_and_optimizer: tuple[nn.Module, Any],
     loaders: tuple[Any, ...],
+    wanted: bool | None,
 ) -> Grown:
     """Insurance: grow the model, then train a copy of the original, the twin, without growth.
 
     Both get the same batches in the same order, and the same noise. The model ends as the one with
     the better validation score; if they are equal, as the grown one. An interrupted run has no
-    twin.
+    twin. If it is not `wanted` but None, there is one where it costs less than CHEAP of the run.
     """
-    # Copied together, so that the copied optimizer holds the copied parameters.
-    twin_model, twin_optimizer = copy.deepcopy(model_and_optimizer)
     devices = devices_of(model_and_optimizer[0])
+    try:
+        # Copied together, so that the copied optimizer holds the copied parameters.
+        twin_model, twin_optimizer = copy.deepcopy(model_and_optimizer)
+    except MISFITS as error:
+        if wanted:
+            name = type(model_and_optimizer[0]).__name__
+            raise ConfigError(
+                f"insured=True needs a copy of {name}, but it cannot be copied: {error}"
+            ) from error
+        return grow()
     beginning = randomness(loaders, devices)
     grown = grow()
+    if not wanted and (grown.twin_cost is None or grown.twin_cost >= CHEAP):
+        return grown
     if grown.outcome.ended == "interrupted":
         log.warning("the run was interrupted before the twin was trained: it is not insured")
         return grown
@@ -347,7 +382,9 @@ def insure(
     restore_randomness(loaders, end)
     ours, theirs = grown.outcome, twin.outcome
     kept = "twin" if _score(theirs.val_score) > _score(ours.val_score) else "grown"
-    outcome = replace(ours, twin=TwinReport(theirs.val_score, theirs.train_macs, kept))
+    scores = theirs.val_score, ours.val_score
+    gain = None if None in scores else _score(scores[1]) - _score(scores[0])
+    outcome = replace(ours, twin=TwinReport(theirs.val_score, theirs.train_macs, kept, gain))
     if kept == "twin":
         log.warning("the model without growth is better on validation, so it is kept")
         restore_snapshot(grown.model, None, take_snapshot(twin.model, None))

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import nn
 
+from esper.api.checks import check_values, checked
 from esper.growth.blueprints.catalogue import BlueprintCatalogue, OutputSpec, default_catalogue
 from esper.growth.export import export
 from esper.growth.grown_module import GrownModule, check_not_growing
@@ -33,6 +34,8 @@ class Grown:
     history  one row (a flat dict) per epoch
     events   what happened, in order
     outcome  a summary of the run
+    twin_cost  what training the model without growth costs, as a share of this run's compute; None
+             if it is not known
     """
 
     model: GrownModule
@@ -40,6 +43,7 @@ class Grown:
     events: list[Event]
     outcome: EpisodeOutcome
     example: Any
+    twin_cost: float | None = None
 
     @property
     def topology(self) -> dict[str, str]:
@@ -50,6 +54,7 @@ class Grown:
         """A plain module that needs no Esper; its output is checked against the live network's."""
         return export(self.model, self.example)
 
+    @checked()
     def save(self, folder: str | Path) -> Path:
         """Save the live network with its seeds, stages and alphas, for `esper.load`.
 
@@ -57,13 +62,17 @@ class Grown:
         """
         return save_network(self.model, Path(folder))
 
+    @checked()
     def plot(self, path: str | Path | None = None) -> Any:
         """A matplotlib figure of the growth, also written to `path` if given. Raises ConfigError if
         matplotlib is not installed."""
         o = self.outcome
         figure = growth_figure(self.history, f"{o.task}, {o.controller}, key {o.key}")
         if path is not None:
-            figure.savefig(path)
+            try:
+                figure.savefig(path)
+            except (OSError, ValueError) as error:
+                raise ConfigError(f"the picture cannot be written to {path}: {error}") from error
         return figure
 
     def __repr__(self) -> str:
@@ -77,10 +86,18 @@ class Grown:
             f"{o.rollbacks} rollbacks",
             *(f"    {seed.blueprint} in {seed.module}{_worth(seed)}" for seed in o.seeds),
         ]
-        if o.twin is not None:
-            twin = "no score" if o.twin.val_score is None else f"{o.twin.val_score:.2f}"
-            lines.append(f"  insured: the twin without growth has {twin}; kept: {o.twin.kept}")
+        lines.append(f"  {self._gain()}")
         return "\n".join(lines)
+
+    def _gain(self) -> str:
+        twin = self.outcome.twin
+        if twin is None:
+            cost = self.twin_cost
+            share = "" if cost is None else f", for {cost:.0%} of this run's compute"
+            return f"no baseline was trained; GrowthSettings(insured=True) trains one{share}"
+        score = "no score" if twin.val_score is None else f"{twin.val_score:.2f}"
+        gain = "" if twin.gain is None else f"; growth gained {twin.gain:+.2f}"
+        return f"insured: the twin without growth has {score}{gain}; kept: {twin.kept}"
 
 
 def _worth(seed: Any) -> str:
@@ -106,6 +123,7 @@ def save_network(network: GrownModule, folder: Path) -> Path:
     return folder
 
 
+@checked()
 def load(
     folder: str | Path, model: nn.Module, blueprints: BlueprintCatalogue | None = None
 ) -> GrownModule:
@@ -114,9 +132,10 @@ def load(
     `blueprints` are those of the run, if it was given any. Raises ConfigError, and changes nothing,
     if the folder is damaged or of another model.
     """
+    check_values(model)
     check_not_growing(model)
     tree = read_tree(Path(folder), FORMAT_VERSION)
-    catalogue = blueprints or default_catalogue()
+    catalogue = default_catalogue() if blueprints is None else blueprints
     if list(catalogue.names) != tree.get("blueprints"):
         raise ConfigError(
             f"the network in {folder} was grown with other blueprints; give them as blueprints="

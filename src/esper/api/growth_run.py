@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from esper.api.growth_warnings import GrowthWarnings
 from esper.api.loop_state import load_loop_state, loop_state, randomness, restore_randomness
 from esper.growth.devices import devices_of
+from esper.growth.sites import explaining
 from esper.growth.storage import read_tree, write_tree
 from esper.leyline import ConfigError, History, Recorder
 from esper.leyline.events import event_from_row
@@ -75,7 +76,8 @@ class GrowthRun(Session):
 
     def after_epoch(self, env: GrowthEnv) -> bool:
         if env.batches_done:  # 0 after the first evaluation of a trained host
-            self._step_scheduler()
+            with explaining(f"the scheduler failed after epoch {env.step_count + 1}"):
+                self._step_scheduler()
         self.reason = self._why_end(env)
         if self.record is not None:
             save_run(self.record, self)
@@ -126,7 +128,8 @@ class GrowthRun(Session):
 
 
 def _scheduler(make: MakeScheduler, optimizer: Optimizer) -> Any:
-    scheduler = make(optimizer)
+    with explaining("the scheduler cannot be made"):
+        scheduler = make(optimizer)
     if not all(hasattr(scheduler, name) for name in ("step", "state_dict", "load_state_dict")):
         raise ConfigError(
             "the scheduler must be a function of an optimizer that returns a scheduler, such as "

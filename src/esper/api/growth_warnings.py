@@ -135,7 +135,7 @@ def _not_finite(data: DataSource) -> Iterator[tuple[str, int]]:
 def warn_of_slow_seeds(optimizer: Optimizer) -> None:
     """Seeds get the settings of the optimizer's first group, which may be those of a backbone."""
     rates = [float(group.get("lr", math.nan)) for group in optimizer.param_groups]
-    if rates[0] * SLOW <= max(rates):
+    if rates[0] * SLOW <= max(rates) and rates[0] < max(rates):
         warnings.warn(
             f"seeds get the learning rate of the optimizer's first group, {rates[0]:g}, but "
             f"another group has {max(rates):g}; give manage(..., seed_lr=...), or put the group "

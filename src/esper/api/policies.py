@@ -12,8 +12,9 @@ from esper.proof.families import validation_score
 from esper.simic.training.checkpoint import load_state
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.policy_controller import LearnedController
-from esper.simic.training.policy_folder import FORMAT, card_of, policy_files, write_policy
+from esper.simic.training.policy_folder import card_of, policy_files, write_policy
 from esper.simic.training.state import TrainState
+from esper.simic.training.versions import VERSION
 from esper.tolaria.data.catalogue import data_root
 from esper.tolaria.data.splits import DataSplits
 from esper.tolaria.families.base import Family
@@ -27,10 +28,9 @@ def export_policy(run: str | Path, name: str, out: str | Path) -> tuple[Path, Po
     state, folder = load_state(run), Path(out) / name
     card = card_of(state, name, _episodes(state))
     try:
-        write_policy(folder, state, card)
+        return folder, write_policy(folder, state, card)
     except OSError as error:
         raise ConfigError(f"cannot write {folder}: {error.strerror}") from error
-    return folder, card
 
 
 def _episodes(state: TrainState) -> int | None:
@@ -64,8 +64,10 @@ class ValidationHosts:
         evaluated = f"validation hosts of {self.family.name}: {state.best.score:.2f}"
         files = policy_files(state, replace(card, evaluated=evaluated))
         folder = self.run / BEST_POLICY
+        if not self.run.is_dir():
+            raise ConfigError(f"{self.run} was deleted during the run; start it again")
         try:
-            write_sealed(folder, files, FORMAT)
+            write_sealed(folder, files, VERSION)
         except OSError as error:
             raise ConfigError(
                 f"{folder} could not be written: {error.strerror or error}; free some disk space "

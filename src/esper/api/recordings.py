@@ -220,6 +220,7 @@ def _player(
             recorder=run,
             progress=partial(progress, "recording"),
         )
+        run.sync()  # raises ConfigError if the folder was deleted
         save_episodes(run.path, recorded)
         return recorded
 

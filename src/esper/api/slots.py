@@ -16,8 +16,8 @@ class Slots:
     """The modules after which seeds may be planted, for `grow` and `attach`. For most models a
     plain list of names is enough.
 
-    modules     names, a regular expression or a predicate `(name, module)`; `esper.list_slots`
-                lists the possible modules
+    modules     names, a regular expression, a predicate `(name, module)`, or "auto" for a few
+                places along the model; `esper.list_slots` lists the possible modules
     example     one input of the model; default: the first of the training loader
     layout      dimensions of outputs by module ({"encoder": "BTC"}), where `list_slots` shows "?"
     causal      True: the output at a position must not depend on later positions. None: detected
@@ -28,7 +28,7 @@ class Slots:
     Raises ConfigError for values of another type.
     """
 
-    modules: SlotChoice
+    modules: SlotChoice = "auto"
     example: Any = None
     layout: Layouts | None = None
     causal: bool | None = None

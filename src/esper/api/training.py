@@ -12,6 +12,7 @@ import torch
 from esper.api.checks import TASK, checked
 from esper.api.policies import ValidationHosts
 from esper.leyline import ConfigError
+from esper.leyline.growth_settings import GrowthSettings
 from esper.observatory.run_directory import CONFIG, PROFILE, RunDirectory
 from esper.simic.agent.rollout import VectorEnv
 from esper.simic.agent.saving import on
@@ -27,6 +28,7 @@ from esper.simic.training.workers import Cluster, growth_environments, worker_de
 from esper.tolaria.data.catalogue import data_root
 from esper.tolaria.data.shared import share
 from esper.tolaria.data.splits import DataSplits
+from esper.tolaria.engine.run import make_env
 from esper.tolaria.families import find_family
 from esper.tolaria.families.base import Family
 from esper.tolaria.fused.choice import choose_population
@@ -58,7 +60,9 @@ def choose_task(
         raise ConfigError("a family has a task of its own; leave out task")
     if family is None and config.validate_every is not None:
         raise ConfigError("validate_every needs a family, which has validation hosts; give one")
-    return (family.task if family else task or find_task(config.task)), family
+    if family is not None:
+        return family.task, family
+    return (task or find_task(config.task)).adjusted(config.slots, config.batch), None
 
 
 def choose_devices(
@@ -101,6 +105,8 @@ class PolicyTraining:
         hosts cannot be fused or the policy to start from is missing."""
         config = self.config
         recipe = recipe_of(config, self.task, self.data, self.family)
+        if config.slots is not None:
+            make_env(recipe, [0], GrowthSettings(1))  # raises ConfigError if one is not a slot
         count = env_batch_size(config, self.family)
         kind = choose_population(recipe, count, config.growth.population, self.devices[0])
         self.config = replace(config, growth=replace(config.growth, population=kind))

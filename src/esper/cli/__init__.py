@@ -7,6 +7,7 @@ from typing import Annotated, TextIO
 import typer
 
 from esper import __version__
+from esper.cli.ab_command import ab
 from esper.cli.doctor_command import doctor
 from esper.cli.evaluate_command import evaluate
 from esper.cli.grow_command import grow
@@ -17,7 +18,7 @@ from esper.cli.show_commands import blueprints, compare, data_get, data_list, qu
 from esper.cli.tracking import export_run
 from esper.cli.train_command import ppo
 from esper.cli.view_commands import explain, report, runs, serve, show, watch
-from esper.leyline.errors import EsperError, EsperWarning, shortened
+from esper.leyline.errors import EsperError, EsperWarning, shortened, visible
 
 app = typer.Typer(
     name="esper",
@@ -38,7 +39,7 @@ for command in (
     *(compare, query, tasks, blueprints, doctor),
 ):
     add_command(app, command)
-for train_command in (ppo, record, imitate, offline):
+for train_command in (ppo, ab, record, imitate, offline):
     add_command(train_app, train_command)
 add_command(data_app, data_list, "list")
 add_command(data_app, data_get, "get")
@@ -80,7 +81,7 @@ def main() -> None:
 
 
 def _fail(message: str) -> None:
-    print(f"esper: {message}", file=sys.stderr)
+    print(f"esper: {visible(' '.join(message.splitlines()))}", file=sys.stderr)
     sys.exit(2)
 
 
@@ -95,5 +96,5 @@ def _show_warning(
     """Warnings of Esper without the source line; all others as Python shows them."""
     text = warnings.formatwarning(message, category, filename, lineno, line)
     if issubclass(category, EsperWarning):
-        text = f"esper: {message}\n"
+        text = f"esper: {visible(str(message))}\n"
     print(text, end="", file=file or sys.stderr)

@@ -160,8 +160,8 @@ class Arms:
 HOST, CONTINUE, COOLED, SCRATCH = "trained host", "continue", "cooled", "best scratch"
 
 
-def rescue(arms: "Arms", plans: "RescuePlans", controller: "Controller") -> None:
-    """Train the host and every arm; after Ctrl-C only the finished arms are kept."""
+def rescue(arms: "Arms", plans: "RescuePlans", controller: "Controller") -> bool:
+    """Train the host and every arm; False after Ctrl-C, when only the finished arms are kept."""
     from esper.proof.arms import host_plan
 
     try:
@@ -178,6 +178,8 @@ def rescue(arms: "Arms", plans: "RescuePlans", controller: "Controller") -> None
         arms.forget_unfinished()
         if GROWN not in arms.trained:
             raise
+        return False
+    return True
 
 
 def _as_asked(arms: "Arms", plan: "Plan") -> "GrowthSettings":

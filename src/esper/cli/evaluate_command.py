@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from esper.cli.options import RAY, cluster_at, growth_options, option
-from esper.cli.printing import Output
+from esper.cli.printing import Output, advising, again
 from esper.cli.tracking import TRACK, check_track, open_tracker
 from esper.leyline import ConfigError
 from esper.leyline.constants import MOST_COUNT, MOST_KEY
@@ -131,7 +131,11 @@ def evaluate(output: Output, settings: EvaluateSettings) -> None:
         cluster_at(settings.ray) as workers,
         evaluation_folder(out, overwrite=settings.overwrite, resume=settings.resume),
     ):
-        with one_thread(), PhaseProgress(output.progress) as bar:
+        with (
+            advising(output, f"continue with {again('--resume')}"),
+            one_thread(),
+            PhaseProgress(output.progress) as bar,
+        ):
             report = run_evaluation(
                 task,
                 data,
@@ -150,6 +154,8 @@ def evaluate(output: Output, settings: EvaluateSettings) -> None:
         if settings.track is not None:
             (log,) = read_logs(out)
             open_tracker(settings.track, out, log.name, log.config).write(log)
+        if len(found["keys"]) < found["keys_wanted"]:
+            output.note(f"stopped before the end; continue with {again('--resume')}", whole=True)
 
 
 def _arms(settings: EvaluateSettings) -> tuple[str, ...]:

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from esper.cli.arms import CONTINUE, COOLED, HOST, SCRATCH, Arms, rescue
-from esper.cli.options import growth_options, option
-from esper.cli.printing import Output
+from esper.cli.options import BATCH, SLOTS, growth_options, option
+from esper.cli.printing import Output, advising, again
 from esper.cli.tracking import TRACK, check_track
 from esper.leyline import ConfigError
-from esper.leyline.constants import MOST_KEY
+from esper.leyline.constants import MOST_COUNT, MOST_KEY
 from esper.leyline.growth_settings import GrowthSettings
 from esper.leyline.settings import read_toml
 
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
     from esper.tamiyo.situation import Controller
     from esper.tolaria.tasks.base import Task
+
+
+EXTRA = 0.3
 
 
 @dataclass(frozen=True)
@@ -37,10 +40,14 @@ class GrowSettings:
     )
     overwrite: bool = option(False, "Replace a run that is already there.")
     resume: bool = option(False, "Continue a run of the same command that was stopped or killed.")
-    extra: float = option(
-        0.3, "With --start trained: compute to spend, as a fraction of the host's training."
+    extra: float | None = option(
+        None,
+        "With --start trained: compute to spend, as a fraction of the host's training. "
+        f"Default: {EXTRA}.",
     )
     compare: bool = option(True, "Also train the host alone, and the grown topology from scratch.")
+    slots: str | None = option(None, SLOTS)
+    batch: int | None = option(None, BATCH, min=1, max=MOST_COUNT)
     settings: str | None = option(None, "TOML file with growth settings; flags override it.")
     track: str | None = option(None, TRACK)
     growth: Mapping[str, Any] = growth_options(without=("insured", "progress", "population"))
@@ -79,32 +86,39 @@ def grow(output: Output, settings: GrowSettings) -> None:
     from esper.tolaria.engine.run import make_env
     from esper.tolaria.tasks import find_task
 
-    _check_extra(settings.extra)
-    task = find_task(settings.task)
+    if settings.resume and settings.overwrite:
+        raise ConfigError("--resume and --overwrite exclude each other; give one of them")
+    task = find_task(settings.task).adjusted(settings.slots, settings.batch)
     controller = find_controller(settings.controller, len(task.slots), default_catalogue())
     given = {} if settings.settings is None else read_toml(Path(settings.settings))
     growth = GrowthSettings(task.steps, schedule=task.schedule)
     growth = growth.updated({**given, **settings.growth})
     if growth.batches_per_epoch is not None:
         task = replace(task, batches_per_epoch=growth.batches_per_epoch)
+    settings = replace(settings, extra=_extra(settings.extra, growth.trained))
     check_track(settings.track)
     data = task.load(data_root())
     fresh = replace(growth, start="fresh")
     check_script(controller, make_env(task.recipe(data), [0], fresh).population.template)
     warn_if_out_of_domain(controller, task.name, growth.start)
     steps = growth.steps or task.steps
-    plans = RescuePlans(task, data, steps, settings.extra) if growth.trained else None
+    plans = None if settings.extra is None else RescuePlans(task, data, steps, settings.extra)
+    go_on = f"continue with {again('--resume')}"
     with one_thread(), Arms(output, settings, data, growth, began) as arms:
-        if plans is not None:
-            rescue(arms, plans, controller)
-        else:
-            _grow_fresh(arms, task, controller)
+        with advising(output, go_on):
+            if plans is not None:
+                complete = rescue(arms, plans, controller)
+            else:
+                complete = _grow_fresh(arms, task, controller)
         _conclude(arms, task)
     # After the lock is released, or the report would say that the run is still running.
     output.note(f"report   {write_report(settings.folder)}", whole=True)
+    if not complete:
+        output.note(f"stopped before the end; {go_on}", whole=True)
 
 
-def _grow_fresh(arms: Arms, task: "Task", controller: "Controller") -> None:
+def _grow_fresh(arms: Arms, task: "Task", controller: "Controller") -> bool:
+    """Train the arms; False if Ctrl-C has ended one of them."""
     from esper.proof.arms import Plan
     from esper.tamiyo.controllers.static import StaticController
 
@@ -115,13 +129,20 @@ def _grow_fresh(arms: Arms, task: "Task", controller: "Controller") -> None:
         if grown.topology:
             found = replace(growth, topology=grown.topology)
             arms.play("from scratch", Plan(task, static, found))
+    return all(each.outcome.ended != "interrupted" for each in arms.trained.values())
 
 
-def _check_extra(extra: float) -> None:
+def _extra(extra: float | None, trained: bool) -> float | None:
+    """The extra compute of a trained host; None for a fresh one."""
+    if not trained and extra is not None:
+        raise ConfigError("--extra is for trained hosts; leave it out, or give --start trained")
+    if extra is None:
+        return EXTRA if trained else None
     if not 0.0 < extra <= 100.0:
         raise ConfigError(
             f"extra must be a fraction of the host's training above 0, such as 0.3; got {extra}"
         )
+    return extra
 
 
 def _conclude(arms: "Arms", task: "Task") -> None:

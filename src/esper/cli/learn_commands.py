@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from esper.cli.options import option
-from esper.cli.printing import Output
+from esper.cli.printing import Output, advising, again
 from esper.leyline.constants import MOST_COUNT, MOST_ENVS, MOST_KEY
 
 if TYPE_CHECKING:
@@ -132,7 +132,8 @@ def _run(
 
     hosts = (settings.family or settings.task).replace(":", "-")
     out = settings.out or f"runs/{name}-{hosts}-{settings.key}"  # type: ignore[union-attr]
-    with PhaseProgress(output.progress) as bar:
+    advice = f"nothing can be resumed; start again with {again('--overwrite')}"
+    with advising(output, advice), PhaseProgress(output.progress) as bar:
         episodes, report = run(bar.show, **{**asdict(settings), "out": out})
     steps, mean_return = int(episodes.lengths.sum()), float(episodes.returns.mean())
     output.say(f"{len(episodes)} episodes, {steps} steps, mean return {mean_return:+.4f}.")

@@ -9,7 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 import typer
 
 from esper.cli.printing import FLAGS, Output
+from esper.leyline.errors import ConfigError
 from esper.leyline.growth_settings import user_settings
+
+# Options that are paths. An empty one would be the current folder.
+PATHS = ("out", "config", "settings", "resume", "warm_start", "run", "runs", "folder", "episodes")
 
 if TYPE_CHECKING:
     from esper.ray import Cluster
@@ -82,6 +86,9 @@ def as_command(run: Callable[..., None]) -> Callable[..., None]:
         flags, growth = _settings_flags(settings)
 
     def command(**values: Any) -> None:
+        for name in PATHS:
+            if "" in (given if isinstance(given := values.get(name), list) else [given]):
+                raise ConfigError(f"{name} is empty; give a path")
         first = [Output(*(values.pop(name) for name in FLAGS))] if prints else []
         for name, own in growth.items():
             found = {dotted: values.pop(flag.name) for dotted, flag in own.items()}
@@ -106,6 +113,11 @@ def add_command(app: typer.Typer, run: Callable[..., None], name: str | None = N
     app.command(name or run.__name__.replace("_", "-"))(as_command(run))
 
 
+SLOTS = (
+    "Modules of the host after which it can grow, separated by commas, such as "
+    "blocks.0,blocks.2. Default: the task's."
+)
+BATCH = "Examples in a batch of training. Default: the task's."
 RAY = (
     "Train hosts on the Ray cluster at this address. auto: the cluster that runs on this machine; "
     "local: one that is started for this command. Changes only the speed."

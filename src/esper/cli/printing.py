@@ -2,7 +2,10 @@
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+import shlex
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -26,11 +29,11 @@ class Output:
     """
 
     def __init__(self, quiet: bool, as_json: bool) -> None:
-        from rich.console import Console
+        from esper.observatory.terminal import SafeConsole
 
         self.quiet, self.as_json = quiet, as_json
-        self.progress = Console(stderr=as_json, quiet=quiet)
-        self.result = Console(quiet=as_json)
+        self.progress: Console = SafeConsole(stderr=as_json, quiet=quiet)
+        self.result: Console = SafeConsole(quiet=as_json)
 
     def say(self, text: str, *, whole: bool = False) -> None:
         """Print text of the result; a `whole` line is not wrapped, so that it can be copied."""
@@ -45,6 +48,22 @@ class Output:
         JSON does not have, such as dates, are strings."""
         if self.as_json:
             print(json.dumps(_finite(result), allow_nan=False, default=str))
+
+
+def again(flag: str) -> str:
+    """The command that was given, with --resume or --overwrite."""
+    words = [word for word in sys.argv[1:] if word not in ("--resume", "--overwrite")]
+    return shlex.join(["esper", *words, flag])
+
+
+@contextmanager
+def advising(output: Output, advice: str) -> Iterator[None]:
+    """Says how to go on when Ctrl-C ends the block."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        output.note(f"stopped; {advice}", whole=True)
+        raise
 
 
 def _finite(value: Any) -> Any:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from esper.cli.options import RAY, cluster_at, growth_options, option
+from esper.cli.options import BATCH, RAY, SLOTS, cluster_at, growth_options, option
 from esper.cli.printing import Output
 from esper.cli.tracking import TRACK, check_track, open_tracker
 from esper.leyline.constants import MOST_COUNT, MOST_KEY
@@ -47,6 +47,8 @@ class PPOSettings:
     group: int | None = setting(
         "group", "Environments with the same host and data; default 1, for a family 8.", min=1
     )
+    slots: str | None = setting("slots", SLOTS)
+    batch: int | None = setting("batch", BATCH, min=1, max=MOST_COUNT)
     key: int | None = setting(
         "key", "Random seed: the same key gives the same run; default 0.", min=0, max=MOST_KEY
     )
@@ -70,9 +72,6 @@ class PPOSettings:
     reward: str | None = setting(
         "reward_mode", "Reward mode; default objective. docs/rewards.md lists them."
     )
-    ab_reward: str | None = setting(
-        "ab_reward_mode", "Reward mode of the second half of the environments."
-    )
     validate_every: int | None = setting(
         "validate_every",
         "Evaluate the policy on the family's validation hosts every so many rounds; the best one "
@@ -95,11 +94,15 @@ class PPOSettings:
     growth: Mapping[str, Any] = growth_options(without=NOT_FOR_TRAINING)
 
     def given(self) -> dict[str, Any]:
-        """The settings that were given as flags, by dotted name."""
-        flags = {f.metadata["setting"]: f.name for f in fields(self) if "setting" in f.metadata}
-        values = {name: getattr(self, flag) for name, flag in flags.items()}
-        own = {f"growth.{name}": value for name, value in self.growth.items()}
-        return own | {name: value for name, value in values.items() if value is not None}
+        return given_settings(self)
+
+
+def given_settings(flags: Any) -> dict[str, Any]:
+    """The settings of a training run that were given as flags, by dotted name."""
+    named = {f.metadata["setting"]: f.name for f in fields(flags) if "setting" in f.metadata}
+    values = {name: getattr(flags, flag) for name, flag in named.items()}
+    own = {f"growth.{name}": value for name, value in flags.growth.items()}
+    return own | {name: value for name, value in values.items() if value is not None}
 
 
 def ppo(output: Output, settings: PPOSettings) -> None:
@@ -136,7 +139,7 @@ def ppo(output: Output, settings: PPOSettings) -> None:
         _refuse_changes(settings)
         out = Path(settings.resume)
         config = config_of(out, settings.rounds)
-    workers = _workers(settings.workers)
+    workers = chosen_workers(settings.workers)
     if settings.ray is not None and settings.device is not None:
         raise ConfigError("--ray uses the CPUs of the cluster; leave out --device")
     check_track(settings.track)
@@ -186,7 +189,7 @@ def ppo(output: Output, settings: PPOSettings) -> None:
     output.json({"out": str(out), **rounds, "best": found, **scores})
 
 
-def _workers(given: str | None) -> Workers:
+def chosen_workers(given: str | None) -> Workers:
     from esper.leyline import ConfigError
 
     if given is None or given == "auto":
@@ -208,6 +211,7 @@ class Interrupts:
         self.console, self.count = console, 0
 
     def __enter__(self) -> "Interrupts":
+        # SIGTERM calls the same handler.
         self.before = signal.signal(signal.SIGINT, self._note)
         return self
 
@@ -232,6 +236,8 @@ def _refuse_changes(settings: PPOSettings) -> None:
     from esper.leyline import ConfigError
 
     given = [*settings.given(), *(n for n in ("config", "out") if getattr(settings, n) is not None)]
+    if settings.overwrite:
+        raise ConfigError("--resume and --overwrite exclude each other; give one of them")
     changed = [name for name in given if name != "rounds"]
     if changed:
         raise ConfigError(f"--resume uses the settings of the run; leave out {', '.join(changed)}")

@@ -66,7 +66,7 @@ class ServeSettings:
     folder: str = field(
         default="runs", metadata={"option": typer.Argument(help="The folder that holds the runs.")}
     )
-    port: int = option(8642, "The port; 0 takes any free one.", min=0)
+    port: int = option(8642, "The port; 0 takes any free one.", min=0, max=65_535)
     host: str = option(
         "127.0.0.1",
         "The address; any other than this makes the page public, protected by a printed token.",

@@ -20,12 +20,13 @@ from torch import fx, nn
 
 from esper.growth.compiled import original, without_graphs
 from esper.growth.devices import devices_of, input_device, on_device
+from esper.growth.generators import keyed
 from esper.growth.grown_module import GrownModule
 from esper.growth.hooks import copy_without_esper
 from esper.growth.nested import tensors_in
 from esper.growth.outputs import TOOLS, TensorLocation, locate_in_output, locate_in_slot
 from esper.growth.seed_slot import SeedSlot
-from esper.growth.sites import call_model, evaluating
+from esper.growth.sites import MISFITS, call_model, evaluating, explaining
 from esper.leyline import IS_BLENDED, ExportError
 
 log = logging.getLogger("esper")
@@ -46,14 +47,21 @@ def export(network: GrownModule, example: Any) -> nn.Module:
     """
     example = on_device(example, input_device(network.host))
     acting = [copy.deepcopy(slot) for _, slot in network.each_slot() if IS_BLENDED[slot.stage]]
-    plain = copy_without_esper(network.host)
+    try:
+        plain = copy_without_esper(network.host)
+    except MISFITS as error:
+        raise ExportError(
+            f"{type(network.host).__name__} cannot be copied ({error}); remove what cannot be "
+            "copied from its attributes"
+        ) from error
     if acting:
-        _Exporter(plain, network, example).add(acting)
+        with explaining("the model fails on the example"):
+            _Exporter(plain, network, example).add(acting)
     difference = largest_difference(network, plain, example)
     if not difference <= TOLERANCE:
         raise ExportError(
             f"the exported module differs from the live one by {difference:.2g} on the example; "
-            "does the model draw random numbers in evaluation mode?"
+            "does its output depend on earlier calls, or on random numbers that are not torch's?"
         )
     log.info("the exported module equals the live one (largest difference %.2g)", difference)
     return plain
@@ -61,12 +69,13 @@ def export(network: GrownModule, example: Any) -> nn.Module:
 
 def largest_difference(one: nn.Module, other: nn.Module, example: Any) -> float:
     """Largest absolute difference of all outputs, both in evaluation mode; NaN if one has NaN."""
-    with evaluating(one), evaluating(other), without_graphs():
-        pairs = zip(
-            tensors_in(call_model(one, example)),
-            tensors_in(call_model(other, example)),
-            strict=True,
-        )
+    outputs = []
+    with explaining("the model fails on the example"), without_graphs():
+        for network in (one, other):
+            # Some models draw random numbers in evaluation, too.
+            with evaluating(network), keyed(0, devices_of(network)):
+                outputs.append(list(tensors_in(call_model(network, example))))
+        pairs = zip(*outputs, strict=True)
         # On the CPU: MPS has no float64.
         gaps = [(a.cpu().double() - b.cpu().double()).abs().max() for a, b in pairs]
     return float(torch.stack(gaps).max())

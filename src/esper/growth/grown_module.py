@@ -23,7 +23,8 @@ from esper.growth.generators import keyed
 from esper.growth.hooks import GROWING, SEEDS_SAVED, has_flag, hooks_of_esper
 from esper.growth.lifecycle import GATED
 from esper.growth.seed_slot import BlendValve, SeedSlot, make_valve
-from esper.growth.sites import Layouts, SlotChoice, choose_slots, evaluating, inspect_model
+from esper.growth.sites import Layouts, SlotChoice, evaluating, inspect_model
+from esper.growth.slot_choice import choose_slots
 from esper.leyline import (
     ConfigError,
     EsperWarning,
@@ -111,7 +112,7 @@ class GrownModule(nn.Module):
                 plain, slots, found.slots, causal=found.causal if causal is None else causal
             ),
             found.output,
-            catalogue or default_catalogue(),
+            default_catalogue() if catalogue is None else catalogue,
             found.macs,
         )
 
@@ -194,12 +195,16 @@ class GrownModule(nn.Module):
         return seed, valve
 
     def _like(self, index: int, kind: str) -> Tensor:
-        """A tensor of the host's type on the device where a seed of that kind reads."""
-        like, site = next(self.host.parameters(), torch.empty(0)), self.sites[index]
-        if len(devices_of(self.host)) < 2:
-            return like
+        """A tensor of the type and device of seeds of that kind: those of the layer that they act
+        on, if it has parameters, else of the host."""
+        site = self.sites[index]
         widening = site.widening if kind == "bypass" else None
         name = site.module if widening is None else widening.first.module
+        layer = self.host.get_submodule(name)
+        known = (p for part in (layer, self.host) for p in part.parameters())
+        like = next((p for p in known if p.is_floating_point()), torch.empty(0))
+        if len(devices_of(self.host)) < 2:
+            return like
         return torch.empty(0, device=self._device_at(name), dtype=like.dtype)
 
     def _device_at(self, name: str) -> torch.device:
@@ -267,11 +272,12 @@ class GrownModule(nn.Module):
             if self.output.per_position:
                 expected = torch.Size((2, site.shape[0], self.output.outputs))
         with evaluating(seed):
-            shape = seed(features).shape
-        if shape != expected:
+            found = seed(features)
+        shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        if shape != tuple(expected):
             raise ConfigError(
                 f"blueprint {spec.name!r} must return shape {tuple(expected)} in slot "
-                f"{site.slot_id}, but returned {tuple(shape)}"
+                f"{site.slot_id}, but returned {shape}"
             )
 
     def remove(self, index: int) -> None:

@@ -3,10 +3,9 @@
 The model is not rewritten: forward hooks record the pass.
 """
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -27,13 +26,19 @@ from esper.growth.layouts import (
 )
 from esper.growth.nested import tensors_in
 from esper.growth.outputs import locate_in_output, locate_in_slot
-from esper.leyline import ConfigError, InjectionSpec, Widening, format_slot_id
+from esper.leyline import ConfigError, EsperError, Widening
 
 SlotChoice = Sequence[str] | str | Callable[[str, nn.Module], bool]
 Layouts = Mapping[str, str]
 # The outputs of a module's calls.
 Outputs = list[tuple[Tensor, Dims]]
-_UNKNOWN = "?"
+UNKNOWN = "?"
+MOST_REASON = 200  # characters of another library's message
+# What code raises for inputs that do not fit; other exceptions are defects and are not caught.
+MISFITS = (
+    *(RuntimeError, TypeError, ValueError, LookupError, AttributeError),
+    *(ArithmeticError, AssertionError),
+)
 
 
 @dataclass(frozen=True)
@@ -58,7 +63,14 @@ class SlotInfo:
 
 
 class SlotListing(list[SlotInfo]):
-    """A list of SlotInfo that prints as a table."""
+    """A list of SlotInfo that prints as a table. `refused` has the reasons of modules that cannot
+    be slots for a cause that the user can remove, by name; `final` are the names of modules whose
+    output is the model's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.refused: dict[str, str] = {}
+        self.final: set[str] = set()
 
     def __repr__(self) -> str:
         head = ("name", "module", "shape", "layout", "fits", "params", "multiply-adds", "calls")
@@ -68,10 +80,16 @@ class SlotListing(list[SlotInfo]):
             for numbers in [(f"{s.params:,}", f"{s.macs:,}", str(s.calls))]
         ]
         widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
-        return "\n".join(
+        lines = [
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
             for row in [head, *rows]
-        )
+        ]
+        # A reason is shown once, with the outermost modules that it holds for.
+        outer = [n for n in self.refused if n.rpartition(".")[0] not in self.refused]
+        for reason in dict.fromkeys(self.refused.values()):
+            names = ", ".join(name for name in outer if self.refused[name] == reason)
+            lines.append(f"no slots: {names}: {reason}")
+        return "\n".join(lines)
 
     __str__ = __repr__
 
@@ -124,6 +142,19 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = True
 
 
+@contextmanager
+def explaining(what: str) -> Iterator[None]:
+    """Raises ConfigError, "WHAT: the reason", for an error in a user's code."""
+    try:
+        yield
+    except EsperError:
+        raise
+    except MISFITS as error:
+        # Torch explains some errors on many lines.
+        reason = " ".join(str(error).split("\n")[0].split())[:MOST_REASON]
+        raise ConfigError(f"{what}: {reason or type(error).__name__}") from error
+
+
 def batch_size(inputs: Any) -> int:
     """Length of the first dimension of the first tensor in a model's input."""
     for tensor in tensors_in(inputs):
@@ -139,18 +170,35 @@ class _ForwardRecorder:
     tracker: DimsTracker
     dataflow: DataflowTracer
     outputs: dict[nn.Module, Outputs] = field(default_factory=dict)
+    refused: dict[nn.Module, str] = field(default_factory=dict)
     causal: bool = False
 
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
         self.causal |= kwargs.get("is_causal") is True
         self.dataflow.record_call(module, args, output)
+        if isinstance(module, nn.TransformerEncoder) and _packs_padding(module, args, kwargs):
+            reason = NESTED.format(type(module).__name__)
+            self.refused |= {each: reason for each in module.modules() if each is not module}
         location = locate_in_slot(output)
-        if location is not None:
-            features = location.get(output)
+        features = None if location is None else location.get(output)
+        if features is not None and features.layout == torch.strided and not features.is_nested:
             read = args[0] if args else next(iter(kwargs.values()), None)
             dims = dims_of_output(module, read, features, self.tracker)
             self.tracker[features] = dims
             self.outputs.setdefault(module, []).append((features, dims))
+
+
+NESTED = (
+    "{} passes nested tensors to its layers in evaluation, because it gets a padding mask, and "
+    "most seeds cannot read those; make it with enable_nested_tensor=False"
+)
+
+
+def _packs_padding(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether an encoder of torch drops padded positions in evaluation. In the recorded pass it
+    does not, because hooks on operations switch that off."""
+    mask = args[2] if len(args) > 2 else kwargs.get("src_key_padding_mask")
+    return mask is not None and bool(getattr(module, "use_nested_tensor", False))
 
 
 def inspect_model(model: nn.Module, example: Any, layout: Layouts | None = None) -> ModelInspection:
@@ -160,7 +208,15 @@ def inspect_model(model: nn.Module, example: Any, layout: Layouts | None = None)
     `layout` gives layouts by module name where they are unknown. Raises ConfigError if the model
     cannot run on the example, and for an impossible layout.
     """
-    batch, example = batch_size(example), on_device(example, input_device(model))
+    batch = batch_size(example)
+    if batch == 0:
+        raise ConfigError("the example is empty; give an input of at least one")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ConfigError(
+            f"{type(model).__name__} is compiled by torch.jit, where no seed can act; give the "
+            "model that it was made from"
+        )
+    example = on_device(example, input_device(model))
     tracker, dataflow, attention = DimsTracker(), DataflowTracer(), CausalAttentionDetector()
     recorder = _ForwardRecorder(tracker, dataflow)
     for tensor in tensors_in(example):
@@ -176,7 +232,7 @@ def inspect_model(model: nn.Module, example: Any, layout: Layouts | None = None)
     try:
         with evaluating(model), without_graphs(), counter, tracker, dataflow, attention:
             output = call_model(model, example)
-    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+    except MISFITS as error:
         raise ConfigError(
             f"{type(model).__name__} does not run on the example ({error}); "
             "give one input as the training loader yields it"
@@ -194,22 +250,27 @@ def inspect_model(model: nn.Module, example: Any, layout: Layouts | None = None)
         # A copy of a GraphModule loses its hooks.
         if found is None or isinstance(module, fx.GraphModule):
             continue
+        if module in recorder.refused:
+            listing.refused[name] = recorder.refused[module]
+            continue
         macs = sum(flops.get(f"{type(model).__name__}.{name}", {}).values()) // 2 // batch
         shape = list(outputs[module][0][0].shape)
-        del shape[found.index("B") if found != _UNKNOWN else 0]
+        del shape[found.index("B") if found != UNKNOWN else 0]
         listing.append(
             SlotInfo(
                 name=name,
                 module=type(module).__name__,
                 shape=tuple(shape),
                 layout=found,
-                topology=TOPOLOGY_OF_LAYOUT.get(found, _UNKNOWN),
+                topology=TOPOLOGY_OF_LAYOUT.get(found, UNKNOWN),
                 params=sum(p.numel() for p in module.parameters()),
                 macs=macs,
                 calls=len(outputs[module]),
                 widening=dataflow.find_widening(module, names, batch),
             )
         )
+    answers = {id(tensor) for tensor in tensors_in(output)}
+    listing.final = {names[m] for m, seen in outputs.items() if id(seen[-1][0]) in answers}
     order = {module: i for i, module in enumerate(outputs)}
     listing.sort(key=lambda slot: order[model.get_submodule(slot.name)])
     return ModelInspection(
@@ -225,7 +286,7 @@ def _check_layouts(
 ) -> Layouts:
     modules = dict(model.named_modules())
     for name, letters in layout.items():
-        if letters not in TOPOLOGY_OF_LAYOUT:
+        if not isinstance(letters, str) or letters not in TOPOLOGY_OF_LAYOUT:
             raise ConfigError(
                 f"layout {letters!r} of {name!r} must be one of {', '.join(TOPOLOGY_OF_LAYOUT)}"
             )
@@ -261,7 +322,7 @@ def _slot_layout(outputs: Outputs, given: str | None, batch: int, name: str) -> 
     layout = found.pop() if len(found) == 1 else None
     if layout is not None:
         return layout if shape[layout.index("B")] == batch else None
-    return _UNKNOWN if 3 <= rank <= 5 and batch in shape[:2] else None
+    return UNKNOWN if 3 <= rank <= 5 and batch in shape[:2] else None
 
 
 def _output_spec(output: Any, batch: int, tracker: DimsTracker) -> OutputSpec | None:
@@ -290,87 +351,3 @@ def list_slots(model: nn.Module, example: Any, layout: Layouts | None = None) ->
     `layout` gives the layouts of outputs by module name, where the table has a "?".
     """
     return inspect_model(original(inner(model)), example, layout).slots
-
-
-def choose_slots(
-    model: nn.Module, slots: SlotChoice, found: SlotListing, *, causal: bool = False
-) -> list[InjectionSpec]:
-    """The chosen slots in order of use, as r0c0, r0c1, ...
-
-    `slots` is a list of module names or of their last components (`conv2` for every `....conv2`,
-    unless a module has exactly that name), one regular expression that matches whole names, or a
-    predicate `(name, module) -> bool`. Raises ConfigError for a name that cannot be a slot.
-    """
-    if isinstance(slots, str):
-        try:
-            pattern = re.compile(slots)
-        except re.error as error:
-            raise ConfigError(f"slots={slots!r} is not a regular expression: {error}") from error
-        chosen = [slot for slot in found if pattern.fullmatch(slot.name)]
-    elif callable(slots):
-        chosen = [slot for slot in found if slots(slot.name, model.get_submodule(slot.name))]
-    else:
-        names = {name for entry in slots for name in _matching(model, entry, found)}
-        chosen = [slot for slot in found if slot.name in names]
-    if not chosen:
-        raise ConfigError(
-            f"slots={slots!r} matches no slot; esper.list_slots(model, example) lists all slots"
-        )
-    for slot in chosen:
-        rank = len(slot.shape) + 1
-        if slot.layout == _UNKNOWN:
-            fitting = [repr(layout) for layout in TOPOLOGY_OF_LAYOUT if len(layout) == rank]
-            raise ConfigError(
-                f"module {slot.name!r} ({slot.module}) cannot be a slot yet: which of its {rank} "
-                "dimensions are batch and channels is unknown; give "
-                f"layout={{{slot.name!r}: ...}}, one of {', '.join(fitting)}"
-            )
-    return [_site(slot, i, len(chosen), causal=causal) for i, slot in enumerate(chosen)]
-
-
-def _site(slot: SlotInfo, index: int, count: int, *, causal: bool) -> InjectionSpec:
-    # Seeds for a length (cnn1d) use both neighbours; those for sequences can be causal.
-    topology = "transformer" if causal and slot.topology == "cnn1d" else slot.topology
-    widening = slot.widening
-    # The valve of a gated blend averages the input of a convolution over all positions.
-    if causal and widening is not None and widening.first.kind != "Linear":
-        widening = None
-    spec = InjectionSpec(
-        slot_id=format_slot_id(0, index),
-        channels=slot.shape[slot.layout.replace("B", "").index("C")],
-        position=(index + 1) / count,
-        module=slot.name,
-        topology=topology,
-        shape=slot.shape,
-        calls=slot.calls,
-        layout=slot.layout,
-        causal=causal,
-        widening=widening,
-        macs=slot.macs,
-    )
-    if not spec.reading:
-        return spec
-    sizes = dict(zip(slot.layout.replace("B", ""), slot.shape, strict=True))
-    letters = [slot.layout[i] for i in spec.reading if slot.layout[i] != "B"]
-    return replace(spec, shape=tuple(sizes[letter] for letter in letters))
-
-
-def _matching(model: nn.Module, entry: str, found: SlotListing) -> list[str]:
-    """The module with that name, else all whose names end with it."""
-    if not isinstance(entry, str):
-        raise ConfigError(f"slots must be names of modules, got {entry!r}")
-    modules = [name for name, _ in model.named_modules()]
-    meant = [entry] if entry in modules else [n for n in modules if n.endswith(f".{entry}")]
-    if not meant:
-        raise ConfigError(
-            f"{type(model).__name__} has no module {entry!r}; "
-            "esper.list_slots(model, example) lists the modules where it can grow"
-        )
-    usable = {slot.name for slot in found}.intersection(meant)
-    if not usable:
-        raise ConfigError(
-            f"module {meant[0]!r} cannot be a slot: its output must be (or contain, as its first "
-            "or only one) a float tensor of 2 to 5 dimensions, including the batch of the model's "
-            "input, with the same shape at every call; packed sequences and GraphModules cannot"
-        )
-    return sorted(usable)

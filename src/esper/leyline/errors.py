@@ -1,6 +1,22 @@
 """Exceptions and warnings. Every message is one sentence with the cause and the cure."""
 
+import unicodedata
+
+# Unicode categories that terminals and browsers interpret, or that are invisible.
+UNSAFE = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
 SHOWN = 60  # characters of a wrong name or value
+
+
+def visible(text: str, keep: str = "") -> str:
+    """The same text with control characters and direction marks as `\\u001b`, except `keep`."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(
+        f"\\u{ord(letter):04x}"
+        if unicodedata.category(letter) in UNSAFE and letter not in keep
+        else letter
+        for letter in text
+    )
 
 
 def shortened(text: str) -> str:

@@ -4,7 +4,6 @@ To add a setting, add a field with `setting(...)` to `GrowthSettings`, `Budget` 
 The command line, TOML files, the record of a run and the documentation read the fields.
 """
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from typing import Any, Literal, get_args, get_type_hints
@@ -78,11 +77,10 @@ class Budget:
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise ConfigError(f"budget {name} must be a number, got {value!r}")
             if not value >= 1.0:
-                raise ConfigError(
-                    f"budget {name}={value} is below the host itself; give 1.0 or more"
-                )
-            if not math.isfinite(value):
-                raise ConfigError(f"budget {name}={value} is no cap; leave it out instead")
+                raise ConfigError(f"budget {name} is below the host itself; give 1.0 or more")
+            # Compared as it is: a large int has no float.
+            if value > c.MOST_COUNT * c.MOST_COUNT:
+                raise ConfigError(f"budget {name} is so large that it is no cap; leave it out")
 
     def left_for_seeds(self, host_params: int, host_macs: int) -> tuple[int | None, int | None]:
         """Parameters and multiply-adds that may be added to a host. Raises ConfigError if the host
@@ -182,8 +180,17 @@ class GrowthSettings:
         c.MIN_FOSSILIZE_CONTRIBUTION,
         "Least contribution of a seed to be kept, in units of the score's noise.",
     )
-    insured: bool = setting(
-        False, "Also train the network without growth, and keep the better one on validation."
+    audit_every: int | None = setting(
+        None,
+        "Epochs after which a kept seed may be removed, and between such audits of its "
+        "contribution; a removal that costs score is undone. Default: kept for good.",
+        least=1,
+        most=c.MOST_COUNT,
+    )
+    insured: bool | None = setting(
+        None,
+        "Also train the network without growth, and keep the better one on validation. Default: "
+        "only where that costs less than a tenth of the run.",
     )
     precision: Precision | None = setting(
         None,

@@ -6,13 +6,13 @@ card.toml            for readers: training data, evaluation, limits
 
 import json
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from esper.leyline.errors import ConfigError, shortened
+from esper.leyline.limits import parse_toml, read_text
 
 CARD, WEIGHTS = "card.toml", "policy.safetensors"
 UNMEASURED = "unmeasured"
@@ -30,6 +30,7 @@ class PolicyCard:
     evaluated   data, baselines and results
     fails       where it is no better than a rule
     parameters  of its network
+    sha256      checksum of its weights; written with them
     default     `pretrained` means this policy
     settings    of its training run, by dotted name
     """
@@ -40,6 +41,7 @@ class PolicyCard:
     evaluated: str
     fails: str
     parameters: int
+    sha256: str = ""
     default: bool = False
     settings: Mapping[str, Any] = field(default_factory=dict)
 
@@ -87,11 +89,12 @@ def check_policy_name(name: str) -> None:
 def read_card(folder: Path) -> PolicyCard:
     """Raises ConfigError if the folder has no card or it is incomplete."""
     path = folder / CARD
+    if not path.exists():
+        raise ConfigError(f"{folder} is not a policy: it has no {CARD}")
+    text = read_text(path)
     try:
-        found = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"{folder} is not a policy: it has no {CARD}") from None
-    except (OSError, ValueError) as error:
+        found = parse_toml(text)
+    except ValueError as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
     for item in fields(PolicyCard):
         wanted = {"parameters": int, "default": bool, "settings": dict}.get(item.name, str)

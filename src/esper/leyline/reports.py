@@ -71,11 +71,12 @@ class SeedStateReport:
 @dataclass(frozen=True)
 class TwinReport:
     """Insurance: the result of the same network without growth, and which of them was `kept`,
-    "grown" or "twin"."""
+    "grown" or "twin". `gain` is the score of the grown one above the twin's."""
 
     val_score: float | None
     train_macs: int
     kept: str
+    gain: float | None = None
 
 
 @dataclass(frozen=True)

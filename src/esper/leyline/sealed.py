@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from esper.leyline.errors import ConfigError
+from esper.leyline.limits import MAX_JSON, parse_json, read_bytes
 
 MANIFEST = "manifest.json"
 _UNFINISHED = "unfinished-"
@@ -46,24 +47,32 @@ def write_sealed(final: Path, contents: Mapping[str, bytes], version: int) -> No
 
 
 def read_sealed(
-    path: Path, names: Sequence[str], version: int, within: Path | None = None
+    path: Path,
+    names: Sequence[str],
+    version: int,
+    within: Path | None = None,
+    oldest: int | None = None,
 ) -> dict[str, bytes]:
-    """The files of a folder inside `within`; raises ConfigError if they are damaged, outside, or of
-    another format."""
-    contents = {name: _read(path, name, within or path) for name in (MANIFEST, *names)}
-    manifest = from_json(path / MANIFEST, contents.pop(MANIFEST))
+    """The files of a folder inside `within`, with its manifest. Raises ConfigError if they are
+    damaged, outside, or of another format: newer than `version`, or older than `oldest` (by default
+    `version`)."""
+    raw = _read(path, MANIFEST, within or path, MAX_JSON)
+    manifest, contents = from_json(path / MANIFEST, raw), {MANIFEST: raw}
     found = manifest.get("format")
     if not isinstance(found, int) or found < 1:
         raise DamagedCheckpointError(f"{path} is not a checkpoint: its format is {found!r}")
-    if found != version:
+    if not (oldest or version) <= found <= version:
         age = "a newer" if found > version else "an older"
         raise ConfigError(
             f"{path} has format {found}, this program reads {version}; use {age} version of esper"
         )
     sums = manifest.get("sha256")
-    for name, data in contents.items():
-        if not isinstance(sums, dict) or sums.get(name) != hashlib.sha256(data).hexdigest():
+    for name in names:
+        # Before it is read, so that a damaged file cannot fill the memory.
+        found = _checksum(path, name, within or path)
+        if not isinstance(sums, dict) or sums.get(name) != found:
             raise DamagedCheckpointError(f"{path / name} is damaged: its checksum is wrong")
+        contents[name] = _read(path, name, within or path)
     return contents
 
 
@@ -96,22 +105,33 @@ def to_json(value: Mapping[str, Any]) -> bytes:
 
 def from_json(file: Path, data: bytes) -> dict[str, Any]:
     try:
-        value = json.loads(data)
-    except (ValueError, RecursionError) as error:
+        value = parse_json(data)
+    except ValueError as error:
         raise DamagedCheckpointError(f"{file} is damaged: {error}") from error
     if not isinstance(value, dict):
         raise DamagedCheckpointError(f"{file} is damaged: it is not an object")
     return value
 
 
-def _read(path: Path, name: str, within: Path) -> bytes:
-    file = path / name
+def _read(path: Path, name: str, within: Path, most: int | None = None) -> bytes:
+    try:
+        return read_bytes(_inside(path / name, within), most)
+    except ConfigError as error:
+        raise DamagedCheckpointError(str(error)) from error
+
+
+def _checksum(path: Path, name: str, within: Path) -> str:
+    try:
+        with _inside(path / name, within).open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise DamagedCheckpointError(f"{path / name} cannot be read: {error.strerror}") from error
+
+
+def _inside(file: Path, within: Path) -> Path:
     if not file.resolve().is_relative_to(within.resolve()):
         raise DamagedCheckpointError(f"{file} is outside {within}")
-    try:
-        return file.read_bytes()
-    except OSError as error:
-        raise DamagedCheckpointError(f"{file} cannot be read: {error.strerror}") from error
+    return file
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -1,8 +1,7 @@
 """Settings from a TOML file or flags, checked against the fields of a dataclass."""
 
 import difflib
-import math
-import tomllib
+import sys
 import types
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
@@ -10,17 +9,20 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from esper.leyline.errors import ConfigError
+from esper.leyline.limits import parse_toml, read_text
+
+MOST_DIGITS = 10**60  # a larger number is not printed
 
 
 def read_toml(path: Path) -> dict[str, Any]:
     """Raises ConfigError if the file is missing or not TOML."""
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        text = read_text(path)
+    except ConfigError as error:
         raise ConfigError(f"cannot read the config {path}: {error}") from error
     try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        return parse_toml(text)
+    except ValueError as error:
         raise ConfigError(f"{path} is not TOML: {error}") from error
 
 
@@ -57,7 +59,9 @@ def check_types(given: Mapping[str, Any], kind: type, prefix: str) -> None:
     for name, value in given.items():
         if not _fits(value, hints[name]):
             wanted = _words(hints[name])
-            raise ConfigError(f"{prefix}{name} must be {wanted}, got {value!r}")
+            huge = isinstance(value, int) and abs(value) > MOST_DIGITS
+            shown = "a number that is too large" if huge else repr(value)
+            raise ConfigError(f"{prefix}{name} must be {wanted}, got {shown}")
 
 
 def _fits(value: Any, hint: Any) -> bool:
@@ -72,9 +76,9 @@ def _fits(value: Any, hint: Any) -> bool:
         return isinstance(value, dict) and all(_fits(v, float) for v in value.values())
     if hint is float:
         # JSON and TOML files of a run cannot hold infinity.
-        return (
-            isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        )
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        # Compared as it is, because a large int has no float.
+        return number and -sys.float_info.max <= value <= sys.float_info.max
     if hint is int:
         return isinstance(value, int) and not isinstance(value, bool)
     return isinstance(value, hint)

@@ -1,6 +1,5 @@
 """Comparison of runs: a table of their outcomes, curves, and differences on shared keys."""
 
-import json
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
@@ -13,7 +12,7 @@ from rich.table import Table
 from esper.leyline import ConfigError
 from esper.observatory.describe import MAX_ROWS, round_columns, score_curve
 from esper.observatory.formatting import format_columns, format_number, mean_of, sanitize
-from esper.observatory.reading import number, open_rows
+from esper.observatory.reading import Row, UnreadableError, number, open_rows, read_json
 from esper.observatory.run_directory import METRICS, OUTCOMES, SUMMARY, read_rows
 from esper.observatory.runs import read_run
 from esper.observatory.terminal import plain_table
@@ -36,10 +35,7 @@ def compare_runs(runs: Sequence[Path]) -> list[dict[str, Any]]:
 def _averages(run: Path) -> dict[str, Any]:
     if not (run / OUTCOMES).is_file():
         raise ConfigError(f"{run} is not a run directory: it has no {OUTCOMES}")
-    try:
-        rows = list(read_rows(run / OUTCOMES))
-    except ValueError as error:
-        raise ConfigError(f"{run / OUTCOMES} is damaged: {error}") from error
+    rows = list(read_rows(run / OUTCOMES))
     for i, row in enumerate(rows, start=1):
         _check_outcome(run / OUTCOMES, i, row)
     if not rows:
@@ -57,10 +53,8 @@ def _averages(run: Path) -> dict[str, Any]:
     }
 
 
-def _check_outcome(path: Path, i: int, row: Any) -> None:
+def _check_outcome(path: Path, i: int, row: Row) -> None:
     """Raises ConfigError for a row that cannot be averaged."""
-    if not isinstance(row, dict):
-        raise ConfigError(f"{path} is damaged: row {i} is not an outcome")
     for name in (*AVERAGED, "total_reward"):
         if row.get(name) is not None and number(row, name) is None:
             raise ConfigError(f"{path} is damaged: {name} of row {i} is not a number")
@@ -72,13 +66,13 @@ def _common_value(rows: Sequence[Mapping[str, Any]], name: str) -> str:
 
 
 def _test_score(path: Path) -> float | None:
-    if not path.is_file():
-        return None
     try:
-        arms = json.loads(path.read_text(encoding="utf-8"))
+        arms = read_json(path)
         score = next((row.get("test_score") for row in arms if row.get("arm") == "grown"), None)
         return None if score is None else score + 0.0
-    except (ValueError, TypeError, AttributeError) as error:
+    except FileNotFoundError:
+        return None
+    except (UnreadableError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path} is damaged: {error}") from error
 
 

@@ -22,6 +22,7 @@ from esper.observatory.formatting import (
     safe_text,
     sanitize,
     slot_columns,
+    stages_of,
 )
 from esper.observatory.quantities import HOST, POLICY
 from esper.observatory.reading import (
@@ -200,7 +201,7 @@ def _environments(folder: Path, lines: JsonLines, round_: int | None) -> list[di
             **{name: number(row, name) for name in ("val_score", "params", "train_macs")},
             "return": returns.get(env),
             "ended": env in returns,
-            "stages": [row.get(f"{module}.stage") for module in modules_of(row)],
+            "stages": stages_of(row),
         }
         for env, row in sorted(newest.items())
     ]

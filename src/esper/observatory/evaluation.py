@@ -25,7 +25,7 @@ from esper.observatory.formatting import (
     mean_of,
     seed_location,
 )
-from esper.observatory.run_directory import TRACKED, lock_folder
+from esper.observatory.run_directory import EVALUATION_LOCK, TRACKED, lock_folder, refuse_mixture
 from esper.observatory.terminal import plain_table
 
 REPORT, TRIALS, PLOT = "evaluation.json", "trials.csv", "evaluation.png"
@@ -33,7 +33,6 @@ SETTINGS = "settings.json"  # written when an evaluation begins
 DECISIONS = "decisions.jsonl"  # the episodes of learned policies
 # The files of an evaluation; --overwrite removes them.
 OWN = (SETTINGS, REPORT, TRIALS, PLOT, "runs.jsonl", "networks", DECISIONS, TRACKED)
-LOCK = ".evaluation.lock"  # with the lock file of runs, the folder would count as a run
 
 Report = Mapping[str, Any]
 
@@ -47,6 +46,7 @@ def evaluation_folder(folder: Path, *, overwrite: bool, resume: bool) -> Iterato
     """
     if resume and overwrite:
         raise ConfigError("--resume and --overwrite exclude each other; give one of them")
+    refuse_mixture(folder, EVALUATION_LOCK)
     taken = [name for name in OWN if (folder / name).exists()]
     if resume and SETTINGS not in taken:
         raise ConfigError(f"{folder} holds no evaluation to resume; leave out --resume")
@@ -60,7 +60,7 @@ def evaluation_folder(folder: Path, *, overwrite: bool, resume: bool) -> Iterato
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"cannot write to {folder}: {error.strerror}") from error
-    with lock_folder(folder, LOCK):
+    with lock_folder(folder, EVALUATION_LOCK):
         for path in [folder / name for name in OWN] if overwrite else ():
             if path.is_dir():
                 shutil.rmtree(path)

@@ -2,12 +2,12 @@
 
 import math
 import re
-import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from esper.leyline.errors import visible
 from esper.leyline.few_pairs import few_pairs
-from esper.observatory.reading import number
+from esper.observatory.reading import EXACT, number
 
 # What users see instead of the names of `SeedStage`.
 STAGE_NAMES = {
@@ -36,8 +36,6 @@ STAGE_COLOURS = {
 }
 
 MAX_TEXT = 160  # characters of a name that a view shows
-# Unicode categories that change the order of letters or are invisible.
-UNSAFE = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
 
 
 def stage_name(stage: object) -> str:
@@ -58,10 +56,7 @@ def safe_text(text: object, longest: int = MAX_TEXT) -> str:
     line = str(text)
     if len(line) > longest:
         line = line[: longest - 1] + "…"
-    return "".join(
-        f"\\u{ord(letter):04x}" if unicodedata.category(letter) in UNSAFE else letter
-        for letter in line
-    )
+    return visible(line)
 
 
 def sanitize(value: Any) -> Any:
@@ -75,7 +70,7 @@ def sanitize(value: Any) -> Any:
         return [sanitize(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
-    if isinstance(value, int) and not isinstance(value, bool) and abs(value) > 2**53:
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) > EXACT:
         return str(value) if abs(value) < 2**256 else None
     if value is None or isinstance(value, bool | int | float):
         return value
@@ -113,7 +108,17 @@ def modules_of(row: Mapping[str, Any]) -> list[str]:
 def slot_columns(row: Mapping[str, Any], module: str) -> tuple[Any, Any, Any, Any]:
     """Stage, blueprint, alpha and contribution of a slot, from a metrics row."""
     alpha, contribution = (number(row, f"{module}.{name}") for name in ("alpha", "contribution"))
-    return row.get(f"{module}.stage"), row.get(f"{module}.blueprint"), alpha, contribution
+    return _stage(row, module), row.get(f"{module}.blueprint"), alpha, contribution
+
+
+def stages_of(row: Mapping[str, Any]) -> list[str | None]:
+    """The stages of all slots, from a metrics row."""
+    return [_stage(row, module) for module in modules_of(row)]
+
+
+def _stage(row: Mapping[str, Any], module: str) -> str | None:
+    stage = row.get(f"{module}.stage")
+    return stage if isinstance(stage, str) else None
 
 
 def seed_location(seed: Mapping[str, Any]) -> str:

@@ -6,7 +6,6 @@ Files are neither mapped (a mapped file that is cut kills its reader) nor follow
 """
 
 import errno
-import json
 import os
 import re
 import stat
@@ -14,12 +13,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from esper.leyline.errors import ConfigError
+from esper.leyline.limits import MAX_JSON, MAX_LINE, MAX_TEXT, parse_json, parse_toml
 from esper.leyline.locks import try_lock
 
 BLOCK = 4096
-MAX_LINE = 1 << 20  # bytes of a row
-MAX_FILE = 1 << 26  # bytes of a file that is read as a whole
 MAX_DAMAGED = 100  # damaged lines in sequence after which the search for a row ends
+# What one opening of a file may cost, in bytes that are read. Parsing takes longer than reading.
+MAX_COST, PARSING = 1 << 29, 8
 
 ROUND_ROW = b'"kind": "round"'  # marks the row that ends a round
 ROUND_FIRST = re.compile(rb'\{"round": (\d{1,15}), ')  # how a training run begins its rows
@@ -30,10 +31,10 @@ FLAGS = {
     for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY")
     if hasattr(os, name)
 }
-DECODER = json.JSONDecoder(parse_constant=lambda _: None)
+EXACT = 2**53  # a browser rounds larger integers
 
 
-class UnreadableError(Exception):
+class UnreadableError(ConfigError):
     """A file of a run that cannot be read; the message names the file and the reason."""
 
 
@@ -55,13 +56,13 @@ def open_regular(path: Path) -> int:
     return descriptor
 
 
-def read_text(path: Path) -> str:
-    """A whole small file. Raises FileNotFoundError or UnreadableError."""
+def read_text(path: Path, most: int = MAX_TEXT) -> str:
+    """A whole file. Raises FileNotFoundError or UnreadableError."""
     descriptor = open_regular(path)
     with os.fdopen(descriptor, "rb") as file:
-        data = file.read(MAX_FILE + 1)
-    if len(data) > MAX_FILE:
-        raise UnreadableError(f"{path.name} is longer than {MAX_FILE >> 20} MB")
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise UnreadableError(f"{path.name} is longer than {most:,} bytes")
     try:
         return data.decode()
     except UnicodeDecodeError as error:
@@ -69,21 +70,31 @@ def read_text(path: Path) -> str:
 
 
 def read_json(path: Path) -> Any:
+    """A whole JSON file. Raises FileNotFoundError or UnreadableError."""
     try:
-        return DECODER.decode(read_text(path))
-    except (ValueError, RecursionError) as error:
+        return parse_json(read_text(path, MAX_JSON))
+    except ValueError as error:
+        raise UnreadableError(f"{path.name} is damaged") from error
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """A whole TOML file. Raises FileNotFoundError or UnreadableError."""
+    try:
+        return parse_toml(read_text(path))
+    except ValueError as error:
         raise UnreadableError(f"{path.name} is damaged") from error
 
 
 class JsonLines:
     """The complete rows of a .jsonl file as it was when opened, by byte offset; a context manager.
 
-    Lines that are no rows are skipped and counted in `damaged`. Rows that are cut off meanwhile are
-    missing. Raises FileNotFoundError or UnreadableError; `path` None is an empty file.
+    Lines that are no rows, or longer than MAX_LINE, are skipped and counted in `damaged`. Rows that
+    are cut off meanwhile are missing, and so are all rows once MAX_COST is spent. Raises
+    FileNotFoundError or UnreadableError; `path` None is an empty file.
     """
 
     def __init__(self, path: Path | None) -> None:
-        self.damaged = 0
+        self.damaged, self._left = 0, MAX_COST
         self._file = os.open(os.devnull, os.O_RDONLY) if path is None else open_regular(path)
         self.end = self._line_start_before(os.fstat(self._file).st_size)
 
@@ -98,7 +109,7 @@ class JsonLines:
         offset, rest = begin, b""
         end = self.end if end is None else min(end, self.end)
         while offset < end:
-            block = os.pread(self._file, min(1 << 18, end - offset), offset)
+            block = self._read(min(1 << 18, end - offset), offset)
             if not block:
                 return
             offset += len(block)
@@ -108,6 +119,7 @@ class JsonLines:
                     yield row
             if len(rest) > MAX_LINE:
                 rest = b""
+                self.damaged += 1
 
     def first_from(self, offset: int) -> tuple[int, Row] | None:
         """(offset, row) of the first valid line that begins at `offset` or later."""
@@ -139,8 +151,13 @@ class JsonLines:
         if (end - begin) <= most * max(len(first) + 1, 64) * 1.5:
             return list(self.rows(begin, end))
         found: dict[int, Row] = {}
+        searched = begin  # where the search for the next row begins
         for i in range(most):
-            at = self.first_from(begin + (end - begin) * i // most)
+            offset = begin + (end - begin) * i // most
+            if offset < searched:
+                continue
+            at = self.first_from(offset)
+            searched = offset + MAX_LINE if at is None else at[0] + 1
             if at is not None and at[0] < end:
                 found[at[0]] = at[1]
         last = self.first_from(self._line_start_before(end - 1))
@@ -167,29 +184,41 @@ class JsonLines:
     def _round_from(self, offset: int) -> tuple[int, int | None]:
         """(offset, round) of the first valid line that begins at `offset` or later."""
         begin = self._line_start_from(offset)
-        start = ROUND_FIRST.match(os.pread(self._file, 32, begin)) if begin < self.end else None
+        start = ROUND_FIRST.match(self._read(32, begin)) if begin < self.end else None
         if start is not None:
             return begin, int(start[1])
         found = self.first_from(offset)
         return (self.end, None) if found is None else (found[0], integer(found[1], "round") or 0)
 
     def last_with(self, mark: bytes, begin: int, end: int) -> Row | None:
-        """The last row between two line starts whose text contains `mark`."""
+        """The last row between two line starts whose text contains `mark`; it is not searched for
+        in more than some MB."""
         length = 4 * BLOCK
         while True:
             start = max(begin, end - length)
-            chunk = os.pread(self._file, end - start, start)
+            chunk = self._read(end - start, start)
             at = chunk.rfind(mark)
             if at >= 0:
                 return self._row(self._line(self._line_start_before(start + at)))
-            if start <= begin:
+            if start <= begin or length > MAX_JSON:
                 return None
             length *= 4
 
+    def _read(self, length: int, offset: int) -> bytes:
+        """As from a file that ends once MAX_COST is spent."""
+        if self._left <= 0:
+            return b""
+        block = os.pread(self._file, min(length, self._left), offset)
+        self._left -= len(block)
+        if self._left <= 0:
+            self.damaged += 1
+        return block
+
     def _row(self, line: bytes) -> Row | None:
+        self._left -= PARSING * len(line)
         try:
-            row = DECODER.decode(line.decode())
-        except (ValueError, RecursionError):
+            row = parse_json(line)
+        except ValueError:
             row = None
         if isinstance(row, dict):
             return row
@@ -197,21 +226,23 @@ class JsonLines:
         return None
 
     def _line(self, begin: int) -> bytes:
+        """The line that begins here; empty, which is no row, if it is too long."""
         length = BLOCK
-        while True:
-            block = os.pread(self._file, min(length, self.end - begin), begin)
+        while length <= MAX_LINE:
+            block = self._read(min(length, self.end - begin), begin)
             line, found, _ = block.partition(b"\n")
-            if found or len(block) < length or length > MAX_LINE:
+            if found or len(block) < length:
                 return line
             length *= 4
+        return b""
 
     def _line_start_from(self, offset: int) -> int:
-        """The first line start at `offset` or later."""
+        """The first line start at `offset` or later; the end if a line is too long."""
         if offset <= 0:
             return 0
         at = offset - 1
         while at < min(self.end, offset + MAX_LINE):
-            block = os.pread(self._file, BLOCK, at)
+            block = self._read(BLOCK, at)
             if not block:
                 break
             if (found := block.find(b"\n")) >= 0:
@@ -220,14 +251,15 @@ class JsonLines:
         return self.end
 
     def _line_start_before(self, offset: int) -> int:
-        """The last line start at `offset` or earlier."""
+        """The last line start at `offset` or earlier; 0 if a line is too long."""
         end = offset
-        while end > 0:
+        while end > max(0, offset - MAX_LINE):
             begin = max(0, end - BLOCK)
-            block = os.pread(self._file, end - begin, begin)
+            block = self._read(end - begin, begin)
             if (found := block.rfind(b"\n")) >= 0:
                 return begin + found + 1
             end = begin
+        self.damaged += end > 0
         return 0
 
 
@@ -244,12 +276,14 @@ def number(row: Mapping[str, Any], name: str) -> float | None:
     value = row.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return value if -1e300 < value < 1e300 else None
+    if not -1e300 < value < 1e300:
+        return None
+    return value if abs(value) <= EXACT else float(value)
 
 
 def integer(row: Mapping[str, Any], name: str) -> int | None:
     value = number(row, name)
-    return None if value is None else int(value)
+    return None if value is None or abs(value) > EXACT else int(value)
 
 
 def is_locked(path: Path) -> bool:

@@ -7,11 +7,13 @@ import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
+from itertools import count
 from pathlib import Path
 from typing import IO, Any
 
 from esper.leyline import ConfigError, EpisodeOutcome, shortened
 from esper.leyline.events import Event
+from esper.leyline.limits import MAX_LINE, parse_json
 from esper.leyline.locks import try_lock
 
 CONFIG = "config.toml"  # the settings of the run
@@ -33,6 +35,7 @@ GROWN = "grown"  # the grown network, as `esper.load` reads it
 PROFILE = "profile"  # profiler traces of a round
 TRACKED = "tracked"  # the files of experiment trackers, one folder per tracker
 LOCK = ".lock"  # locked (not just present) while a process writes to the run
+EVALUATION_LOCK = ".evaluation.lock"  # with LOCK, the folder of an evaluation would count as a run
 
 # The files of a run; --overwrite removes them.
 OWN = (
@@ -123,9 +126,7 @@ class RunDirectory:
                 )
             os.truncate(path / name, sizes[name])
         if (path / TIMINGS).is_file():
-            kept = [row for row in read_rows(path / TIMINGS) if row["round"] < next_round]
-            text = "".join(json.dumps(row) + "\n" for row in kept)
-            _replace_text(path / TIMINGS, text)
+            _replace_text(path / TIMINGS, _timings_before(path / TIMINGS, next_round))
         if self.script:
             _replace_text(path / ACTIONS, _script(read_rows(path / METRICS), 0))
         _replace_text(path / CONFIG, to_toml(config))
@@ -149,7 +150,17 @@ class RunDirectory:
         self._write(TIMINGS, row)
 
     def sync(self) -> dict[str, int]:
-        """Flush the history files to disk, and give their lengths in bytes."""
+        """Flush the history files to disk, and return their lengths in bytes. Raises ConfigError if
+        the folder was deleted or replaced, because a deleted file can still be written."""
+        for file in (self._lock, *self._files.values()):
+            try:
+                same = os.path.samestat(os.fstat(file.fileno()), os.stat(file.name))
+            except OSError:
+                same = False
+            if not same:
+                raise ConfigError(
+                    f"{self.path} was deleted or replaced while the run wrote to it; start it again"
+                )
         for name in HISTORY:
             os.fsync(self._files[name].fileno())
         return {name: os.fstat(self._files[name].fileno()).st_size for name in HISTORY}
@@ -196,6 +207,7 @@ def check_free(path: Path, *, overwrite: bool) -> None:
         raise ConfigError(f"{shortened(str(path))}: {error.strerror}") from error
     except ValueError as error:
         raise ConfigError(f"{str(path)!r} cannot be the name of a folder: {error}") from error
+    refuse_mixture(path, LOCK)
     taken = [name for name in OWN if (path / name).exists()]
     if taken and not (path / LOCK).exists():
         raise ConfigError(f"{path} holds a {taken[0]} but no run; choose another folder")
@@ -220,13 +232,34 @@ def lock_folder(path: Path, name: str = LOCK) -> IO[bytes]:
     for _ in range(20):
         try:
             if try_lock(file):
+                refuse_mixture(path, name)
                 return file
             time.sleep(0.005)
+        except ConfigError:
+            file.close()
+            raise
         except OSError as error:
             file.close()
             raise ConfigError(f"cannot lock {path / name}: {error.strerror}") from error
     file.close()
     raise ConfigError(f"{path} is in use by another run; wait until it ends, or stop it, first")
+
+
+def refuse_mixture(path: Path, lock: str) -> None:
+    """Raises ConfigError for a run in the folder of an evaluation, and for the reverse."""
+    other, what = (EVALUATION_LOCK, "an evaluation") if lock == LOCK else (LOCK, "a run")
+    if (path / other).exists():
+        raise ConfigError(f"{path} holds {what}; choose another folder")
+
+
+def _timings_before(path: Path, round_: int) -> str:
+    try:
+        rows = list(read_rows(path, "round"))
+        kept = [row for row in rows if int(row["round"]) < round_]
+    except (ConfigError, TypeError, ValueError, OverflowError) as error:
+        damaged = error if isinstance(error, ConfigError) else f"{path} is damaged: {error}"
+        raise ConfigError(f"{damaged}; no result needs this file: delete it, then resume") from None
+    return "".join(json.dumps(row) + "\n" for row in kept)
 
 
 def _remove(path: Path) -> None:
@@ -259,12 +292,25 @@ def write_summary(run: Path, rows: list[dict[str, Any]]) -> None:
         raise _unwritten(run, SUMMARY, error) from error
 
 
-def read_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a .jsonl file, without a last line that is not yet complete."""
-    with path.open(encoding="utf-8") as file:
-        for line in file:
-            if line.endswith("\n"):
-                yield json.loads(line)
+def read_rows(path: Path, *needed: str) -> Iterator[dict[str, Any]]:
+    """The rows of a .jsonl file, without a last line that is not yet complete. Raises ConfigError
+    for a line that is no row, or a row without one of the columns `needed`."""
+    with path.open("rb") as file:
+        for i in count(1):
+            line = file.readline(MAX_LINE + 1)
+            if not line.endswith(b"\n") and len(line) <= MAX_LINE:
+                return
+            try:
+                if len(line) > MAX_LINE:
+                    raise ValueError(f"it is longer than {MAX_LINE:,} bytes")
+                row = parse_json(line)
+                if not isinstance(row, dict):
+                    raise ValueError("it is not a row")
+                if missing := [name for name in needed if name not in row]:
+                    raise ValueError(f"it has no {missing[0]}")
+            except ValueError as error:
+                raise ConfigError(f"{path} is damaged in line {i}: {error}") from error
+            yield row
 
 
 def is_action(row: Mapping[str, Any]) -> bool:

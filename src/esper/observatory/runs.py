@@ -7,7 +7,6 @@ broken    some of its files cannot be read
 """
 
 import os
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +23,7 @@ from esper.observatory.reading import (
     number,
     open_rows,
     read_json,
-    read_text,
+    read_toml,
 )
 from esper.observatory.run_directory import (
     CHECKPOINTS,
@@ -115,9 +114,13 @@ def find_runs(root: Path) -> list[RunSummary]:
     while queue and seen < MAX_FOLDERS:
         folder, depth = queue.pop()
         seen += 1
-        if is_run(folder):
-            found.append(summarize_run(folder, root))
-        elif depth < MAX_DEPTH:
+        try:
+            if is_run(folder):
+                found.append(summarize_run(folder, root))
+                continue
+        except PermissionError:
+            continue
+        if depth < MAX_DEPTH:
             queue += [(inner, depth + 1) for inner in _folders(folder)]
     return sorted(found, key=lambda run: (run.state != "running", -(run.updated or 0), run.id))
 
@@ -133,13 +136,11 @@ def _folders(folder: Path) -> list[Path]:
 def read_run(folder: Path) -> RunContents:
     run = RunContents()
     try:
-        run.config = tomllib.loads(read_text(folder / CONFIG))
+        run.config = read_toml(folder / CONFIG)
     except FileNotFoundError:
         run.faults.append(f"{CONFIG} is missing")
     except UnreadableError as error:
         run.faults.append(str(error))
-    except tomllib.TOMLDecodeError:
-        run.faults.append(f"{CONFIG} is damaged")
     run.metrics = _last_row(folder / METRICS, run)
     run.outcome = _last_row(folder / OUTCOMES, run)
     if run.kind == "training":
@@ -170,10 +171,17 @@ def _last_row(path: Path, run: RunContents) -> Row:
 
 
 def summarize_run(folder: Path, root: Path | None = None) -> RunSummary:
-    """The summary of one run or evaluation at this moment. Raises nothing."""
+    """The summary of one run or evaluation at this moment."""
     name = str(folder.relative_to(root)) if root is not None else str(folder)
-    if (folder / REPORT).is_file():
-        return _summarize_evaluation(name, folder)
+    evaluation = (folder / REPORT).is_file()
+    try:
+        return _summarize_evaluation(name, folder) if evaluation else _summarize(name, folder)
+    except Exception as error:  # noqa: BLE001  # whatever a damaged folder holds, list the others
+        why = f"its files are damaged: {error}"
+        return RunSummary(name, folder, "evaluation" if evaluation else "growth", "broken", why)
+
+
+def _summarize(name: str, folder: Path) -> RunSummary:
     run = read_run(folder)
     started, updated = _modified(folder / CONFIG), _last_modified(folder)
     training = run.kind == "training"
@@ -309,6 +317,9 @@ def _is_complete(report: Any) -> bool:
     return (
         all(isinstance(report[name], str) for name in ("task", "score"))
         and isinstance(report["keys"], list)
+        and report["learning_rates"]
+        and all(_are_numbers(report.get(name, [])) for name in ("learning_rates", "extra"))
+        and all(isinstance(name, str) for name in report.get("arms_wanted") or [])
         and all(isinstance(row["arm"], str) for row in report["arms"] + report["trials"])
         and all("control_of" in arm for arm in report["arms"])
         and all(number(arm, name) is not None for arm in report["arms"] for name in ARM_NUMBERS)
@@ -322,6 +333,10 @@ def _is_complete(report: Any) -> bool:
             for row in report["comparisons"]
         )
     )
+
+
+def _are_numbers(values: Any) -> bool:
+    return all(number({"": value}, "") is not None for value in [*values])
 
 
 def fingerprint(folder: Path) -> str:

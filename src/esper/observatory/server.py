@@ -10,9 +10,10 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import parse_qs
 
+import h11
 import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -22,18 +23,22 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response, Stream
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from esper.leyline import ConfigError
 from esper.observatory.access import COOKIE, AccessControl, is_token
 from esper.observatory.comparison import compare_curves
 from esper.observatory.describe import describe, summary_as_dict
+from esper.observatory.formatting import safe_text
 from esper.observatory.report import web_file
 from esper.observatory.runs import find_runs, fingerprint, is_run, summarize_run
 
 POLL_RUN, POLL_LIST = 0.5, 2.0  # seconds between checks of one run, and of the whole folder
 HEARTBEAT = 15.0
-MAX_STREAMS, MAX_ANSWERS, MAX_COMPARED, MAX_CONNECTIONS = 128, 32, 8, 256
+MAX_STREAMS, MAX_ANSWERS, MAX_COMPARED, MAX_CONNECTIONS = 128, 32, 8, 512
 MAX_HEAD = 16_384  # bytes of a request before its body
+REQUEST_SECONDS, MAX_INCOMPLETE = 10.0, 256  # for requests that have not arrived completely
+MAX_PORT = 65_535
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]", "::1"})
 
 
@@ -45,11 +50,14 @@ def serve(folder: Path, host: str, port: int, say: Callable[[str], None]) -> Non
     """
     if not folder.is_dir():
         raise ConfigError(f"there is no folder {folder}; give the one that holds your runs")
+    if not 0 <= port <= MAX_PORT:
+        raise ConfigError(f"port must be from 0 to {MAX_PORT}, got {port}")
     bound = _bind(host, port)
     token = None if _is_loopback(host) else secrets.token_urlsafe(24)
     hosts = LOOPBACK | {host.lower(), socket.gethostname().lower()}
     shown = f"[{host}]" if ":" in host else host
-    say(f"runs of {folder} on http://{shown}:{bound.getsockname()[1]}/ (stop with Ctrl-C)")
+    address = f"http://{shown}:{bound.getsockname()[1]}/"
+    say(f"runs of {safe_text(folder)} on {address} (stop with Ctrl-C)")
     if token is not None:
         say(f"token    {token}")
     config = uvicorn.Config(
@@ -59,7 +67,7 @@ def serve(folder: Path, host: str, port: int, say: Callable[[str], None]) -> Non
         server_header=False,
         lifespan="off",
         ws="none",
-        http="h11",
+        http=ImpatientProtocol,
         loop="asyncio",
         limit_concurrency=MAX_CONNECTIONS,
         timeout_keep_alive=5,
@@ -68,6 +76,41 @@ def serve(folder: Path, host: str, port: int, say: Callable[[str], None]) -> Non
     )
     with bound:
         uvicorn.Server(config).run(sockets=[bound])
+
+
+class ImpatientProtocol(H11Protocol):
+    """Closes connections whose request is not complete in time, and the oldest of them as soon as
+    there are too many, so that they cannot keep others out."""
+
+    waiting: ClassVar[dict["ImpatientProtocol", asyncio.TimerHandle]] = {}
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.waiting) >= MAX_INCOMPLETE:
+            next(iter(self.waiting)).expire()
+        self.watch()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self.watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.forget()
+        super().connection_lost(exc)
+
+    def watch(self) -> None:
+        if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
+            self.forget()
+        elif self not in self.waiting:
+            self.waiting[self] = self.loop.call_later(REQUEST_SECONDS, self.expire)
+
+    def forget(self) -> None:
+        if (timer := self.waiting.pop(self, None)) is not None:
+            timer.cancel()
+
+    def expire(self) -> None:
+        self.forget()
+        self.transport.abort()
 
 
 def _is_loopback(host: str) -> bool:
@@ -84,7 +127,7 @@ def _bind(host: str, port: int) -> socket.socket:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)
         bound.listen(128)
-    except (OSError, OverflowError) as error:
+    except (OSError, OverflowError, UnicodeError) as error:
         raise ConfigError(
             f"cannot serve on {host}, port {port}: {getattr(error, 'strerror', None) or error}; "
             "choose another with --port or --host"

@@ -15,7 +15,7 @@ from esper.observatory.describe import summary_as_dict
 from esper.observatory.evaluation import evaluation_summary
 from esper.observatory.formatting import format_duration, format_number, safe_text, sanitize
 from esper.observatory.quantities import POLICY
-from esper.observatory.reading import UnreadableError, number
+from esper.observatory.reading import number
 from esper.observatory.runs import RunSummary, is_run, read_evaluation, read_run, summarize_run
 from esper.observatory.terminal import growth_summary, plain_table, print_spaced, say
 
@@ -61,7 +61,7 @@ def show_run(console: Console, folder: Path) -> None:
         say(console, f"{_progress(run)} {run.unit} in {took}{left}; last row {last}")
     try:
         summary = {"evaluation": _evaluation, "training": _training}.get(run.kind, _growth)(folder)
-    except (FileNotFoundError, UnreadableError, KeyError, TypeError, ValueError) as error:
+    except (LookupError, TypeError, ValueError, OSError, AttributeError) as error:
         raise ConfigError(f"the summary of {folder} cannot be read: {error}") from error
     print_spaced(console, summary)
 

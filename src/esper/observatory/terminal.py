@@ -1,16 +1,18 @@
 """Progress bars and tables for the terminal."""
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.segment import Segment
 from rich.table import Column, Table
 from rich.text import Text
 
 from esper.leyline import HEAD_NAMES, IS_LIVE, NullRecorder, SeedStage
+from esper.leyline.errors import visible
 from esper.observatory.formatting import (
     STAGE_COLOURS,
     format_columns,
@@ -22,6 +24,16 @@ from esper.observatory.formatting import (
 )
 
 LIVE_STAGES = [stage.name for stage in SeedStage if IS_LIVE[stage]]
+
+
+class SafeConsole(Console):
+    """Shows control characters and direction marks in texts instead of executing them."""
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterator[Segment]:
+        for text, style, control in super().render(renderable, options):
+            yield Segment(text if control else visible(text, keep="\n"), style, control)
 
 
 def say(console: Console, text: str, *, whole: bool = False) -> None:
@@ -102,7 +114,7 @@ class EpochLines(NullRecorder):
 
 def epoch_progress(label: str, epochs: int) -> StepProgress | EpochLines:
     """A progress bar on a terminal, a line per epoch elsewhere; use it as a context manager."""
-    console = Console()
+    console = SafeConsole()
     if console.is_terminal:
         return StepProgress(console, label, epochs, first=1)
     return EpochLines(console, label, epochs)

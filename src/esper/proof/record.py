@@ -22,6 +22,7 @@ from esper.growth.snapshot import HostSnapshot, restore_snapshot, snapshot_from_
 from esper.growth.storage import read_tree, write_tree
 from esper.leyline import ConfigError, EpisodeOutcome, History, SeedStateReport
 from esper.leyline.events import GovernorSnapshot
+from esper.leyline.limits import MAX_JSON, parse_json, read_bytes
 from esper.proof.arms import Plan, Run
 from esper.proof.work import WorkResults
 from esper.tolaria.data.splits import DataSplits
@@ -62,8 +63,13 @@ class Record:
                 else:
                     self.rows[row["label"], row["outcome"]["key"]] = row
         else:
-            _write(folder / f"{SETTINGS}.unfinished", _line(settings))
-            os.replace(folder / f"{SETTINGS}.unfinished", folder / SETTINGS)
+            unfinished = folder / f"{SETTINGS}.unfinished"
+            try:
+                _write(unfinished, _line(settings))
+            except ConfigError:
+                unfinished.unlink(missing_ok=True)
+                raise
+            os.replace(unfinished, folder / SETTINGS)
 
     def choose_once(self, name: str, choose: Callable[[], Any]) -> Any:
         """A choice, as a plain value, that stays the same when the evaluation is resumed."""
@@ -97,6 +103,8 @@ class Record:
 
     def add(self, label: str, keys: Sequence[int], results: WorkResults) -> None:
         """Append the runs of `keys`, with their networks and histories, if any."""
+        if self.folder is not None and not (self.folder / SETTINGS).is_file():
+            raise ConfigError(f"{self.folder} was deleted during the evaluation; start it again")
         lines = [
             _line({"label": label, "key": key, kind: row})
             for key in keys
@@ -159,16 +167,22 @@ def _line(row: Mapping[str, Any]) -> bytes:
 
 def _write(path: Path, content: bytes) -> None:
     """Append, and wait until the disk has it."""
-    with path.open("ab") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with path.open("ab") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise ConfigError(
+            f"{path} could not be written: {error.strerror}; free some space and continue with "
+            "--resume"
+        ) from error
 
 
 def _refuse_other_settings(folder: Path, settings: Mapping[str, Any]) -> None:
     asked = json.loads(_line(settings))
     try:
-        kept = json.loads((folder / SETTINGS).read_bytes())
+        kept = parse_json(read_bytes(folder / SETTINGS, MAX_JSON))
         differing = [name for name in {**kept, **asked} if kept.get(name) != asked.get(name)]
     except (ValueError, AttributeError, TypeError) as error:
         raise ConfigError(f"{folder / SETTINGS} is damaged: {error}") from error
@@ -189,7 +203,7 @@ def _whole_rows(path: Path) -> list[dict[str, Any]]:
     if whole < len(content):
         os.truncate(path, whole)
     try:
-        rows = [json.loads(line) for line in content[:whole].splitlines()]
+        rows = [parse_json(line) for line in content[:whole].splitlines()]
         if all({"choice", "value"} <= row.keys() or "outcome" in row for row in rows):
             return rows
     except (ValueError, AttributeError) as error:

@@ -1,7 +1,9 @@
 """A policy that is given to others: exported, shipped, used by name or folder."""
 
+import hashlib
 import json
 import shutil
+import struct
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -108,14 +110,61 @@ def test_what_is_there_is_not_overwritten(run: Path, exported: Path) -> None:
 def test_a_damaged_one_is_refused_in_a_sentence(
     exported: Path, tmp_path: Path, damage: object, message: str
 ) -> None:
-    bad = tmp_path / "bad"
-    shutil.copytree(exported, bad)
-    data = (bad / WEIGHTS).read_bytes()
+    data = (exported / WEIGHTS).read_bytes()
     changed = damage(data)  # type: ignore[operator]
     assert changed != data
-    (bad / WEIGHTS).write_bytes(changed)
     with pytest.raises(ConfigError, match=message):
-        load_state(bad)
+        load_state(with_weights(tmp_path / "bad", exported, changed))
+
+
+def with_weights(folder: Path, exported: Path, data: bytes, *, checksum: bool = True) -> Path:
+    """A copy of a policy with other weights, and with their checksum unless told otherwise."""
+    shutil.copytree(exported, folder)
+    (folder / WEIGHTS).write_bytes(data)
+    if checksum:
+        card = replace(read_card(folder), sha256=hashlib.sha256(data).hexdigest())
+        (folder / CARD).write_text(card.as_toml())
+    return folder
+
+
+@pytest.mark.parametrize("place", range(10))
+def test_no_flipped_bit_is_loaded(
+    place: int,
+    exported: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    data = bytearray((exported / WEIGHTS).read_bytes())
+    data[(place * len(data)) // 10 + place] ^= 1 << (place % 8)
+    with_weights(tmp_path / "bad", exported, bytes(data), checksum=False)
+    words = ("grow", "--controller", "bad", "--steps", "1", "--out", "run")
+    assert esper_here(monkeypatch, *words, cwd=tmp_path) == 2
+    said = capsys.readouterr().err
+    assert "checksum" in said
+    assert len(said.splitlines()) == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_weights_that_are_not_finite_are_refused(exported: Path, tmp_path: Path) -> None:
+    data = (exported / WEIGHTS).read_bytes()
+    header = 8 + int.from_bytes(data[:8], "little")
+    # The file begins with the tensors of the normaliser, and ends with those of the network.
+    first = data[:header] + struct.pack("<d", float("nan")) + data[header + 8 :]
+    last = data[:-4] + struct.pack("<f", float("inf"))
+    for i, changed in enumerate((first, last)):
+        with pytest.raises(ConfigError, match="not finite"):
+            load_state(with_weights(tmp_path / str(i), exported, changed))
+
+
+def test_the_checksum_is_that_of_the_weights(exported: Path, tmp_path: Path) -> None:
+    data = (exported / WEIGHTS).read_bytes()
+    assert read_card(exported).sha256 == hashlib.sha256(data).hexdigest()
+    bare = tmp_path / "bare"
+    shutil.copytree(exported, bare)
+    (bare / CARD).unlink()
+    with pytest.raises(ConfigError, match=r"no card\.toml"):
+        load_state(bare)
 
 
 def test_it_is_a_controller_by_folder_and_by_name(

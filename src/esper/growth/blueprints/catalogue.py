@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from esper.growth.blueprints import bypass, modules
-from esper.leyline import SEED_LAYOUTS, ConfigError, InjectionSpec, LayerSpec, Widening
+from esper.leyline import SEED_LAYOUTS, ConfigError, EsperError, InjectionSpec, LayerSpec, Widening
 
 ENTRY_POINT_GROUP = "esper.blueprints"
 
@@ -63,13 +63,30 @@ class BlueprintSpec:
                     f"blueprint {self.name!r} does not fit slot {site.slot_id}: no layer in "
                     f"{site.module!r} is used once in a pass and read by one other layer only"
                 )
-            return self.factories[site.topology](site.widening)
+            return self._make(site, site.widening)
         arguments: dict[str, Any] = {}
         if self.kind == "branch":
             arguments = self._branch_arguments(site, output)
         if self.mixes_positions and site.topology == "transformer":
             arguments["causal"] = site.causal
-        return self.factories[site.topology](site.channels, **arguments)
+        return self._make(site, site.channels, **arguments)
+
+    def _make(self, site: InjectionSpec, *given: Any, **arguments: Any) -> nn.Module:
+        """Raises EsperError for a factory that fails; a ConfigError says that it does not fit."""
+        try:
+            seed = self.factories[site.topology](*given, **arguments)
+        except EsperError:
+            raise
+        except Exception as error:  # whatever a user's factory raises
+            raise EsperError(
+                f"the factory of blueprint {self.name!r} fails in slot {site.slot_id}: {error}"
+            ) from error
+        if not isinstance(seed, nn.Module):
+            raise EsperError(
+                f"the factory of blueprint {self.name!r} must return a torch.nn.Module, and "
+                f"returned {type(seed).__name__}"
+            )
+        return seed
 
     def reads(self, site: InjectionSpec, batch: int) -> tuple[int, ...]:
         """The shape that a seed reads at a slot for `batch` examples; for a bypass the batch is
@@ -277,7 +294,13 @@ def _seed_traits(
     except ConfigError:
         return None
     with flop_counter() as counter, torch.no_grad():
-        seed.eval()(features)
+        try:
+            seed.eval()(features)
+        except Exception as error:  # whatever a user's seed raises
+            raise EsperError(
+                f"a seed of blueprint {blueprint.name!r} fails on features of shape "
+                f"{tuple(features.shape)} in slot {site.slot_id}: {error}"
+            ) from error
     macs = counter.get_total_flops() // 2
     if blueprint.kind == "bypass" and site.widening is not None:
         macs //= site.widening.batch

@@ -45,7 +45,7 @@ from esper.simic.telemetry.gradient_collector import (
     measure_gradients,
 )
 from esper.simic.telemetry.ratio_diagnostic import RatioExplosionDiagnostic
-from esper.tamiyo.policy.masked_categorical import MaskedCategorical, check_drawn
+from esper.tamiyo.policy.masked_categorical import check_drawn
 
 logger = logging.getLogger(__name__)
 
@@ -72,6 +72,7 @@ class PPOAgent:
         self.device = torch.device(device)
         self.network = network.to(self.device)
         self._exact = wide_dtype(self.device.type)
+        self.network.validate_masks = self.config.validate_masks
         self.update_count = 0
         self.optimizer = make_optimizer(network, self.config)
         parts = compiled_parts(network, self.config.compile_backend)
@@ -102,7 +103,7 @@ class PPOAgent:
         actions, log_probs, values, hidden = self._get_action(
             self._finite(observations), hidden, MaskTensors.of(masks, self.device), uniforms
         )
-        if self.config.compile_backend is not None and MaskedCategorical.validate:
+        if self.config.compile_backend is not None and self.config.validate_masks:
             check_drawn(log_probs)
         return Decision(actions.cpu().numpy(), log_probs, values, hidden)
 

@@ -167,11 +167,14 @@ def save_episodes(run: Path, episodes: Episodes, round_: int | None = None) -> P
     unfinished = path.with_name(path.name + ".unfinished")
     arrays = {name: np.ascontiguousarray(getattr(episodes, name)) for name in _ARRAYS}
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(exist_ok=True)
         save_file(arrays, unfinished, metadata={_HEADER: json.dumps(header)})
         os.replace(unfinished, path)
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}") from error
+    except (OSError, SafetensorError) as error:
+        unfinished.unlink(missing_ok=True)
+        raise ConfigError(
+            f"{path} could not be written: {getattr(error, 'strerror', None) or error}"
+        ) from error
     return path
 
 

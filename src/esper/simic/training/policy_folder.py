@@ -1,18 +1,32 @@
-"""Folders with an exported policy: its weights and a card that describes it."""
+"""Folders with an exported policy: its weights, and a card with their checksum."""
 
+import hashlib
 import json
+import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 
 from esper.leyline import ConfigError
-from esper.leyline.policy_card import CARD, UNMEASURED, WEIGHTS, PolicyCard, check_policy_name
+from esper.leyline.limits import MAX_WEIGHTS, parse_json, read_bytes
+from esper.leyline.policy_card import (
+    CARD,
+    UNMEASURED,
+    WEIGHTS,
+    PolicyCard,
+    check_policy_name,
+    read_card,
+)
 from esper.simic.training.state import TrainState, pack, unpack
+from esper.simic.training.versions import VERSION, upgraded
 
-FORMAT, HEADER = 2, "esper"
+HEADER = "esper"
+# The versions of states by the format of the policies that hold them.
+STATE_OF = {2: 3, VERSION: VERSION}
 
 
 def card_of(state: TrainState, name: str, episodes: int | None = None) -> PolicyCard:
@@ -33,24 +47,31 @@ def card_of(state: TrainState, name: str, episodes: int | None = None) -> Policy
     )
 
 
-def write_policy(folder: Path, state: TrainState, card: PolicyCard) -> None:
-    """Write weights and card, without the optimiser. Raises ConfigError if the folder exists."""
+def write_policy(folder: Path, state: TrainState, card: PolicyCard) -> PolicyCard:
+    """Write weights and card, without the optimiser, and return the card with the checksum. Raises
+    ConfigError if the folder exists, OSError without leaving it if it cannot be written."""
     if folder.exists():
         raise ConfigError(f"{folder} exists already; remove it, or choose another name or folder")
     files = policy_files(state, card)
     folder.mkdir(parents=True)
-    for name, content in files.items():
-        (folder / name).write_bytes(content)
+    try:
+        for name, content in files.items():
+            (folder / name).write_bytes(content)
+    except OSError:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return read_card(folder)
 
 
 def policy_files(state: TrainState, card: PolicyCard) -> dict[str, bytes]:
-    """The files of a policy folder by name."""
+    """The files of a policy folder by name; the checksum of the card is that of the weights."""
     check_policy_name(card.name)
     tensors, meta = pack(state)
     weights = {name: each for name, each in tensors.items() if not name.startswith("optimizer.")}
-    meta |= {"format": FORMAT, "settings": _public(state.settings)}
-    header = {HEADER: json.dumps(meta)}
-    return {WEIGHTS: save(weights, header), CARD: card.as_toml().encode()}
+    meta |= {"format": VERSION, "settings": _public(state.settings)}
+    data = save(weights, {HEADER: json.dumps(meta)})
+    card = replace(card, sha256=hashlib.sha256(data).hexdigest())
+    return {WEIGHTS: data, CARD: card.as_toml().encode()}
 
 
 def _public(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -66,16 +87,26 @@ def is_policy(folder: Path) -> bool:
 def read_policy(folder: Path) -> TrainState:
     """A state with the policy and no optimiser state. Raises ConfigError if the folder is damaged,
     of another format or not a policy."""
-    path = folder / WEIGHTS
+    path, wanted = folder / WEIGHTS, read_card(folder).sha256
+    data = read_bytes(path, MAX_WEIGHTS)
+    if hashlib.sha256(data).hexdigest() != wanted:
+        raise ConfigError(
+            f"{path} is damaged: its checksum is not that of {CARD}; export the policy again, or "
+            "get another copy of the folder"
+        )
     try:
-        with safe_open(path, framework="pt") as file:
-            meta = json.loads((file.metadata() or {}).get(HEADER, "null"))
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, ValueError) as error:
+        meta, tensors = _header(data), load(data)
+    except (SafetensorError, ValueError, AttributeError) as error:
         raise ConfigError(f"{path} is damaged, or not a policy: {error}") from error
-    if not isinstance(meta, dict) or meta.get("format") != FORMAT:
+    if not isinstance(meta, dict) or meta.get("format") not in STATE_OF:
         raise ConfigError(f"{path} is not a policy that this version of Esper can read")
     try:
-        return unpack(tensors, meta)
+        return unpack(tensors, upgraded(meta, STATE_OF[meta["format"]]))
     except ConfigError as error:
         raise ConfigError(f"{path} cannot be used: {error}") from error
+
+
+def _header(data: bytes) -> Any:
+    """What Esper wrote into the header of a safetensors file; None without it."""
+    header = parse_json(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    return parse_json(header.get("__metadata__", {}).get(HEADER, "null"))

@@ -5,8 +5,9 @@
     16      FOSSILIZE  r0c0
     auto    FOSSILIZE
 
-A slot is given by its module name or its id. Steps count from 1. `auto FOSSILIZE` keeps every seed
-as soon as that is legal, at steps without a line. At all other steps the controller waits.
+A slot is given by its module name or its id. A blueprint may be several with commas between them:
+the first that is legal is planted. Steps count from 1. `auto FOSSILIZE` keeps every seed as soon as
+that is legal, at steps without a line. At all other steps the controller waits.
 """
 
 import os
@@ -23,9 +24,11 @@ from esper.leyline import (
     SLOT,
     ConfigError,
     LifecycleOp,
+    SeedStage,
     SlotConfig,
     shortened,
 )
+from esper.leyline.limits import read_text
 from esper.tamiyo.situation import Situation, wait
 
 
@@ -50,7 +53,7 @@ class ScriptedController:
         """From a file, or one of the scripts that come with Esper, by name."""
         path = Path(source)
         if os.path.isfile(path):
-            return ScriptedController(path.read_text(encoding="utf-8"), source)
+            return ScriptedController(read_text(path), source)
         scripts = files("esper.tamiyo.controllers") / "scripts"
         known = sorted(
             entry.name.removesuffix(".txt")
@@ -66,7 +69,7 @@ class ScriptedController:
     def check_names(self, slots: SlotConfig, catalogue: BlueprintCatalogue) -> None:
         """Raises ConfigError for a line with an unknown slot or blueprint."""
         for line in self.lines.values():
-            _to_indices(line, slots, catalogue, self.name)
+            _actions(line, slots, catalogue, self.name)
 
     def reset(self, n_envs: int) -> None:
         pass
@@ -75,29 +78,57 @@ class ScriptedController:
         actions = wait(situation.n_envs)
         line = self.lines.get(situation.step + 1)
         if line is not None:
-            action = _to_indices(line, situation.slot_config, situation.catalogue, self.name)
-            actions[situation.running] = action
-            if not situation.masks.allows(actions).all():
-                raise ConfigError(
-                    f"line {line.number} of {self.name} is not legal at step "
-                    f"{situation.step + 1}: {line.op.name} {line.slot} {line.blueprint}".rstrip()
-                )
+            choices = _actions(line, situation.slot_config, situation.catalogue, self.name)
+            for env in np.flatnonzero(situation.running).tolist():
+                actions[env] = self._first_legal(line, choices, situation, env)
         elif self.keep_all:
             ready = situation.masks.slot[:, LifecycleOp.FOSSILIZE]
             actions[:, OP] = np.where(ready.any(axis=1), LifecycleOp.FOSSILIZE, LifecycleOp.WAIT)
             actions[:, SLOT] = ready.argmax(axis=1)
         return actions
 
+    def _first_legal(
+        self, line: ScriptLine, choices: list[list[int]], situation: Situation, env: int
+    ) -> list[int]:
+        for action in choices:
+            actions = wait(situation.n_envs)
+            actions[env] = action
+            if situation.masks.allows(actions)[env]:
+                return action
+        raise ConfigError(
+            f"line {line.number} of {self.name} is not legal at step {situation.step + 1}: "
+            f"{line.op.name} {line.slot} {line.blueprint}".rstrip()
+            + f", because {_why_not(choices[0], situation, env)}"
+        )
 
-def _to_indices(
+
+def _why_not(action: list[int], situation: Situation, env: int) -> str:
+    slot, _, _, op = action
+    stage = SeedStage(situation.table.stage[env, slot])
+    module = situation.slot_config.names[slot]
+    if op != LifecycleOp.GERMINATE:
+        can = "removed yet" if op == LifecycleOp.CULL else "kept: it must be on trial and help"
+        return f"{module} has no seed that can be {can}"
+    if stage != SeedStage.DORMANT:
+        return f"{module} is not empty: it holds a seed, or rests after one"
+    if situation.masks.slot[env, op, slot]:
+        fitting = np.array(situation.catalogue.names)[situation.masks.blueprint[env, slot]]
+        return f"in {module} only these fit and can be paid: {', '.join(fitting)}"
+    return f"no seed fits {module}, or the budget or the maximum number of seeds is reached"
+
+
+def _actions(
     line: ScriptLine, slots: SlotConfig, catalogue: BlueprintCatalogue, name: str
-) -> list[int]:
+) -> list[list[int]]:
+    """The actions of a line, one for each of its blueprints."""
     try:
         slot = slots.index_for_name(line.slot) if line.slot else 0
-        blueprint = catalogue.index(line.blueprint) if line.blueprint else 0
+        names = line.blueprint.split(",")
+        blueprints = [catalogue.index(each) for each in names] if line.blueprint else [0]
     except ConfigError as error:
         raise ConfigError(f"line {line.number} of {name}: {error}") from error
-    return [slot, blueprint, BLEND_NAMES.index(line.blend) if line.blend else 0, line.op]
+    blend = BLEND_NAMES.index(line.blend) if line.blend else 0
+    return [[slot, blueprint, blend, int(line.op)] for blueprint in blueprints]
 
 
 def parse_script(text: str, name: str) -> tuple[dict[int, ScriptLine], bool]:

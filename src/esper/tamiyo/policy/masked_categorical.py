@@ -13,20 +13,18 @@ class MaskedCategorical:
     """Categorical over `logits` [..., n] restricted to where `mask` [..., n] is True.
 
     `logits` are then log-probs; illegal ones are a large negative number that half precision can
-    hold, so that their probability is exactly 0, and they get no gradient. `validate` (class or
-    instance) switches the checks, which wait for the device: an all-illegal row raises
-    InvalidStateMachineError, a non-finite logit ValueError.
+    hold, so that their probability is exactly 0, and they get no gradient. `validate` switches the
+    checks, which wait for the device: an all-illegal row raises InvalidStateMachineError, a
+    non-finite logit ValueError.
     """
 
-    validate = True
-
-    def __init__(self, logits: Tensor, mask: Tensor) -> None:
+    def __init__(self, logits: Tensor, mask: Tensor, *, validate: bool = True) -> None:
         if logits.shape != mask.shape:
             raise ValueError(
                 f"logits {tuple(logits.shape)} and mask {tuple(mask.shape)} differ in shape"
             )
         # A check waits for the device and would break a compiled graph: see `check_drawn`.
-        if self.validate and not torch.compiler.is_compiling():
+        if validate and not torch.compiler.is_compiling():
             _check(logits, mask)
         self.mask = mask
         illegal = ~mask

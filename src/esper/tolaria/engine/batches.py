@@ -4,7 +4,7 @@ import copy
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
+from itertools import count, islice
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.growth.devices import has_room
-from esper.growth.sites import CallInput, batch_size
+from esper.growth.sites import CallInput, batch_size, explaining
 from esper.leyline import ConfigError, EsperWarning
 
 Batch = tuple[Any, Any]
@@ -130,6 +130,7 @@ class LoaderSource:
         self.train_loader, self.val_loader = train_loader, val_loader
         self.forward, self.batches_per_epoch = forward, batches_per_epoch
         self._batch_sizes = []
+        self.first_batches = dict[str, Batch]()  # by the name of the loader
         if example is not None:
             example = self._input(example)
         for name, loader in (("train_loader", train_loader), ("val_loader", val_loader)):
@@ -138,11 +139,14 @@ class LoaderSource:
                     f"{name} is a generator, which can be read only once; give an iterable that "
                     "can be read every epoch, such as a list or a DataLoader"
                 )
-            first = next(iter(loader), None)
+            with explaining(f"{name} failed at its first batch"):
+                first = next(iter(loader), None)
             if first is None:
                 raise ConfigError(f"{name} is empty; it must yield at least one batch")
             self._check(name, first)
-            inputs, _ = self._pair(first)
+            inputs, _ = self.first_batches[name] = self._pair(first)
+            if batch_size(inputs) == 0:
+                raise ConfigError(f"the first batch of {name} is empty; leave out empty batches")
             self._batch_sizes.append(batch_size(inputs))
             if example is None:
                 example = inputs
@@ -185,7 +189,7 @@ class LoaderSource:
         return self._pairs("val_loader", self.val_loader, not has_length(self.val_loader))
 
     def _pairs(self, name: str, batches: Iterable[Any], watched: bool) -> Iterator[Batch]:
-        for number, batch in enumerate(batches):
+        for number, batch in enumerate(_read(name, batches)):
             if watched and number == LONG_EPOCH:
                 warnings.warn(
                     f"{name} has no length and has yielded {number} batches in this epoch; if it "
@@ -204,6 +208,17 @@ class LoaderSource:
             batches = min(self.batches_per_epoch, batches or self.batches_per_epoch)
         sizes = zip((batches, val_batches), self._batch_sizes, strict=True)
         return DataSize(batches, *(None if n is None else n * size for n, size in sizes))
+
+
+def _read(name: str, batches: Iterable[Any]) -> Iterator[Any]:
+    reader = iter(batches)
+    for number in count(1):
+        with explaining(f"{name} failed at batch {number}"):
+            try:
+                batch = next(reader)
+            except StopIteration:
+                return
+        yield batch
 
 
 def has_length(loader: Any) -> bool:

@@ -61,7 +61,7 @@ class Cooler:
             for batch in data.train_batches(key):
                 inputs, target = _first(batch, COOLING_SAMPLES - samples)
                 output = call_model(network, on_device(inputs, self.device))
-                found = answers(output, target_for(output, target))
+                found = answers(self.recipe.loss, output, target_for(output, target))
                 samples += batch_size(inputs)
                 if found is None:
                     return None, samples

@@ -7,8 +7,9 @@ with one.
 
 import copy
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import fields, is_dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -36,23 +37,76 @@ def prediction(output: Any) -> Tensor:
     return found
 
 
-def cross_entropy(output: Any, target: Tensor) -> Tensor:
-    """For classes (B, K) and, with targets (B, T), for every position of (B, T, K)."""
-    return F.cross_entropy(prediction(output).flatten(0, -2), target.flatten())
+def has_tensor(output: Any) -> bool:
+    return next(tensors_in(output), None) is not None
+
+
+def class_axes(output: Any, target: Tensor) -> list[int]:
+    """The dimensions of an output, 1 or -1, that its classes may have by the shape of targets."""
+    shape = prediction(output).shape
+    if len(shape) == 2:  # also for targets (B, 1), and (B, T) where the model joins both
+        return [-1] if target.numel() == shape[0] else []
+    rest = {} if len(shape) < 2 else {1: shape[:1] + shape[2:], -1: shape[:-1]}
+    return [axis for axis, size in rest.items() if size == target.shape]
+
+
+def by_class(output: Any, target: Tensor, axis: int | None = None) -> tuple[Tensor, Tensor]:
+    """Outputs [N, K] and classes [N]. Classes are in dimension 1 of the output, as in torch, or in
+    the last one, whichever fits the shape of the targets; `axis` (1 or -1) where both do.
+
+    Raises ConfigError if neither does, or if both do and `axis` is not given.
+    """
+    found, fits = prediction(output), class_axes(output, target)
+    shapes = f"outputs of shape {tuple(found.shape)}"
+    if target.is_floating_point() or not fits:
+        raise ConfigError(
+            f"{shapes} do not fit class targets of shape {tuple(target.shape)} and type "
+            f"{target.dtype}: give whole numbers, one for every position of an output that has its "
+            "classes in dimension 1 or in the last one"
+        )
+    if len(fits) == 2 and axis is None:
+        raise ConfigError(
+            f"classes may be in dimension 1 or in the last one of {shapes}: give a loss and a "
+            "score of your own, such as loss=torch.nn.functional.cross_entropy for dimension 1"
+        )
+    used = axis if axis in fits else fits[0]
+    return found.movedim(used, -1).flatten(0, -2), target.flatten().long()
+
+
+def cross_entropy(output: Any, target: Tensor, axis: int | None = None) -> Tensor:
+    """For class indices in any shape that `by_class` takes; also for probabilities of classes, as
+    torch has them."""
+    found = prediction(output)
+    if target.is_floating_point() and found.shape == target.shape:
+        return F.cross_entropy(found, target)
+    logits, classes = by_class(output, target, axis)
+    try:
+        return F.cross_entropy(logits, classes)
+    except IndexError as error:
+        raise ConfigError(
+            f"the targets name classes up to {int(classes.max())} and down to "
+            f"{int(classes[classes != IGNORED].min())}, but the model has {logits.shape[1]} "
+            f"outputs, for classes 0 to {logits.shape[1] - 1}; correct the targets or the model"
+        ) from error
 
 
 def mse(output: Any, target: Tensor) -> Tensor:
-    return F.mse_loss(prediction(output), target)
+    found = prediction(output)
+    return F.mse_loss(found, target.to(found.dtype))
 
 
 def bce_with_logits(output: Any, target: Tensor) -> Tensor:
-    return F.binary_cross_entropy_with_logits(prediction(output), target)
+    found = prediction(output)
+    return F.binary_cross_entropy_with_logits(found, target.to(found.dtype))
 
 
-def accuracy(output: Any, target: Tensor) -> Tensor:
+def accuracy(output: Any, target: Tensor, axis: int | None = None) -> Tensor:
     """Percentage of right classes (or tokens); targets of -100 are ignored."""
-    right = prediction(output).argmax(dim=-1) == target
-    return 100.0 * (right.sum() / (target != IGNORED).sum())
+    found = prediction(output)
+    if target.is_floating_point() and found.shape == target.shape:
+        return 100.0 * (found.argmax(1) == target.argmax(1)).float().mean()
+    logits, classes = by_class(output, target, axis)
+    return 100.0 * ((logits.argmax(dim=-1) == classes).sum() / (classes != IGNORED).sum())
 
 
 def binary_accuracy(output: Any, target: Tensor) -> Tensor:
@@ -61,7 +115,7 @@ def binary_accuracy(output: Any, target: Tensor) -> Tensor:
 
 def negative_mse(output: Any, target: Tensor) -> Tensor:
     """-100 times the mean squared error; targets should have a variance of about one."""
-    return -100.0 * F.mse_loss(prediction(output), target)
+    return -100.0 * mse(output, target)
 
 
 LOSSES: dict[str, Objective] = {
@@ -79,6 +133,8 @@ SCORES: dict[str, Objective] = {
 ELEMENTWISE = (mse, bce_with_logits, negative_mse, binary_accuracy)
 # Scores that are the percentage of right answers.
 PERCENTAGES = (accuracy, binary_accuracy)
+# Those for which the dimension of classes matters.
+BY_CLASS = (cross_entropy, accuracy)
 
 
 def find_objective(kind: str, value: str | Objective, known: dict[str, Objective]) -> Objective:
@@ -92,28 +148,83 @@ def find_objective(kind: str, value: str | Objective, known: dict[str, Objective
     return known[value]
 
 
-def check_fit(loss: Objective, score: Objective, output: Any, target: Any) -> None:
-    """Raises ConfigError where torch would compute a meaningless number."""
-    if not isinstance(output, Tensor) or not isinstance(target, Tensor):
-        return
-    if score is accuracy:
-        _check_accuracy(output, target)
+def with_axis(objective: Objective, axis: int | None) -> Objective:
+    """The objective for classes in that dimension; others than those of BY_CLASS stay the same."""
+    known: Any = objective
+    if axis is None or not any(objective is each for each in BY_CLASS):
+        return objective
+    return partial(known, axis=axis)
+
+
+def named(objective: Objective) -> Objective:
+    """Without the axis that `with_axis` has fixed."""
+    return objective.func if isinstance(objective, partial) else objective
+
+
+def check_targets(loss: Objective, score: Objective, target: Any) -> None:
+    """Raises ConfigError if objectives by name are given anything but a tensor of targets."""
+    known = (*LOSSES.values(), *SCORES.values())
     for kind, objective in (("loss", loss), ("score", score)):
-        if objective in ELEMENTWISE and output.shape != target.shape:
+        if not isinstance(target, Tensor) and any(named(objective) is each for each in known):
             raise ConfigError(
-                f"the {kind} does not fit the model's output and the targets: "
-                f"{objective.__name__} compares them one by one, and their shapes are "
-                f"{tuple(output.shape)} and {tuple(target.shape)}; reshape the targets"
+                f"the {kind} {named(objective).__name__!r} needs targets as one tensor, got "
+                f"{type(target).__name__}; convert them in the loader, or give {kind}= a callable"
             )
 
 
-def _check_accuracy(output: Tensor, target: Tensor) -> None:
-    if target.is_floating_point():
+def check_fit(loss: Objective, score: Objective, output: Any, target: Any) -> None:
+    """Raises ConfigError where torch would compute a meaningless number."""
+    if not isinstance(target, Tensor) or not has_tensor(output):
+        return
+    found = prediction(output)
+    for kind, objective in (("loss", named(loss)), ("score", named(score))):
+        elementwise = any(objective is each for each in ELEMENTWISE)
+        if objective is cross_entropy and target.is_floating_point():
+            _check_probabilities(found, target)
+        if objective is accuracy:
+            _check_accuracy(found, target, named(loss) is cross_entropy)
+        if elementwise and found.shape != target.shape:
+            raise ConfigError(
+                f"the {kind} does not fit the model's output and the targets: "
+                f"{objective.__name__} compares them one by one, and their shapes are "
+                f"{tuple(found.shape)} and {tuple(target.shape)}; reshape the targets"
+            )
+        if objective in (bce_with_logits, binary_accuracy) and _outside(target, 0.0, 1.0):
+            raise ConfigError(
+                f"the {kind} {objective.__name__} needs targets from 0 to 1, and they range from "
+                f"{float(target.min()):g} to {float(target.max()):g}; rescale the targets"
+            )
+
+
+def _outside(target: Tensor, least: float, most: float) -> bool:
+    return bool(((target < least) | (target > most)).any())
+
+
+def _check_probabilities(output: Tensor, target: Tensor) -> None:
+    if output.shape != target.shape or output.dim() < 2 or output.shape[1] < 2:
+        return  # the loss itself refuses it
+    totals = target.sum(dim=1)
+    if _outside(target, 0.0, 1.0) or not torch.allclose(totals, torch.ones_like(totals), atol=1e-3):
+        raise ConfigError(
+            "cross_entropy takes targets of the output's shape as probabilities of classes, and "
+            "these do not add up to 1; give class indices (whole numbers), or loss='mse'"
+        )
+
+
+def _check_accuracy(output: Tensor, target: Tensor, classes: bool) -> None:
+    if target.is_floating_point() and not (classes and output.shape == target.shape):
         raise ConfigError(
             "the score 'accuracy' counts right classes, but the targets are numbers; give "
             "score='negative_mse', 'binary_accuracy' for targets of 0 and 1, or a callable"
         )
-    if output.dim() == target.dim() or output.shape[-1] == 1:
+    if target.shape == output.shape and output.dim() > 1 and output.shape[1] > 1:
+        if target.is_floating_point():
+            return
+        raise ConfigError(
+            "the targets have the shape of the output, so they are no class indices; give "
+            "targets.argmax(1), or probabilities as floating-point numbers"
+        )
+    if output.dim() < 2 or output.numel() == target.numel():
         raise ConfigError(
             "the score 'accuracy' takes the largest of several outputs, and the model has one; "
             "give score='binary_accuracy', or a callable"
@@ -122,14 +233,15 @@ def _check_accuracy(output: Tensor, target: Tensor) -> None:
 
 def random_guess_loss(loss: Objective, outputs: int | None) -> float | None:
     """The loss of random guessing, if known: ln(classes) for cross entropy."""
-    if loss is cross_entropy and outputs is not None and outputs > 1:
+    if named(loss) is cross_entropy and outputs is not None and outputs > 1:
         return math.log(outputs)
     return None
 
 
 def answers_per_sample(score: Objective, target: Any) -> int | None:
     """The number of answers per example, if the score is a percentage of right answers."""
-    known = isinstance(target, Tensor) and score in PERCENTAGES
+    percentage = any(named(score) is each for each in PERCENTAGES)
+    known = percentage and isinstance(target, Tensor)
     return target[0].numel() if known else None
 
 
@@ -199,7 +311,14 @@ def joined(batches: tuple[Any, ...]) -> Any:
     if isinstance(first, Tensor):
         return torch.cat(batches) if first.dim() else torch.stack(batches)
     if isinstance(first, Mapping):
-        return {key: joined(tuple(batch[key] for batch in batches)) for key in first}
+        own = {key: joined(tuple(batch[key] for batch in batches)) for key in first}
+        if type(first) is dict or not isinstance(first, MutableMapping):
+            return own
+        # Of the same type, so that scores read what losses read: attributes too, say.
+        whole = copy.copy(first)
+        for key, value in own.items():
+            whole[key] = value
+        return whole
     if isinstance(first, tuple):
         entries = [joined(entries) for entries in zip(*batches, strict=True)]
         return type(first)(*entries) if hasattr(first, "_fields") else tuple(entries)

@@ -23,7 +23,7 @@ from esper.growth.optimizer import (
     without_empty_groups,
 )
 from esper.growth.output_scale import scale_output
-from esper.growth.sites import batch_size, call_model, evaluating
+from esper.growth.sites import batch_size, call_model, evaluating, explaining
 from esper.growth.snapshot import HostSnapshot, restore_snapshot, take_snapshot
 from esper.leyline import ConfigError, SeedStage, draw_key
 from esper.leyline.growth_settings import Snapshots
@@ -260,33 +260,34 @@ class LoopedPopulation(ModuleHosts):
             for inputs, target in self._batches(
                 recipe.data.train_batches(draw_key(key, "shuffle", step))
             ):
-                for param in trained:
-                    param.grad = None
-                with self._casting():
-                    output = call_model(network.entry, inputs)
-                    target = target_for(output, target)
-                    loss = recipe.loss(output, target)
-                if scaler is None:
-                    loss.backward()
-                else:
-                    scaler.scale(loss).backward()
-                    scaler.unscale_(optimizer)
-                # Before clipping.
-                meter.observe(scaled=scaler is not None)
-                if recipe.max_grad_norm is not None:
-                    for params in groups:
-                        nn.utils.clip_grad_norm_(params, recipe.max_grad_norm)
-                if scale is not None:
-                    scale(float(batch_factors(rates, len(sizes), batches)))
-                if scaler is None:
-                    optimizer.step()
-                else:
-                    scaler.step(optimizer)
-                    scaler.update()
-                with torch.no_grad():
-                    readings += _together(loss.detach(), recipe.score(output, target))
-                    if len(sizes) % STRIDE == 0:
-                        rhos.append(batch_rho(recipe.loss, output, target))
+                with explaining(f"training failed at batch {len(sizes) + 1} of the epoch"):
+                    for param in trained:
+                        param.grad = None
+                    with self._casting():
+                        output = call_model(network.entry, inputs)
+                        target = target_for(output, target)
+                        loss = recipe.loss(output, target)
+                    if scaler is None:
+                        loss.backward()
+                    else:
+                        scaler.scale(loss).backward()
+                        scaler.unscale_(optimizer)
+                    # Before clipping.
+                    meter.observe(scaled=scaler is not None)
+                    if recipe.max_grad_norm is not None:
+                        for params in groups:
+                            nn.utils.clip_grad_norm_(params, recipe.max_grad_norm)
+                    if scale is not None:
+                        scale(float(batch_factors(rates, len(sizes), batches)))
+                    if scaler is None:
+                        optimizer.step()
+                    else:
+                        scaler.step(optimizer)
+                        scaler.update()
+                    with torch.no_grad():
+                        readings += _together(loss.detach(), recipe.score(output, target))
+                        if len(sizes) % STRIDE == 0:
+                            rhos.append(batch_rho(recipe.loss, output, target))
                 sizes.append(batch_size(inputs))
         # One transfer from the device per epoch.
         measured, rho = to_host([torch.stack(readings), torch.stack(rhos).mean()])
@@ -312,7 +313,7 @@ class LoopedPopulation(ModuleHosts):
         readings, sizes = list[Tensor](), list[int]()
         whole = recipe.score if isinstance(recipe.score, WholeSetScore) else None
         tallies = [] if whole is None else [whole.tally() for _ in present]
-        with evaluating(network), self._casting():
+        with evaluating(network), self._casting(), explaining("validation failed"):
             for inputs, target in self._batches(recipe.data.val_batches()):
                 for k, coalition in enumerate(present):
                     with network.coalition(coalition.tolist()):
@@ -331,7 +332,8 @@ class LoopedPopulation(ModuleHosts):
             totals += (values * size).double().numpy()
         means = totals / samples
         if tallies:
-            means[:, 1] = [tally.result() for tally in tallies]
+            with explaining("the score failed"):
+                means[:, 1] = [tally.result() for tally in tallies]
         return means, alpha, samples
 
     def network(self, env: int) -> GrownModule:

@@ -277,6 +277,8 @@ def _outcome(
     garden = env.garden
     counts: dict[str, Any] = {name: int(count[index]) for name, count in garden.counts.items()}
     held = np.flatnonzero(env.table.holds_seed[index]).tolist()
+    # Not the number of removals: a rollback may bring back a seed, which is then removed twice.
+    counts["culled"] = counts["germinated"] + len(env.settings.topology) - len(held)
     seeds = (garden.event_log.report(env.table, index, slot) for slot in held)
     return EpisodeOutcome(
         env=index,

@@ -1,13 +1,14 @@
 """Starvation: how much a classifier can still learn from its training data (`rho`)."""
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from esper.leyline.constants import COOLING_STARVED, COOLING_TARGET
-from esper.tolaria.engine.objectives import IGNORED, Objective, cross_entropy, prediction
+from esper.tolaria.engine.objectives import IGNORED, Objective, by_class, cross_entropy, named
 
 # The first and then every STRIDE-th batch of an epoch is measured.
 STRIDE = 4
@@ -15,10 +16,10 @@ STRIDE = 4
 HALVINGS = 60
 
 
-def answers(output: Any, target: Any) -> tuple[Tensor, Tensor] | None:
+def answers(loss: Objective, output: Any, target: Any) -> tuple[Tensor, Tensor] | None:
     """Logits [N, K] and classes [N] of a batch, without ignored ones; None if this is no
     classification by class indices."""
-    found = _classification(output, target)
+    found = _classification(loss, output, target)
     if found is None:
         return None
     logits, classes = found
@@ -26,14 +27,13 @@ def answers(output: Any, target: Any) -> tuple[Tensor, Tensor] | None:
     return logits[counted], classes[counted]
 
 
-def _classification(output: Any, target: Any) -> tuple[Tensor, Tensor] | None:
+def _classification(loss: Objective, output: Any, target: Any) -> tuple[Tensor, Tensor] | None:
     """As `answers`, with those that are IGNORED."""
-    if not isinstance(target, Tensor) or target.is_floating_point():
+    if not can_starve(loss) or not isinstance(target, Tensor) or target.is_floating_point():
         return None
-    logits = prediction(output)
-    if logits.dim() != target.dim() + 1 or logits.shape[-1] < 2:
-        return None
-    return logits.flatten(0, -2), target.flatten()
+    axis = loss.keywords["axis"] if isinstance(loss, partial) else None
+    logits, classes = by_class(output, target, axis)
+    return (logits, classes) if logits.shape[-1] > 1 else None
 
 
 def starvation(logits: Tensor, classes: Tensor) -> Tensor:
@@ -68,12 +68,12 @@ def find_tau(logits: Tensor, classes: Tensor) -> tuple[float, float]:
 
 def can_starve(loss: Objective) -> bool:
     """Whether this is the loss of a classification."""
-    return loss is cross_entropy
+    return named(loss) is cross_entropy
 
 
 def batch_rho(loss: Objective, output: Any, target: Any) -> Tensor:
     """rho of a training batch; NaN if it is not defined."""
-    found = _classification(output, target) if can_starve(loss) else None
+    found = _classification(loss, output, target)
     if found is None:
         return torch.tensor(math.nan)
     return starvation(found[0].detach().float(), found[1])

@@ -1,7 +1,7 @@
 """The class `Task`: data, a host with slots, and how to train it."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -62,6 +62,15 @@ class Task:
         for make, sizes in (("host_of_width", "widths"), ("host_of_widths", "shape")):
             if (getattr(self, make) is None) != (not getattr(self, sizes)):
                 raise ConfigError(f"give task {self.name!r} both {make} and {sizes}, or neither")
+
+    def adjusted(self, slots: str | None = None, batch: int | None = None) -> "Task":
+        """With other slots, as names separated by commas, and another batch; None keeps them."""
+        if batch is not None and batch < 1:
+            raise ConfigError(f"batch must be at least 1, got {batch}")
+        names = self.slots if slots is None else tuple(name.strip() for name in slots.split(","))
+        if len(set(names)) < len(names):
+            raise ConfigError(f"slots={slots!r} names a module twice; leave one out")
+        return replace(self, slots=names, batch=self.batch if batch is None else batch)
 
     def optimizer(self, params: Iterable[nn.Parameter]) -> Optimizer:
         # One kernel for all parameters: saves a fifth of the training time of a small host.
