@@ -109,6 +109,8 @@ SCRIPTS = {
     "twice.txt": "1 WAIT\n1 WAIT",
     "slot.txt": "1 GERMINATE r9c9 norm linear",
     "seed.txt": "1 GERMINATE r0c0 oak linear",
+    "long.txt": f"{'9' * 5000} WAIT",
+    "bytes.txt": "\0" * 5000,
 }
 TIMINGS = {
     "timings-half": '{"round": 0}\n{"rou\n',

@@ -159,8 +159,9 @@ _WORDS = {
 
 def _parse_line(words: list[str], number: int, name: str) -> tuple[int, ScriptLine]:
     where = f"line {number} of {name}"
-    if not words[0].isdecimal() or int(words[0]) < 1:
-        raise ConfigError(f"{where}: a line starts with a step from 1, got {words[0]!r}")
+    if not words[0].isdecimal() or len(words[0]) > 9 or int(words[0]) < 1:
+        given = shortened(words[0])
+        raise ConfigError(f"{where}: a line starts with a step from 1, got {given!r}")
     if len(words) < 2 or words[1] not in LifecycleOp.__members__:
         known = ", ".join(LifecycleOp.__members__)
         raise ConfigError(f"{where}: after the step comes an op, one of {known}")

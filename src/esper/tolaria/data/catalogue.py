@@ -12,7 +12,7 @@ from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import Path
 
-from esper.leyline import ConfigError, DataMissingError
+from esper.leyline import ConfigError, DataMissingError, shortened
 from esper.tolaria.data import fetch
 from esper.tolaria.data.files import DataFile, find_text, verify
 
@@ -223,5 +223,5 @@ def missing_error(name: str, root: Path | None = None) -> DataMissingError:
 
 def _find(name: str) -> DataSet:
     if name not in CATALOGUE:
-        raise ConfigError(f"unknown data set {name!r}; choose one of {', '.join(CATALOGUE)}")
+        raise ConfigError(f"unknown data set {shortened(name)!r}; choose one of {', '.join(CATALOGUE)}")
     return CATALOGUE[name]
