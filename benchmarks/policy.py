@@ -1,7 +1,7 @@
 """How long a decision and an update of the network over sets take: decisions against the flat
 network, updates against sb3-contrib's RecurrentPPO, in the same run.
 
-    python benchmarks/policy.py [--repeats 7]
+    python benchmarks/policy.py [--repeats 7] [--compiled inductor]
 
 Decisions are for 64 environments with three slots and all blueprints, both networks with the sizes
 that training gives them; making their observations is measured separately. Updates see 16
@@ -9,10 +9,14 @@ episodes of 150 steps, with the same number of epochs and minibatches; Recurrent
 wide as ours, once for actor and critic each and once for both, and observations of 80 numbers where
 ours have a thousand. Measurements alternate; the last line is one JSON object with ratios of
 medians (CPU time).
+
+With `--compiled BACKEND` the comparison is between both networks compiled and run eagerly. The
+first round, in which they are compiled, is reported apart, with the CPU time of the compiler.
 """
 
 import argparse
 import json
+import os
 import statistics
 from collections.abc import Callable
 from dataclasses import replace
@@ -40,9 +44,15 @@ ACTING, SLOTS, DECISIONS = 64, 3, 40
 NAMES = default_catalogue().names
 
 
-def new_agent(kind: str) -> PPOAgent:
+def new_agent(kind: str, backend: str | None = None) -> PPOAgent:
     config = load_config(None, {"network.kind": kind})
-    ppo = replace(config.ppo, epochs=EPOCHS, minibatches=MINIBATCHES, target_kl=None)
+    ppo = replace(
+        config.ppo,
+        epochs=EPOCHS,
+        minibatches=MINIBATCHES,
+        target_kl=None,
+        compile_backend=backend,
+    )
     return new_state(replace(config, ppo=ppo), Space.of(SLOTS, NAMES, kind)).agent
 
 
@@ -84,8 +94,8 @@ class Noise:
 class ActsForMore(Ours):
     """Learns from 16 episodes, and acts for 64 environments."""
 
-    def __init__(self, kind: str) -> None:
-        agent = new_agent(kind)
+    def __init__(self, kind: str, backend: str | None = None) -> None:
+        agent = new_agent(kind, backend)
         super().__init__(agent, Noise(agent, ENVS))
         self.acting, self.more = Noise(agent, ACTING), action_draws(0, 0, ACTING, STEPS)
 
@@ -117,11 +127,47 @@ def looker(space: Space, seen: Situation) -> Callable[[], None]:
     return look
 
 
+def compare_compiled(backend: str, repeats: int) -> dict[str, float]:
+    times: dict[str, list[float]] = {}
+    sides: dict[str, ActsForMore] = {}
+    compiling = {}
+    for kind in ("flat", "set"):
+        # The compiler runs in other processes, too; their times come in steps of 10 ms.
+        before = sum(os.times()[:4])
+        sides[f"{kind}_compiled"] = ActsForMore(kind, backend)
+        sides[f"{kind}_compiled"].act()
+        sides[f"{kind}_compiled"].update()
+        compiling[f"compile_{kind}_s"] = sum(os.times()[:4]) - before
+        sides[f"{kind}_compiled"].collect()
+        sides[kind] = ActsForMore(kind)
+    for _ in range(repeats + 1):
+        for name, side in sides.items():
+            times.setdefault(f"act_{name}", []).append(cpu_time(side.act))
+            times.setdefault(f"update_{name}", []).append(cpu_time(side.update))
+            side.collect()
+    middle = {name: statistics.median(values[1:]) for name, values in times.items()}
+    ratios = {
+        f"{name}_compiled_over_eager": middle[f"{name}_compiled"] / middle[name]
+        for name in ("act_flat", "act_set", "update_flat", "update_set")
+    }
+    absolute = {
+        **{f"act_{kind}_us": 1e6 * middle[f"act_{kind}"] / DECISIONS for kind in ("flat", "set")},
+        **{f"update_{kind}_ms": 1e3 * middle[f"update_{kind}"] for kind in ("flat", "set")},
+    }
+    return {**ratios, **absolute, **compiling, "repeats": repeats}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--repeats", type=int, default=7)
-    repeats = parser.parse_args().repeats
+    parser.add_argument("--compiled", metavar="BACKEND")
+    arguments = parser.parse_args()
+    repeats = arguments.repeats
     torch.set_num_threads(1)
+    if arguments.compiled is not None:
+        found = compare_compiled(arguments.compiled, repeats)
+        print(json.dumps({name: round(value, 3) for name, value in found.items()}))
+        return
     ours = {kind: ActsForMore(kind) for kind in ("flat", "set")}
     width = ours["set"].agent.network.config.lstm_hidden_dim
     theirs = {"sb3": Theirs(False, width), "sb3_shared_lstm": Theirs(True, width)}

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from claims.common import compare, means, print_json, print_table, run_missing
+from claims.common import compare, means, print_comparisons, print_json, print_table, run_missing
 from esper.leyline import ConfigError
 from esper.simic.recordings.episodes import join, load_episodes
 from esper.simic.training.config import TrainingConfig, load_config
@@ -119,7 +119,7 @@ def main() -> None:
     others = [arm for arm in given.arms if arm != "plain"] if "plain" in given.arms else []
     compared = compare(trials, [(arm, "plain") for arm in others], "objective")
     print()
-    print_table(compared)
+    print_comparisons(compared)
     bounds = without_learning(table, held_out)
     print_json({**settings, **bounds, "keys": given.keys, "arms": found, "compared": compared})
 

@@ -1,8 +1,10 @@
 """Draw the pictures of the views for the documents, from real runs.
 
     python docs/pictures.py [--runs FOLDER] [--out docs/images]
+    python docs/pictures.py --claims          # only the forest plot of the claims
 
-Missing runs are made first, which takes some minutes. Needs Chromium.
+Missing runs are made first, which takes some minutes. Needs Chromium. The forest plot needs
+neither: it shows the stored rows of the claims.
 """
 
 import argparse
@@ -11,15 +13,19 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from matplotlib.figure import Figure
 from playwright.sync_api import Page, sync_playwright
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks" / "claims"))
 
 from esper.observatory.watch_app import WatchApp
 from serve_support import serving
+from summary import Effect, effects
 
 ESPER = [sys.executable, "-c", "from esper.cli import main; main()"]
 GROWN, TRAINED = "digits-heuristic", "ppo-digits"
@@ -73,12 +79,39 @@ def draw_screen(page: Page, svg: str, path: Path) -> None:
     page.locator("svg").first.screenshot(path=path)
 
 
+def draw_claims(shown: Sequence[Effect], path: Path) -> None:
+    """A forest plot: one line per effect with its 95 % interval."""
+    figure = Figure(figsize=(8.4, 0.34 * len(shown) + 1.1))
+    axis = figure.subplots()
+    heights = range(len(shown), 0, -1)
+    for height, each in zip(heights, shown, strict=True):
+        certain = each.p < 0.05
+        colour = ("#238b45" if each.mean > 0 else "#cb181d") if certain else "#636363"
+        axis.plot([each.low, each.high], [height, height], color=colour, linewidth=1.8)
+        axis.plot(each.mean, height, "s", color=colour, markersize=5)
+        words = f"{each.in_words}   n = {each.n} {each.units}"
+        right = axis.get_yaxis_transform()
+        axis.text(1.02, height, words, transform=right, va="center", fontsize=8, color=colour)
+    axis.axvline(0.0, color="0.5", linewidth=1)
+    axis.set_yticks([*heights], [f"{each.claim}  {each.what}" for each in shown], fontsize=8.5)
+    axis.set_xlabel("points of test accuracy, 95 % interval; grey: p (Holm) is 0.05 or more")
+    axis.grid(axis="x", color="0.92")
+    axis.set_axisbelow(True)
+    axis.spines[["top", "right", "left"]].set_visible(False)
+    axis.tick_params(axis="y", length=0)
+    figure.savefig(path, dpi=110, bbox_inches="tight")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=Path, default=Path("runs"))
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "images")
+    parser.add_argument("--claims", action="store_true", help="only the forest plot of the claims")
     given: Any = parser.parse_args()
     given.out = given.out.resolve()
+    draw_claims(effects(), given.out / "claims.png")
+    if given.claims:
+        return
     make_runs(given.runs)
     os.chdir(given.runs)  # the pictures then show no folders of this machine
     screens = {

@@ -8,10 +8,10 @@ import torch
 import esper
 
 
-def check_close(mine: dict[str, Any], other: dict[str, Any]) -> None:
+def check_close(mine: dict[str, Any], other: dict[str, Any], most: float = 1e-5) -> None:
     assert list(mine) == list(other)
     for name, value in other.items():
-        wanted = pytest.approx(value, abs=1e-5, rel=1e-5) if isinstance(value, float) else value
+        wanted = pytest.approx(value, abs=most, rel=most) if isinstance(value, float) else value
         assert mine[name] == wanted, name
 
 

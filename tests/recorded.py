@@ -39,6 +39,7 @@ def play_analytic(act: Act, envs: int, key: int) -> Episodes:
         actions=np.stack(done, axis=1),
         rewards=np.stack(earned, axis=1).astype(np.float64),
         lengths=np.full(envs, analytic.HORIZON),
+        hosts=np.arange(envs),
     )
 
 

@@ -44,5 +44,11 @@ def recorded() -> Episodes:
     observations = np.stack([seen[host]] * 2, axis=1)
     lengths = np.ones(count, dtype=np.int64)
     return Episodes(
-        SPACE, observations, **masks, actions=actions, rewards=returns[:, None], lengths=lengths
+        SPACE,
+        observations,
+        **masks,
+        actions=actions,
+        rewards=returns[:, None],
+        lengths=lengths,
+        hosts=host,
     )

@@ -22,7 +22,9 @@ from common import (
     append,
     compare,
     finished,
+    host_numbers,
     keys_with_all,
+    print_comparisons,
     print_json,
     print_table,
 )
@@ -139,8 +141,9 @@ def main() -> None:
     keys = keys_with_all(trials, ARMS)
     table = table_of(trials, ARMS, keys)
     print_table(table)
-    compared = compare(trials, [(arm, ALL) for arm in GROUPS], "val")
-    print_table(compared)
+    hosts = host_numbers(find_family(given.family).members("validation"))
+    compared = compare(trials, [(arm, ALL) for arm in GROUPS], "val", hosts)
+    print_comparisons(compared)
     print_json({"n": len(keys), "arms": table, "differences": compared})
 
 

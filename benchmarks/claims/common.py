@@ -7,18 +7,25 @@ that it was run with, so that trials of two protocols are never mixed.
 
 import json
 import os
+import random
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import product
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from esper.leyline import ConfigError
+from esper.leyline.few_pairs import few_pairs
 from esper.proof.statistics import holm, paired_difference
+from esper.tolaria.families.base import Member
 
 RESULTS = Path(__file__).parent / "results"
+
+# Arms of the claims about policies.
+STATIC, RANDOM, FIXED, ORACLE, LEARNED = "static", "random", "fixed", "oracle", "learned"
 
 Row = dict[str, Any]
 # (arm, key)
@@ -116,22 +123,75 @@ def means(trials: Trials, arms: Sequence[str], columns: Sequence[str]) -> dict[s
     }
 
 
-def compare(trials: Trials, pairs: Sequence[tuple[str, str]], column: str) -> list[Row]:
-    """A family of comparisons `first - second`, pair by pair over the keys that all of them have:
-    mean, 95 % interval (BCa), p-value, and p-value after Holm over the family."""
+def compare(
+    trials: Trials,
+    pairs: Sequence[tuple[str, str]],
+    column: str,
+    hosts: Mapping[int, Any] | None = None,
+) -> list[Row]:
+    """A family of comparisons `first - second`, paired over the keys that all of them have: mean,
+    95 % interval (BCa), p-value, and p-value after Holm over the family.
+
+    `hosts` names the host of each key. Keys of one host are not independent, so they are averaged
+    first and the hosts are the pairs. Without `hosts` every key has its own host.
+    """
     arms = list(dict.fromkeys(arm for pair in pairs for arm in pair))
     keys = keys_with_all(trials, arms)
     if not keys:
         return []
-    found = [
-        paired_difference(*([trials[arm, key][column] for key in keys] for arm in pair))
-        for pair in pairs
-    ]
+    of_host: dict[Any, list[int]] = {}
+    for key in keys:
+        of_host.setdefault(key if hosts is None else hosts[key], []).append(key)
+    means = {
+        arm: [fmean(trials[arm, key][column] for key in own) for own in of_host.values()]
+        for arm in arms
+    }
+    found = [paired_difference(means[first], means[second]) for first, second in pairs]
     adjusted = holm([each.p for each in found])
     return [
         {"first": first, "second": second, "column": column, **asdict(each), "p_holm": p}
         for (first, second), each, p in zip(pairs, found, adjusted, strict=True)
     ]
+
+
+def host_numbers(members: Iterable[Member]) -> dict[int, int]:
+    """The host of each key, for `compare`."""
+    return {key: member.number for member in members for key in member.keys}
+
+
+def with_choices(trials: Trials, fixed: str, policies: Sequence[str]) -> Trials:
+    """Also the arms that are made of others: random, fixed, the best in hindsight, the mean of all
+    policies."""
+    trials = dict(trials)
+    for key in sorted({key for _, key in trials}):
+        own = [row for (arm, k), row in trials.items() if k == key and "@" in arm]
+        trials[RANDOM, key] = random.Random(key).choice(own)
+        trials[ORACLE, key] = max(own, key=lambda row: float(row["test"]))
+        trials[FIXED, key] = trials[fixed, key]
+        learned = [trials[name, key] for name in policies if (name, key) in trials]
+        if learned:
+            columns = [
+                name for name in ("test", "val", "params", "macs", "right") if name in own[0]
+            ]
+            mean = {n: sum(float(row[n]) for row in learned) / len(learned) for n in columns}
+            trials[LEARNED, key] = {**learned[0], **mean}
+    return trials
+
+
+def best_fixed(trials: Trials) -> str:
+    """The candidate that every host has with the best mean validation score."""
+    keys = {key for _, key in trials}
+    planted_arms = sorted({arm for arm, _ in trials if "@" in arm})
+    arms = [arm for arm in planted_arms if all((arm, key) in trials for key in keys)]
+    return max(arms, key=lambda arm: sum(trials[arm, key]["val"] for key in keys))
+
+
+def print_comparisons(table: Sequence[Row]) -> None:
+    """The table, and a sentence if there are too few pairs for any of it to be significant."""
+    print_table(table)
+    note = few_pairs(max((row["n"] for row in table), default=0), len(table))
+    if note is not None:
+        print(note)
 
 
 def print_table(rows: Iterable[Mapping[str, Any]]) -> None:

@@ -21,7 +21,18 @@ matplotlib.use("agg")
 import matplotlib.pyplot as plt
 import torch
 
-from common import RESULTS, Trials, append, compare, finished, means, print_json, print_table
+from common import (
+    RESULTS,
+    Trials,
+    append,
+    compare,
+    finished,
+    host_numbers,
+    means,
+    print_comparisons,
+    print_json,
+    print_table,
+)
 from esper.api import export_policy, find_controller
 from esper.api.training import resume_ppo, train_ppo
 from esper.simic.training.checkpoint import is_run
@@ -115,8 +126,9 @@ def report(trials: Trials, runs: Sequence[str], family_name: str, picture: Path 
     ends = [(along(trials, run)[-1][1], along(trials, run)[0][1]) for run in runs]
     pairs = [(last, other) for last, _ in ends for other in (*RULES, FIXED)]
     pairs += [(last, first) for last, first in ends if last != first]
-    compared = compare({**trials, **others}, pairs, "val")
-    print_table(compared)
+    hosts = host_numbers(find_family(family_name).members("validation"))
+    compared = compare({**trials, **others}, pairs, "val", hosts)
+    print_comparisons(compared)
     if picture is not None:
         paint(trials, runs, others, picture)
     print_json({"n": len(keys), "curve": rows, "references": levels, "differences": compared})

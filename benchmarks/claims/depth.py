@@ -21,7 +21,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from common import RESULTS, Trials, compare, means, print_json, print_table, run_missing
+from common import (
+    RESULTS,
+    Trials,
+    compare,
+    means,
+    print_comparisons,
+    print_json,
+    print_table,
+    run_missing,
+)
 from esper.growth.blueprints.modules import nearly_zero_
 from esper.growth.hosts.transformer import TransformerHost
 from esper.growth.sites import evaluating
@@ -214,7 +223,7 @@ def final(keys: int, results: Path, data: DataSplits) -> Mapping[str, Any]:
     table = means(trials, list(ARMS), (*columns, "cpu_seconds"))
     print_table({"arm": name, **row} for name, row in table.items())
     compared = compare(trials, FAMILY, "test_loss")
-    print_table(compared)
+    print_comparisons(compared)
     return {"arms": table, "comparisons": compared}
 
 
@@ -222,7 +231,7 @@ def second(keys: int, results: Path, data: DataSplits) -> Mapping[str, Any]:
     """The same keys, static networks at their next best rate."""
     trials = trials_of([["grown 1 to 4"], *([name] for name in SECOND)], keys, results, data)
     compared = compare(trials, [("grown 1 to 4", name) for name in SECOND], "test_loss")
-    print_table(compared)
+    print_comparisons(compared)
     return {"comparisons": compared}
 
 

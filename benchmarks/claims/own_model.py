@@ -19,7 +19,16 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import esper
-from common import RESULTS, Row, compare, means, print_json, print_table, run_missing
+from common import (
+    RESULTS,
+    Row,
+    compare,
+    means,
+    print_comparisons,
+    print_json,
+    print_table,
+    run_missing,
+)
 from esper.growth.blueprints.catalogue import BlueprintCatalogue, count_params, default_catalogue
 from esper.tolaria.data.catalogue import data_root
 from esper.tolaria.tasks import find_task
@@ -114,7 +123,7 @@ def main() -> None:
     found = means(trials, arms, ("test", "params"))
     print_table({"arm": arm, **row} for arm, row in found.items())
     table = compare(trials, [("policy", other) for other in (STATIC, *RULES)], "test")
-    print_table(table)
+    print_comparisons(table)
     print_json({"arms": found, "differences": table})
 
 

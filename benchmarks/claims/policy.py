@@ -3,35 +3,46 @@
     python benchmarks/claims/policy.py --policies runs/a runs/b          # the claim, on test hosts
     python benchmarks/claims/policy.py --family digits:bottleneck ...    # does it read its host?
     python benchmarks/claims/policy.py --split validation                # the best fixed rule
+    python benchmarks/claims/policy.py --split fresh --hosts 48 ...      # hosts never played before
 
 Arms on each host and key: nothing grows; one candidate (a place and a kind), the same everywhere,
 drawn by key, or the best in hindsight; the heuristic; each policy. The best fixed candidate is
 chosen by validation score on validation hosts. `learned` is the mean of all policies, by host and
-key. A policy takes its most probable actions.
+key. A policy takes its most probable actions. Differences are paired over hosts: the keys of a host
+are averaged first.
 
 Where a block was made narrow, `right` is the share of episodes whose first seed is planted there.
 """
 
 import argparse
-import random
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
 
 from common import (
+    FIXED,
+    LEARNED,
+    ORACLE,
+    RANDOM,
     RESULTS,
+    STATIC,
     Row,
     Trials,
     append,
+    best_fixed,
     compare,
     finished,
+    host_numbers,
     keys_with_all,
+    print_comparisons,
     print_json,
     print_table,
+    with_choices,
 )
 from esper.api import find_controller
 from esper.leyline import BLUEPRINT, OP, SLOT, LifecycleOp
@@ -39,12 +50,30 @@ from esper.tamiyo.situation import Controller, Situation, wait
 from esper.tolaria.data.catalogue import data_root
 from esper.tolaria.data.splits import DataSplits
 from esper.tolaria.families import find_family
-from esper.tolaria.families.base import Member
+from esper.tolaria.families.base import Family, Member, Split
+from esper.tolaria.families.digits import BUILT_IN, CLAIM_D
 from family_episodes import FamilyResult, play_family
 
-STATIC, RANDOM, FIXED, ORACLE, LEARNED = "static", "random", "fixed", "oracle", "learned"
 HEURISTIC = "heuristic"
 KINDS = ("conv_light", "branch", "widen_double")  # where the family names none
+
+
+MOST_FRESH = 100
+
+
+def members_of(family: Family, split: str) -> list[Member]:
+    """The members of a split. `fresh` are further members of the test split: their shapes are in no
+    split of any built-in family, and claim D was not tested on them."""
+    if split != "fresh":
+        return list(family.members(split))  # type: ignore[arg-type]
+    used = {
+        member.widths
+        for known in BUILT_IN.values()
+        for each in get_args(Split)
+        for member in known.members(each)
+    }
+    wider = replace(family, sizes={**family.sizes, "test": MOST_FRESH})
+    return [each for each in wider.members("test") if each.widths not in used | set(CLAIM_D)]
 
 
 @dataclass(frozen=True)
@@ -125,34 +154,7 @@ def keep(path: Path, settings: dict[str, Any], rows: Iterable[Row]) -> None:
     append(path, [{**row, "settings": settings} for row in rows])
 
 
-def with_choices(trials: Trials, fixed: str, policies: Sequence[str]) -> Trials:
-    """Also the arms that are made of others: random, fixed, the best in hindsight, the mean of all
-    policies."""
-    trials = dict(trials)
-    for key in sorted({key for _, key in trials}):
-        own = [row for (arm, k), row in trials.items() if k == key and "@" in arm]
-        trials[RANDOM, key] = random.Random(key).choice(own)
-        trials[ORACLE, key] = max(own, key=lambda row: float(row["test"]))
-        trials[FIXED, key] = trials[fixed, key]
-        learned = [trials[name, key] for name in policies if (name, key) in trials]
-        if learned:
-            columns = [
-                name for name in ("test", "val", "params", "macs", "right") if name in own[0]
-            ]
-            mean = {n: sum(float(row[n]) for row in learned) / len(learned) for n in columns}
-            trials[LEARNED, key] = {**learned[0], **mean}
-    return trials
-
-
-def best_fixed(trials: Trials) -> str:
-    """The candidate that every host has with the best mean validation score."""
-    keys = {key for _, key in trials}
-    planted_arms = sorted({arm for arm, _ in trials if "@" in arm})
-    arms = [arm for arm in planted_arms if all((arm, key) in trials for key in keys)]
-    return max(arms, key=lambda arm: sum(trials[arm, key]["val"] for key in keys))
-
-
-def report(trials: Trials, fixed: str, policies: Sequence[str]) -> None:
+def report(trials: Trials, fixed: str, policies: Sequence[str], hosts: Mapping[int, int]) -> None:
     trials = with_choices(trials, fixed, policies)
     arms = [STATIC, RANDOM, FIXED, HEURISTIC, *policies, LEARNED, ORACLE]
     arms = [arm for arm in arms if any(name == arm for name, _ in trials)]
@@ -167,9 +169,10 @@ def report(trials: Trials, fixed: str, policies: Sequence[str]) -> None:
     print_table(rows)
     first = LEARNED if LEARNED in arms else HEURISTIC
     others = [arm for arm in (STATIC, RANDOM, FIXED, HEURISTIC, ORACLE) if arm != first]
-    table = compare(trials, [(first, other) for other in others], "test")
-    print_table(table)
-    print_json({"n": len(keys), "fixed": fixed, "arms": rows, "differences": table})
+    pairs = [(first, other) for other in others]
+    table = compare(trials, pairs, "test", hosts)
+    print_comparisons(table)
+    return {"n": len(keys), "fixed": fixed, "arms": rows, "differences": table}
 
 
 def main() -> None:
@@ -177,8 +180,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--family", default="digits:trained")
-    parser.add_argument("--split", choices=["validation", "test"], default="test")
-    parser.add_argument("--hosts", type=int, default=24)
+    parser.add_argument("--split", choices=["validation", "test", "fresh"], default="test")
+    parser.add_argument("--hosts", type=int, help="default: all")
     parser.add_argument("--keys", type=int, default=4, help="of each host")
     parser.add_argument("--policies", nargs="*", default=[], help="folders of training runs")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the rows")
@@ -188,17 +191,21 @@ def main() -> None:
     data = family.task.load(data_root())
     kinds = tuple(family.blueprints or KINDS)
 
-    def play(split: str, arms: dict[str, Controller]) -> Trials:
+    def play(split: str, arms: dict[str, Controller], hosts: int | None = None) -> Trials:
         name = f"policy-{family.name.replace(':', '-')}-{split}.jsonl"
         settings = {"family": family.name, "split": split, "kinds": list(kinds)}
-        members = family.members(split)[: given.hosts]
+        members = members_of(family, split)[:hosts]
         return run(given.out / name, settings, members, arms, kinds, data, given.keys)
 
     arms = {STATIC: find_controller("static"), HEURISTIC: find_controller("heuristic")}
     arms |= {each: find_controller(each) for each in given.policies}
     fixed = best_fixed(play("validation", arms if given.split == "validation" else {}))
     print(f"best fixed candidate, on validation hosts: {fixed}", flush=True)
-    report(play(given.split, arms), fixed, given.policies)
+    trials = play(given.split, arms, given.hosts)
+    found = report(trials, fixed, given.policies, host_numbers(members_of(family, given.split)))
+    print_json(found)
+    name = f"policy-{family.name.replace(':', '-')}-{given.split}.json"
+    (given.out / name).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

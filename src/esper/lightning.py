@@ -12,11 +12,14 @@ from inspect import signature
 from itertools import islice
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from esper.api import Body, Slots, attach
 from esper.api.slots import as_slots
+from esper.growth.devices import devices_of
+from esper.growth.generators import keeping_generators
 from esper.growth.grown_module import GrownModule
 from esper.growth.hooks import SEEDS_SAVED, clear_flag, set_flag
 from esper.growth.sites import SlotChoice, evaluating
@@ -25,6 +28,7 @@ from esper.leyline import ConfigError, EsperWarning, ForgottenCallError, Package
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
+    from lightning.pytorch.strategies import DDPStrategy
     from lightning.pytorch.trainer.states import TrainerFn
     from lightning.pytorch.utilities.data import extract_batch_size
 except ModuleNotFoundError as error:
@@ -42,8 +46,9 @@ class Grow(Callback):
 
     To measure what a seed contributes, validation is repeated without it, with the module's
     `validation_step` or with `evaluate(module)`, if given. After `fit` the module is at its best
-    epoch. Checkpoints include the growth; `fit`, `validate` and `test` with this callback restore
-    it from `ckpt_path`. Raises ConfigError for arguments that cannot work.
+    epoch. With `strategy="ddp"` the processes grow in step; scores are means over the processes.
+    Checkpoints include the growth; `fit`, `validate` and `test` with this callback restore it from
+    `ckpt_path`. Raises ConfigError for arguments that cannot work.
     """
 
     def __init__(
@@ -203,8 +208,10 @@ class Grow(Callback):
     def _check_repeatable(self, trainer: Trainer, pl_module: LightningModule, score: float) -> None:
         """Warn if a repeated validation gives another score: seeds are measured by repetitions."""
         assert self.body is not None
-        with evaluating(self.body.model), torch.random.fork_rng():
+        with evaluating(self.body.model), keeping_generators(devices_of(pl_module)):
             repeated = self._measure(trainer, pl_module)
+        # With several processes the metric may be that of each process, or of all.
+        score, repeated = self.body.processes.mean(np.array([score, repeated])).tolist()
         self._repeated = True
         if not abs(repeated - score) <= 1e-3 * max(1.0, abs(score)):
             warnings.warn(
@@ -311,9 +318,10 @@ def _check_trainer(trainer: Trainer) -> None:
         raise ConfigError(
             f"Grow needs one optimizer, but configure_optimizers gave {len(trainer.optimizers)}"
         )
-    if trainer.world_size > 1:
+    if trainer.world_size > 1 and not isinstance(trainer.strategy, DDPStrategy):
         raise ConfigError(
-            f"Grow works on one device, but the Trainer has {trainer.world_size}; give devices=1"
+            "on several devices Grow needs a whole model in each process, which "
+            f"{type(trainer.strategy).__name__} does not keep; give strategy='ddp'"
         )
     if not trainer.enable_validation:
         raise ConfigError(

@@ -10,26 +10,36 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from inspect import signature
+from itertools import zip_longest
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import nn
 
 from esper.api import Body, attach, list_slots, save_network
+from esper.api.distributed import Processes
 from esper.api.slots import Slots, as_slots
 from esper.growth.blueprints.catalogue import BlueprintCatalogue, default_catalogue
+from esper.growth.devices import devices_of
+from esper.growth.generators import keeping_generators
 from esper.growth.hooks import SEEDS_SAVED, clear_flag, set_flag
 from esper.growth.optimizer import SLOT_KEY
 from esper.growth.sites import SlotChoice, evaluating
 from esper.leyline import ConfigError, EsperWarning, ForgottenCallError, PackageMissingError
+from esper.tolaria.engine.batches import has_length
 
 try:
     import accelerate  # noqa: F401  (a Trainer cannot be made without it)
     from transformers import EvalPrediction, TrainerCallback
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-    from transformers.trainer_pt_utils import find_batch_size, nested_concat, nested_numpify
+    from transformers.trainer_pt_utils import (
+        find_batch_size,
+        nested_concat,
+        nested_numpify,
+        nested_truncate,
+    )
     from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
     from transformers.utils.generic import find_labels
 except ModuleNotFoundError as error:
@@ -49,9 +59,9 @@ class GrowCallback(TrainerCallback):
     number of evaluations (default: from the training arguments). `seed_lr` and `seed_weight_decay`
     are for seeds; their gradients are clipped by `max_grad_norm`, too.
 
-    After training the model is at its best epoch. Checkpoints include the growth, and the Trainer
-    resumes with it; `resume_from` is the checkpoint, if it is not in `output_dir`. Raises
-    ConfigError for arguments that cannot work.
+    After training the model is at its best epoch. Several processes (torchrun) grow in step.
+    Checkpoints include the growth, and the Trainer resumes with it; `resume_from` is the
+    checkpoint, if it is not in `output_dir`. Raises ConfigError for arguments that cannot work.
     """
 
     def __init__(
@@ -162,7 +172,7 @@ class GrowCallback(TrainerCallback):
     def on_save(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
         """Save the growth next to the Trainer's files, and remove seeds from those, because the
         Trainer loads them before the seeds exist."""
-        if self.body is None:
+        if self.body is None or not args.should_save:
             return
         folder = Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
         saved = self.body.state_dict() if self.body.begun else None
@@ -223,7 +233,12 @@ class GrowCallback(TrainerCallback):
         if self.evaluate is not None:
             return self.sign * float(self.evaluate(model))
         found = repeat_evaluation(
-            model, self._loader, args.label_names, self.compute_metrics, counted=self._counted
+            model,
+            self._loader,
+            args.label_names,
+            self.compute_metrics,
+            self._trained().processes,
+            counted=self._counted,
         )
         if self.monitor not in found:
             raise ConfigError(
@@ -233,7 +248,7 @@ class GrowCallback(TrainerCallback):
 
     def _own_score(self, args: Any) -> float:
         assert self.body is not None
-        with evaluating(self.body.model), torch.random.fork_rng():
+        with evaluating(self.body.model), keeping_generators(devices_of(self.body.model)):
             return self._measure(args, self.body.model.host)
 
     def _choose_measure(self, args: Any, score: float) -> None:
@@ -264,38 +279,70 @@ def blueprints_inside() -> BlueprintCatalogue:
     )
 
 
+class _Evaluated(NamedTuple):
+    """A batch of an evaluation: the loss of each row, and outputs and labels as arrays."""
+
+    losses: Any = None
+    outputs: Any = None
+    labels: Any = None
+
+
 @torch.no_grad()
 def repeat_evaluation(
     model: nn.Module,
     loader: Any,
     label_names: list[str] | None,
     compute_metrics: Callable[[EvalPrediction], Mapping[str, float]] | None,
+    processes: Processes,
     *,
     counted: bool = False,
 ) -> dict[str, float]:
-    """The metrics of a Trainer on the evaluation data, without calls to callbacks. With `counted`
-    losses are divided by the number of labels, as some Trainers do."""
+    """The metrics of a Trainer on the evaluation data of all processes, without calls to callbacks.
+    With `counted` losses are divided by the number of labels, as some Trainers do."""
     config = getattr(model, "config", None)
     ignored = {"loss", *getattr(config, "keys_to_ignore_at_inference", ["past_key_values"])}
     names = label_names or find_labels(type(model))
-    losses, weights = [], []
-    outputs: Any = None
-    labels: Any = None
+    mine = []
     for batch in loader:
-        count = {"num_items_in_batch": batch["labels"].ne(-100).sum()} if counted else {}
+        count, scale = dict[str, Any](), 1
+        if counted:
+            # As the Trainer does: divided by the mean number over the processes.
+            scale = processes.size
+            labels_here = batch["labels"].ne(-100).sum()
+            count["num_items_in_batch"] = sum(processes.gather(int(labels_here)))
         found = model(**batch, **count)
+        losses = outputs = labels = None
         if found.get("loss") is not None:
-            losses.append(float(found["loss"]))
-            weights.append(find_batch_size(batch))
+            losses = np.full(find_batch_size(batch), scale * float(found["loss"]))
         if compute_metrics is not None:
-            logits = tuple(v.detach() for k, v in found.items() if k not in ignored)
-            own = tuple(batch[name] for name in names if name in batch)
-            outputs = logits if outputs is None else nested_concat(outputs, logits, -100)
-            labels = own if labels is None else nested_concat(labels, own, -100)
-    metrics = {"eval_loss": float(np.average(losses, weights=weights))} if losses else {}
+            outputs = nested_numpify(tuple(v for k, v in found.items() if k not in ignored))
+            labels = nested_numpify(tuple(batch[name] for name in names if name in batch))
+        mine.append(_Evaluated(losses, outputs, labels))
+    data: Any = getattr(loader, "dataset", None)
+    rows = len(data) if has_length(data) else None
+    return _metrics(_all_rows(processes.gather(mine), rows), compute_metrics)
+
+
+def _all_rows(found: list[list[_Evaluated]], rows: int | None) -> _Evaluated:
+    """The batches of all processes in the Trainer's order, without the rows that it repeats at the
+    end to fill the last batches."""
+    batches = [batch for same in zip_longest(*found) for batch in same if batch]
+    parts = []
+    for column in zip(*batches, strict=True):
+        whole = column[0]
+        for part in column[1:]:
+            whole = None if part is None else nested_concat(whole, part, -100)
+        parts.append(whole if whole is None or rows is None else nested_truncate(whole, rows))
+    return _Evaluated(*parts)
+
+
+def _metrics(
+    found: _Evaluated, compute_metrics: Callable[[EvalPrediction], Mapping[str, float]] | None
+) -> dict[str, float]:
+    metrics = {} if found.losses is None else {"eval_loss": float(found.losses.mean())}
     if compute_metrics is not None:
         outputs, labels = (
-            each[0] if len(each) == 1 else each for each in map(nested_numpify, (outputs, labels))
+            each[0] if len(each) == 1 else each for each in (found.outputs, found.labels)
         )
         given = compute_metrics(EvalPrediction(predictions=outputs, label_ids=labels))
         metrics |= {k if k.startswith("eval_") else f"eval_{k}": float(v) for k, v in given.items()}
@@ -307,8 +354,17 @@ def _takes_count(model: nn.Module) -> bool:
 
 
 def _check_arguments(args: Any) -> None:
-    if args.world_size > 1 or args.n_gpu > 1:
-        raise ConfigError("GrowCallback works on one device; use one process and one device")
+    if args.n_gpu > 1:
+        raise ConfigError(
+            f"the Trainer copies the model to {args.n_gpu} devices in every pass (DataParallel), "
+            "where the seeds would be missing; start one process for each device with torchrun"
+        )
+    for name in ("fsdp", "deepspeed"):
+        if getattr(args, name, None):
+            raise ConfigError(
+                f"with {name} a process has only a part of each parameter or of its optimizer's "
+                "state, but growth saves and restores whole networks; leave it out"
+            )
     if args.eval_strategy == "no":
         raise ConfigError("GrowCallback needs evaluations; set eval_strategy='epoch'")
     if args.load_best_model_at_end:
@@ -326,7 +382,7 @@ def _evaluations(args: Any, state: Any) -> int:
 
 def _example(loader: Any) -> Any:
     """A batch of two, without the loader itself, whose random state would change."""
-    with torch.random.fork_rng():
+    with keeping_generators():
         data = loader.dataset
         rows = [data[0], data[1]] if hasattr(data, "__getitem__") else [next(iter(data))] * 2
         batch = loader.collate_fn(rows)

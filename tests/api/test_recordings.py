@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from esper.api import find_controller, imitate, learn_offline, record
+from esper.api import export_policy, find_controller, imitate, learn_offline, record
 from esper.leyline import EsperError
+from esper.leyline.policy_card import read_card
 from esper.simic.recordings.episodes import load_episodes
 
 SMALL: dict[str, Any] = {"episodes": 2, "steps": 2}
@@ -30,6 +31,22 @@ def test_record_then_learn_then_decide(tmp_path: Path) -> None:
     assert torch.get_num_threads() == threads
     for run in ("cloned", "off"):
         assert find_controller(str(tmp_path / run)).name == str(tmp_path / run)
+    check_cards(tmp_path)
+
+
+def check_cards(runs: Path) -> None:
+    """They say how the policies were learned, with no setting of a PPO run that never happened."""
+    given = [export_policy(runs / run, run, runs / "p")[1] for run in ("off", "cloned")]
+    off, cloned = (card.settings for card in given)
+    for settings in (off, cloned):
+        assert not [name for name in settings if name.startswith(("ppo.", "growth.", "envs"))]
+    assert (off["learning"], off["episodes"], off["beta"]) == ("offline", 4, 1.0)
+    assert [each["command"] for each in off["recordings"]] == ["record", "imitate"]
+    assert [each["controller"] for each in off["recordings"]] == ["random", "random"]
+    assert (cloned["learning"], cloned["teacher"], cloned["epochs"]) == ("imitation", "random", 1)
+    assert "4 episodes recorded, learned by offline" in given[0].trained_on
+    assert str(runs) not in given[0].as_toml()
+    assert read_card(runs / "p" / "off") == given[0]
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from common import compare, finished, keys_with_all, means, run_missing
+from common import compare, finished, keys_with_all, means, print_comparisons, run_missing
 from esper.leyline import ConfigError
 from esper.proof.statistics import holm, paired_difference
 
@@ -69,3 +70,30 @@ def test_comparisons_are_of_the_keys_that_all_arms_have(tmp_path: Path) -> None:
         "score": pytest.approx(sum(score("wide", key)["score"] for key in keys) / 5),
     }
     assert compare({}, [("grown", "static")], "score") == []
+
+
+def test_hosts_are_the_pairs_where_several_keys_share_one() -> None:
+    """Four keys of each of three hosts: three pairs, not twelve."""
+    drawn = np.random.default_rng(0)
+    hosts = {key: key // 4 for key in range(12)}
+    of_host = drawn.normal(1.0, 2.0, 3)
+    grown = {key: of_host[host] + drawn.normal(0.0, 0.1) for key, host in hosts.items()}
+    trials = {("grown", key): {"score": value} for key, value in grown.items()}
+    trials |= {("static", key): {"score": 0.0} for key in grown}
+    (found,) = compare(trials, [("grown", "static")], "score", hosts)
+    means = [np.mean([grown[key] for key in grown if hosts[key] == host]) for host in range(3)]
+    expected = paired_difference([float(mean) for mean in means], [0.0] * 3)
+    assert (found["n"], found["mean"]) == (3, pytest.approx(expected.mean))
+    assert (found["low"], found["high"]) == pytest.approx((expected.low, expected.high))
+    assert found["p"] >= 0.25, "three pairs cannot show more"
+    (by_key,) = compare(trials, [("grown", "static")], "score")
+    assert by_key["n"] == 12
+
+
+def test_a_table_of_few_pairs_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    trials = {(arm, key): score(arm, key) for arm in ARMS for key in range(10)}
+    few = {place: row for place, row in trials.items() if place[1] < 3}
+    print_comparisons(compare(few, [("grown", "static")], "score"))
+    assert "smallest possible p-value is 0.25" in capsys.readouterr().out
+    print_comparisons(compare(trials, [("grown", "static")], "score"))
+    assert "smallest possible" not in capsys.readouterr().out

@@ -4,6 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from esper.leyline import EsperError
+from esper.proof import families
+from esper.proof.families import validation_score
 from esper.tamiyo.controllers.scripted import ScriptedController
 from esper.tamiyo.controllers.static import StaticController
 from esper.tolaria.families.hosts import hosts_of
@@ -46,3 +49,18 @@ def test_the_host_is_scored_before_its_episode(spec):
     host.load_state_dict(hosts.weights[result.key])
     right = host.eval()(data.test_x).argmax(1) == data.test_y
     assert result.host == pytest.approx(100 * right.double().mean().item())
+
+
+def test_the_validation_score_is_of_validation_hosts_only(monkeypatch, spec):
+    """No choice of a policy may see a test host."""
+    played = []
+
+    def play(member, *rest):
+        played.append(member)
+        return None, []
+
+    monkeypatch.setattr(families, "play_member", play)
+    with pytest.raises(EsperError, match="no validation host"):
+        validation_score(FAMILY, StaticController(), spec[1], spec[2])
+    assert played == list(FAMILY.members("validation"))
+    assert {member.split for member in played} == {"validation"}

@@ -13,8 +13,8 @@ from torch.nn.utils.rnn import pack_sequence
 
 from esper.growth.export import export, largest_difference
 from esper.growth.grown_module import GrownModule
+from esper.growth.nested import tensors_in
 from esper.growth.outputs import TensorLocation, locate_in_output, locate_in_slot
-from esper.growth.sites import tensors_in
 from esper.leyline import ConfigError, SeedStage
 from helpers import plant
 
@@ -134,7 +134,7 @@ def test_putting_back_leaves_the_host_s_own_output_alone(form: str) -> None:
         ({"a": torch.ones(2, 3), "b": torch.ones(2, 3)}, None, None),
         (
             {"a": torch.ones(2, 3), "logits": torch.ones(2, 3)},
-            *[TensorLocation("mapping", "logits")] * 2,
+            *[TensorLocation("dict", "logits")] * 2,
         ),
         ({"loss": torch.ones(())}, None, None),
         (torch.ones(2, 3, dtype=torch.int64), None, None),

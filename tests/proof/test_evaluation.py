@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from esper.proof import evaluation as module
 from esper.proof.arms import Plan, Run, resolve, static_plan, train
 from esper.proof.compute import affordable_steps, host_size, of_width, training_macs
 from esper.proof.report import EvaluationReport
-from esper.proof.scenarios import widths_up_to
+from esper.proof.scenarios import _best_static, widths_up_to
 from esper.proof.work import WorkItem, WorkResults
 from esper.tamiyo.controllers import make_controller
 from esper.tamiyo.controllers.scripted import ScriptedController
@@ -256,6 +257,28 @@ def test_equal_compute_controls_spend_what_the_reference_spent() -> None:
         for own, reference in zip(trials(found, name), trials(found, "grow"), strict=True):
             one_more = training_macs(task, data, own.macs, own.steps + 1)
             assert own.train_macs <= reference.train_macs < one_more
+
+
+def test_equal_compute_is_that_of_the_run_that_spent_least() -> None:
+    """A width that only the dearer run of the reference could pay for is no candidate."""
+    task, data = narrow_digits()
+    widths = {width: of_width(task, width) for width in (2, 3)}
+    costs = [training_macs(task, data, host_size(widths[w], data)[1], steps=1) for w in (2, 3)]
+    bench = SimpleNamespace(
+        widths=widths,
+        data=data,
+        task=task,
+        steps=STEPS,
+        population="looped",
+        candidates=lambda name, plan, width: [(name, width)],
+    )
+
+    def spent(macs: int) -> Any:
+        return SimpleNamespace(outcome=SimpleNamespace(train_macs=macs, params=500))
+
+    for budgets, expected in (((costs[0], costs[1]), [2]), ((costs[1], costs[1]), [2, 3])):
+        _, equal = _best_static(bench, "grow", [spent(macs) for macs in budgets])
+        assert [width for _, width in equal] == expected
 
 
 def test_best_static_equal_params_is_about_as_large_and_trained_as_long() -> None:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from esper.leyline.few_pairs import few_pairs
 from esper.proof.statistics import holm, paired_difference
 
 
@@ -86,6 +87,33 @@ def test_equal_differences_have_no_interval(shift: float) -> None:
     found = paired_difference([x + shift for x in base], base)
     assert (found.low, found.high) == (None, None)
     assert found.p == pytest.approx(1.0 if shift == 0 else 2 / 2**4)
+
+
+@pytest.mark.parametrize("comparisons", [1, 3])
+def test_few_pairs_are_said_to_show_nothing_exactly_where_they_do(comparisons: int) -> None:
+    """The best case: all differences point the same way, in every comparison."""
+    for pairs in range(2, 12):
+        best = paired_difference([2.0 + n for n in range(pairs)], [1.0] * pairs).p
+        adjusted = holm([best] * comparisons)[0]
+        assert adjusted is not None
+        note = few_pairs(pairs, comparisons)
+        assert (note is None) == (adjusted < 0.05), pairs
+        if note is not None:
+            assert f"p-value is {adjusted:.2g}" in note
+
+
+def test_one_pair_is_said_to_have_no_interval() -> None:
+    assert "no p-value" in (few_pairs(1, 1) or "")
+    assert few_pairs(1, 0) is None, "nothing is compared"
+
+
+def test_a_permutation_test_of_scipy_agrees_for_hosts() -> None:
+    differences = np.random.default_rng(2).normal(0.5, 1.0, 9)
+    expected = stats.permutation_test(
+        (differences,), np.mean, permutation_type="samples", n_resamples=np.inf
+    )
+    found = paired_difference(differences.tolist(), [0.0] * 9)
+    assert found.p == pytest.approx(float(expected.pvalue))
 
 
 def test_series_of_other_lengths_are_refused() -> None:

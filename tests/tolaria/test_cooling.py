@@ -276,6 +276,12 @@ def test_what_cannot_be_cooled_is_told_and_goes_on(monkeypatch: pytest.MonkeyPat
         (0, "weights are tied"),
         (1, "weights are tied"),
     ]
+    assert env.cooler is not None
+    done = env.cooler.cool(0, step=0)
+    assert done.rho < COOLING_STARVED
+    assert (done.tau, done.refused) == (1.0, "weights are tied"), "nothing was scaled"
+    # What is observed is the host as it is.
+    assert env.rho == pytest.approx([env.cooler.cool(n, step=0).rho for n in range(2)])
     env.step(wait(2))
 
 

@@ -8,14 +8,17 @@ import numpy as np
 from torch.optim import Optimizer
 
 from esper.api.checks import MEASURED, require
+from esper.api.distributed import Processes
 from esper.growth.grown_module import GrownModule
 from esper.growth.sites import evaluating
 from esper.leyline import ForgottenCallError
+from esper.leyline.growth_settings import Snapshots
 from esper.tolaria.engine.population import Evaluation, ModuleHosts
 
 
 class AttachedHost(ModuleHosts):
-    """`Hosts` with one host, which the user's `evaluate` evaluates.
+    """`Hosts` with one host, which the user's `evaluate` evaluates; with several processes the
+    scores are means over them.
 
     reported       loss and score of the complete network, as the user reported them
     alphas_known   the alphas that the complete network applies have been measured since
@@ -23,8 +26,15 @@ class AttachedHost(ModuleHosts):
     """
 
     def __init__(
-        self, network: GrownModule, evaluate: Callable[[], float], example: Any, key: int
+        self,
+        network: GrownModule,
+        evaluate: Callable[[], float],
+        example: Any,
+        key: int,
+        processes: Processes,
+        snapshots: Snapshots = "host",
     ) -> None:
+        self.processes, self.snapshots = processes, snapshots
         self.network, self.user_evaluate, self.user_example = network, evaluate, example
         self.networks, self.optimizers = [network], []
         self.keys = np.array([key], dtype=np.int64)
@@ -63,6 +73,7 @@ class AttachedHost(ModuleHosts):
         # The alpha of a valve is measured in a forward pass of the complete network.
         has_valve = any(slot.valve is not None for _, slot in self.network.each_slot())
         known = self.reported is not None and (self.alphas_known or not has_valve)
+        known = all(self.processes.gather(known))
         self.asking = True
         try:
             with evaluating(self.network):
@@ -74,8 +85,9 @@ class AttachedHost(ModuleHosts):
                             score[k] = float(given)
         finally:
             self.asking = False
+        alpha = np.array([slot.applied_alpha() for _, slot in self.network.each_slot()])
+        score, alpha = self.processes.mean(score), self.processes.mean(alpha)
         if self.reported is not None:
             loss[complete], score[complete] = self.reported
         self.reported, self.alphas_known = None, False
-        alpha = np.array([slot.applied_alpha() for _, slot in self.network.each_slot()])
         return Evaluation(loss, score, np.tile(alpha, (len(present), 1)), samples=0)

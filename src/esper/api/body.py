@@ -10,9 +10,12 @@ plain = body.export()
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
@@ -21,6 +24,7 @@ from torch.utils.hooks import RemovableHandle
 from esper.api.attached_host import AttachedHost
 from esper.api.checks import check_optimizer, checked
 from esper.api.controllers import check_script, find_controller
+from esper.api.distributed import Processes, SeedGradients, check_parallel
 from esper.api.following import Follower
 from esper.api.growing import grow_settings
 from esper.api.growth_warnings import GrowthWarnings, warn_if_out_of_domain, warn_of_slow_seeds
@@ -29,7 +33,7 @@ from esper.api.slots import Slots, as_slots
 from esper.growth.grown_module import GrownModule
 from esper.growth.hooks import GROWING, clear_flag, set_flag
 from esper.growth.optimizer import add_slot_groups, with_inner
-from esper.growth.sites import SlotChoice
+from esper.growth.sites import SlotChoice, inner
 from esper.leyline import (
     IS_ACTIVE,
     ConfigError,
@@ -67,6 +71,8 @@ class Body:
         self.outcome: EpisodeOutcome | None = None
         self.optimizer_steps = 0
         self.meter = GradientMeter(host.network)
+        self.processes = host.processes
+        self.seed_gradients = SeedGradients(host.network, host.processes)
         self.followers: list[Follower] = []
         self._on_optimizer: list[RemovableHandle] = []
         self._on_gradients: list[RemovableHandle] = []
@@ -114,6 +120,7 @@ class Body:
         if self.host.optimizers:
             raise ConfigError("an optimizer is managed already; call manage once")
         check_optimizer(optimizer, self.model.host_parameters())
+        check_parallel(self.model.host, optimizer)
         if seed_lr is None:
             warn_of_slow_seeds(optimizer)
         slot_ids = self.model.slot_config.slot_ids
@@ -122,7 +129,9 @@ class Body:
         # If an optimizer wraps another one, as SAM does, the inner one takes the steps.
         stepping = [each for each in with_inner(optimizer) if len(with_inner(each)) == 1]
         self._on_optimizer = [e.register_step_pre_hook(self._watch_optimizer) for e in stepping]
+        self.processes.share(self.model)
         self.env.start()
+        self._follow_seeds()
 
     def follow(self, averaged: AveragedModel) -> GrownModule:
         """Let an average of the model's weights (EMA, SWA) grow with it; keep calling
@@ -142,8 +151,17 @@ class Body:
         return self.host.evaluating()
 
     @checked()
-    def step(self, validation_score: float, validation_loss: float | None = None) -> bool:
+    def step(
+        self,
+        validation_score: float,
+        validation_loss: float | None = None,
+        *,
+        samples: int | None = None,
+    ) -> bool:
         """Report an epoch; the controller then decides and the model may change.
+
+        With several processes, call it in each: scores and losses are averaged, weighted by the
+        number of `samples` that each process evaluated, if given.
 
         Returns False once all steps are done: later epochs can still be the best one, but nothing
         grows any more. If the loss or the score is not finite, the governor restores the last
@@ -151,11 +169,15 @@ class Body:
         """
         if self.outcome is not None:
             return False
-        self._check_calls()
+        with self.processes.together():
+            self._check_calls()
+        self.processes.weight = 1.0 if samples is None else float(samples)
         # Without a loss, a score that is not finite still reaches the governor.
         loss = validation_loss if validation_loss is not None else validation_score * 0.0
         try:
-            running = self._end_epoch(float(loss), float(validation_score))
+            running = self._end_epoch(
+                *self.processes.mean(np.array([float(loss), float(validation_score)])).tolist()
+            )
         except BaseException:
             self.close()
             raise
@@ -164,6 +186,8 @@ class Body:
         return running
 
     def _end_epoch(self, loss: float, score: float) -> bool:
+        self.processes.share(self.model, parameters=False)
+        self._check_equal()
         readings = self._readings()
         if not self.env.running[0]:
             self.env.finish_after(readings, np.array([loss]), np.array([score]))
@@ -172,7 +196,7 @@ class Body:
         transition = self.env.finish(readings)
         running = bool(transition.after.running[0])
         if running:
-            self.env.begin(act(self.env, self.controller))
+            self.env.begin(self.processes.first(act(self.env, self.controller)))
         for follower in self.followers:
             follower.start_over() if transition.rolled_back[0] else follower.sync()
         return running
@@ -201,6 +225,7 @@ class Body:
             handle.remove()
         self._on_optimizer, self._on_gradients = [], []
         clear_flag(self.host.network.host, GROWING)
+        self.seed_gradients.watch()  # seeds that stay are trained further
 
     def export(self) -> nn.Module:
         """A plain module that needs no Esper; its output is checked against the live network's. The
@@ -225,17 +250,24 @@ class Body:
         Raises ConfigError, and changes nothing, if it is of another model, slots or optimizer.
         """
         optimizer = self.host.optimizer
-        if len(optimizer.param_groups) != len(state["groups"]):
-            raise ConfigError(
-                f"the state is of an optimizer with {len(state['groups'])} parameter groups, "
-                f"this one has {len(optimizer.param_groups)}"
-            )
-        load_loop_state(self.env, self.controller, optimizer, state)
+        with self.processes.together():
+            if len(optimizer.param_groups) != len(state["groups"]):
+                raise ConfigError(
+                    f"the state is of an optimizer with {len(state['groups'])} parameter groups, "
+                    f"this one has {len(optimizer.param_groups)}"
+                )
+            load_loop_state(self.env, self.controller, optimizer, state)
+        self._check_equal()
         self.recorder.rows[:] = state["history"]
         self.recorder.events[:] = map(event_from_row, state["events"])
         self.warnings.catch_up()
         self._watch_gradients()
         self.optimizer_steps = 0
+
+    def _check_equal(self) -> None:
+        """All processes must have the same network, with seeds in the same stages."""
+        table = ((f"column {k}", torch.from_numpy(v)) for k, v in vars(self.env.table).items())
+        self.processes.check_equal(chain(self.model.named_parameters(), table))
 
     def _readings(self) -> TrainReadings:
         return TrainReadings(
@@ -244,7 +276,9 @@ class Body:
             finite=np.array([True]),
             batches=self.optimizer_steps,
             samples=0,
-            seeds={name: column[None] for name, column in self.meter.result().items()},
+            seeds=self.processes.first(
+                {name: column[None] for name, column in self.meter.result().items()}
+            ),
             rho=np.array([np.nan]),
         )
 
@@ -254,21 +288,31 @@ class Body:
             handle.remove()
         self.meter = GradientMeter(self.model)
         self._on_gradients = self.meter.watch()
+        self._follow_seeds()
+
+    def _follow_seeds(self) -> None:
+        """All processes start with the same seeds, and average their gradients."""
+        for _, slot in self.model.each_slot():
+            self.processes.share(slot)
+        self.seed_gradients.watch(self.meter.store)
 
     def _watch_optimizer(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """Measure gradients when a step starts or, if it gets a closure, after the closure."""
         self.optimizer_steps += 1
+        # A GradScaler sets these if the optimizer itself unscales gradients and skips overflows.
+        scale, overflow = (getattr(optimizer, name, None) for name in ("grad_scale", "found_inf"))
+        observe = partial(self.meter.observe, scale, scaled=overflow is not None)
         _, *given = args
         closure = kwargs.get("closure", given[0] if given else None)
         if closure is None:
-            self.meter.observe()
+            observe()
             return None
 
         def observed() -> Any:
             loss = closure()
-            self.meter.observe()
+            observe()
             return loss
 
         if given:
@@ -281,10 +325,11 @@ class Body:
 
     def _check_calls(self) -> None:
         _ = self.host.optimizer  # raises ForgottenCallError before manage
-        if self.optimizer_steps == 0:
+        if self.optimizer_steps == 0 and not self._overflowed():
             raise ForgottenCallError(
-                "the managed optimizer has not stepped since the last body.step(); "
-                "is another optimizer in use?"
+                "the managed optimizer has not stepped since the last body.step(); is another "
+                "optimizer in use? If a GradScaler skipped every step, call zero_grad() before the "
+                "backward pass, not after the step"
             )
         norms = self.meter.result()["gradient_norm"]
         for index, slot in self.model.each_slot():
@@ -293,6 +338,11 @@ class Body:
                     f"the seed at {slot.site.module} got no gradient in this epoch; "
                     "was the loss computed from another copy of the model?"
                 )
+
+    def _overflowed(self) -> bool:
+        """Whether the last gradients are not finite: then a GradScaler skips the step."""
+        grads = [p.grad for p in self.model.host_parameters() if p.grad is not None]
+        return not all(bool(grad.isfinite().all()) for grad in grads)
 
 
 @checked()
@@ -313,8 +363,14 @@ def attach(
     `example` is one input of the model. `evaluate()` returns the current validation score of the
     model (higher is better, on any scale); to measure what a seed contributes it is called with the
     seed taken out. The other arguments are those of `grow`; `settings` about training are ignored.
+
+    With several processes (DistributedDataParallel) call this and the methods of the body in all
+    of them; `model` is the model or the DDP module around it.
+
     Raises ConfigError for arguments that cannot work.
     """
+    check_parallel(model)
+    processes, model = Processes.of(model), inner(model)
     spec = as_slots(slots)
     example = spec.example if example is None else example
     if example is None:
@@ -325,10 +381,19 @@ def attach(
     )
     chosen = find_controller(controller, len(network.sites), network.catalogue)
     check_script(chosen, network)
-    host = AttachedHost(network, evaluate, example, key)
+    processes.check_same(
+        {
+            **{f"the shape of {n}": tuple(p.shape) for n, p in model.named_parameters()},
+            "the list of slots": ", ".join(network.slot_config.names),
+            "the controller": chosen.name,
+            "the number of steps": own.steps,
+            "the key": key,
+        }
+    )
+    host = AttachedHost(network, evaluate, example, key, processes, own.snapshots)
     history = History()
     env = GrowthCycle(host, own, recorder=history)
     warnings = GrowthWarnings(history, env, chosen)
     history.listeners = [warnings]
-    warn_if_out_of_domain(chosen, type(model).__name__)
+    warn_if_out_of_domain(chosen, type(network.host).__name__)
     return Body(host, env, chosen, history, warnings)

@@ -8,6 +8,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from esper.growth.grown_module import GrownModule
 from esper.growth.seed_slot import SeedSlot
+from esper.growth.sites import inner
 from esper.leyline import ConfigError
 
 
@@ -22,16 +23,17 @@ class Follower:
             raise ConfigError(
                 f"follow takes a torch.optim.swa_utils.AveragedModel, got {type(averaged).__name__}"
             )
-        _check_copy(live, averaged.module)
+        module = inner(averaged.module)
+        _check_copy(live, module)
         self.live, self.averaged = live, averaged
         self.averages: dict[int, AveragedModel] = {}
         self.network: GrownModule
-        self.whole = isinstance(averaged.module, GrownModule)
-        if isinstance(averaged.module, GrownModule):
-            self.network = averaged.module
+        self.whole = isinstance(module, GrownModule)
+        if isinstance(module, GrownModule):
+            self.network = module
         else:
             self.network = GrownModule(
-                averaged.module, live.sites, live.output, live.catalogue, live.host_macs
+                module, live.sites, live.output, live.catalogue, live.host_macs
             )
             self.update_host = averaged.update_parameters
             # Loops call it with the model, whose own parameters do not include seeds.
@@ -39,7 +41,7 @@ class Follower:
         self.sync()
 
     def update_parameters(self, model: nn.Module) -> None:
-        self.update_host(self.live.host if isinstance(model, GrownModule) else model)
+        self.update_host(self.live.host if isinstance(inner(model), GrownModule) else model)
         for index, average in self.averages.items():
             average.update_parameters(self.live.slot(index))
 

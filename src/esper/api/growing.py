@@ -9,20 +9,23 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from torch import nn
 from torch.optim import AdamW, Optimizer
 
 from esper.api.callbacks import Callback, Caller
 from esper.api.checks import check_objectives, check_optimizer, checked
 from esper.api.controllers import check_script, find_controller
+from esper.api.distributed import check_parallel, in_processes
 from esper.api.grown import Grown, save_network
 from esper.api.growth_run import GrowthRun, MakeScheduler, open_folder
 from esper.api.growth_warnings import warn_if_out_of_domain, warn_of_slow_seeds
 from esper.api.loop_state import randomness, restore_randomness
 from esper.api.slots import Slots, as_slots
 from esper.growth.blueprints.catalogue import default_catalogue
+from esper.growth.compiled import original
+from esper.growth.devices import devices_of, find_device, input_device
 from esper.growth.grown_module import GrownModule
+from esper.growth.optimizer import with_inner
 from esper.growth.sites import SlotChoice
 from esper.growth.snapshot import restore_snapshot, take_snapshot
 from esper.leyline import ConfigError, EsperError, Recorder, TwinReport
@@ -91,6 +94,12 @@ def grow(
     Ctrl-C ends the run early; the best network so far is returned. Raises ConfigError, before
     anything is trained, for arguments that cannot work.
     """
+    check_parallel(model)
+    if in_processes():
+        raise ConfigError(
+            "esper.grow trains in one process and would train another network in each of these; "
+            "use esper.attach with a DistributedDataParallel model and your own loop"
+        )
     spec = as_slots(slots)
     optimizer, make_scheduler = optimizer if isinstance(optimizer, tuple) else (optimizer, None)
     settings = grow_settings(settings, steps, budget, start, scheduled=make_scheduler is not None)
@@ -110,7 +119,8 @@ def grow(
     )
     if resume and out is None:
         raise ConfigError("resume=True needs the folder of the run: out=DIR")
-    check_objectives(model, recipe, device_of(model))
+    move(model, optimizer, settings.device)
+    check_objectives(original(model), recipe, input_device(model))
     run = ModelRun(model, recipe, settings, key, (train_loader, val_loader), make_scheduler, resume)
     caller, folder = Caller(callbacks), None if out is None else Path(out)
     host_alone = None if folder is None else folder / ARMS / "host-alone"
@@ -174,7 +184,7 @@ class ModelRun:
         """For the record; a resumed run must have the same."""
         recipe = self.recipe
         return {
-            "model": type(self.model).__name__,
+            "model": self.name,
             "key": self.key,
             "loss": _name(recipe.loss),
             "score": _name(recipe.score),
@@ -189,13 +199,17 @@ class ModelRun:
     def epochs(self) -> int:
         return (self.settings.steps or 0) + (not self.settings.trained)
 
+    @property
+    def name(self) -> str:
+        return type(original(self.model)).__name__
+
     def play(
         self, controller: str | Controller, label: str, folder: Path | None, *listeners: Recorder
     ) -> Grown:
         def choose(network: GrownModule) -> Controller:
             chosen = find_controller(controller, len(network.sites), self.recipe.catalogue)
             check_script(chosen, network)
-            warn_if_out_of_domain(chosen, type(self.model).__name__)
+            warn_if_out_of_domain(chosen, self.name)
             run.config["slots"] = ", ".join(network.slot_config.names)
             return chosen
 
@@ -223,8 +237,8 @@ class ModelRun:
                 settings,
                 choose,
                 run.history,
-                task=type(self.model).__name__,
-                device=device_of(self.model),
+                task=self.name,
+                device=input_device(self.model),
                 session=run,
             )
         example = self.recipe.data.example()
@@ -258,8 +272,29 @@ def _name(objective: Any) -> str:
     return getattr(objective, "__name__", type(objective).__name__)
 
 
-def device_of(model: nn.Module) -> torch.device:
-    return next((p.device for p in model.parameters()), torch.device("cpu"))
+def move(model: nn.Module, optimizer: Any, name: str | None) -> None:
+    """Move a model, and the state of its optimizer, to the device of that name; None leaves them
+    where they are."""
+    if name is None:
+        return
+    device, found = find_device(name), devices_of(model)
+    if len(found) > 1:
+        raise ConfigError(
+            f"the model is on {', '.join(map(str, found))}, so it has no single device; leave out "
+            f"device={name!r}, and its parts stay where they are"
+        )
+    before = list(model.parameters())
+    model.to(device)
+    # Devices that torch knows from plug-ins get new parameters, others only new data.
+    moved: dict[Any, Any] = dict(zip(before, model.parameters(), strict=True))
+    for each in with_inner(optimizer) if isinstance(optimizer, Optimizer) else ():
+        for group in each.param_groups:
+            group["params"] = [moved.get(param, param) for param in group["params"]]
+        if each.state:
+            state = {moved.get(param, param): values for param, values in each.state.items()}
+            each.state.clear()
+            each.state.update(state)
+            each.load_state_dict(each.state_dict())  # to the devices of the parameters
 
 
 def _write_results(folder: Path, grown: Grown, others: dict[str, Path]) -> None:
@@ -300,12 +335,13 @@ def insure(
     """
     # Copied together, so that the copied optimizer holds the copied parameters.
     twin_model, twin_optimizer = copy.deepcopy(model_and_optimizer)
-    beginning = randomness(loaders)
+    devices = devices_of(model_and_optimizer[0])
+    beginning = randomness(loaders, devices)
     grown = grow()
     if grown.outcome.ended == "interrupted":
         log.warning("the run was interrupted before the twin was trained: it is not insured")
         return grown
-    end = randomness(loaders)
+    end = randomness(loaders, devices)
     restore_randomness(loaders, beginning)
     twin = train_twin(twin_model, twin_optimizer)
     restore_randomness(loaders, end)

@@ -1,6 +1,5 @@
 """Policies of training runs: exported for other users, and evaluated on validation hosts."""
 
-import tomllib
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -8,7 +7,7 @@ from esper.api.checks import checked
 from esper.leyline import ConfigError
 from esper.leyline.policy_card import PolicyCard, check_policy_name
 from esper.leyline.sealed import write_sealed
-from esper.observatory.run_directory import BEST_POLICY, CONFIG
+from esper.observatory.run_directory import BEST_POLICY
 from esper.proof.families import validation_score
 from esper.simic.training.checkpoint import load_state
 from esper.simic.training.config import TrainingConfig
@@ -27,7 +26,7 @@ def export_policy(run: str | Path, name: str, out: str | Path) -> tuple[Path, Po
     facts about the run. Raises ConfigError if the run has no policy, or if the folder exists."""
     check_policy_name(name)
     state, folder = load_state(run), Path(out) / name
-    card = card_of(state, name, _episodes(Path(run), state))
+    card = card_of(state, name, _episodes(state))
     try:
         write_policy(folder, state, card)
     except OSError as error:
@@ -35,15 +34,11 @@ def export_policy(run: str | Path, name: str, out: str | Path) -> tuple[Path, Po
     return folder, card
 
 
-def _episodes(run: Path, state: TrainState) -> int | None:
+def _episodes(state: TrainState) -> int | None:
     """How many episodes the policy was trained on; None if that is not known."""
     if state.round > 0:
         return state.round * int(state.settings["envs"])
-    try:
-        found = tomllib.loads((run / CONFIG).read_text(encoding="utf-8")).get("episodes")
-    except (OSError, ValueError):
-        return None
-    return found if isinstance(found, int) else None
+    return state.settings.get("episodes")
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ from esper.api.controllers import find_controller
 from esper.api.training import choose_task, one_thread
 from esper.growth.blueprints.catalogue import default_catalogue
 from esper.leyline import ConfigError
-from esper.observatory.run_directory import RunDirectory
+from esper.leyline.settings import read_toml
+from esper.observatory.run_directory import CONFIG, RunDirectory
 from esper.simic.agent.network import Kind
 from esper.simic.recordings.episodes import (
     Episodes,
@@ -100,6 +101,8 @@ def imitate(
             recorded = play(run, progress)
             learnt = partial(progress, "learning")
             report = clone(state.agent.network, state.observations, recorded, cloning, key, learnt)
+            taught = {"teacher": Path(teacher).name, "episodes": len(recorded)}
+            state.settings = _learned(config, "imitation", **taught, **asdict(cloning))
             row = asdict(report)
             agreement = row.pop("held_out")
             row |= {f"agreement.{name}": value for name, value in agreement.items()}
@@ -141,6 +144,9 @@ def learn_offline(
         with _folder(out, overwrite, config, "offline", **settings) as run:
             learnt = partial(progress, "learning")
             report = learn(state.agent.network, state.observations, recorded, offline, key, learnt)
+            sources = [_source(Path(one), len(part)) for one, part in zip(runs, parts, strict=True)]
+            told = {"recordings": sources, "episodes": len(recorded)}
+            state.settings = _learned(config, "offline", **told, **offline.effective())
             run.metrics({"kind": "offline", **asdict(report)})
             save_checkpoint(run.path, state, run.sync())
     return recorded, report
@@ -166,6 +172,25 @@ def _config(
     else:
         given |= {"family": family, "envs": group}
     return load_config(None, given)
+
+
+def _learned(config: TrainingConfig, learning: str, **given: Any) -> dict[str, Any]:
+    """The settings of a policy that was learned without PPO: those that had an effect."""
+    flat = config.flat()
+    kept = {n: flat[n] for n in flat if n.startswith("network.") or n in ("task", "family", "key")}
+    known = {name: value for name, value in kept.items() if value is not None}
+    return {**known, "learning": learning, **given}
+
+
+def _source(run: Path, episodes: int) -> dict[str, Any]:
+    """What a run says about its recorded episodes, without paths of this machine."""
+    told = read_toml(run / CONFIG) if (run / CONFIG).is_file() else {}
+    known: dict[str, Any] = {
+        name: told[name] for name in ("command", "family", "task", "key") if name in told
+    }
+    if "controller" in told:
+        known["controller"] = Path(str(told["controller"])).name
+    return {**known, "episodes": episodes}
 
 
 def _folder(

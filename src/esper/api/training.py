@@ -14,6 +14,8 @@ from esper.api.policies import ValidationHosts
 from esper.leyline import ConfigError
 from esper.leyline.growth_settings import GrowthSettings
 from esper.observatory.run_directory import CONFIG, PROFILE, RunDirectory
+from esper.simic.agent.rollout import VectorEnv
+from esper.simic.agent.saving import on
 from esper.simic.recordings.recording import RecordingEnv
 from esper.simic.telemetry.profiler import TrainingProfiler
 from esper.simic.training.checkpoint import is_run, load_checkpoint, load_state, save_checkpoint
@@ -64,14 +66,17 @@ def choose_task(
 
 
 def choose_devices(
-    workers: Workers, devices: Sequence[str] | None, cluster: Cluster | None
+    workers: Workers,
+    devices: Sequence[str] | None,
+    cluster: Cluster | None,
+    device: str | None = None,
 ) -> tuple[str, ...]:
-    """One device for each worker."""
-    if cluster is not None and devices is not None:
+    """One device for each worker; `device` is that of the settings."""
+    if cluster is not None and (devices is not None or device is not None):
         raise ConfigError("workers on a cluster use its CPUs; leave out devices, or give workers")
     if cluster is not None and workers in (None, "auto"):
         workers = cluster.cpus
-    return worker_devices(workers, devices)
+    return worker_devices(workers, devices, device)
 
 
 class PolicyTraining:
@@ -135,6 +140,11 @@ class PolicyTraining:
         def save(state: TrainState) -> None:
             save_checkpoint(record.path, state, record.sync())
 
+        def recorded(env: VectorEnv) -> RecordingEnv:
+            return RecordingEnv(env, state.space, config, family, record.path)
+
+        # The policy is where the first worker is; the CPUs of a cluster are CPUs here, too.
+        state.agent = on(state.agent, self.devices[0])
         validation = None
         if family is not None:
             validation = ValidationHosts(config, family, self.data, record.path)
@@ -144,7 +154,7 @@ class PolicyTraining:
             return run_training(
                 config,
                 state,
-                RecordingEnv(env, state.space, record.path) if config.keep_episodes else env,
+                recorded(env) if config.keep_episodes else env,
                 most_steps(config, self.task, self.data, family),
                 log,
                 save=save,
@@ -174,13 +184,18 @@ def train_ppo(
     `task` and `family` replace those that the config names. The hosts are trained by one worker, by
     `workers` processes on the CPU ("auto": one per core), by one worker for each of `devices`, such
     as "cuda:0", or on a `cluster` (`esper.ray.Cluster`), by default with one worker per CPU.
-    Scripts with several workers need `if __name__ == "__main__":`. Workers and devices change only
-    the speed. `profile` is the number of a round, counted from 0: traces of its first steps and of
-    its update are written to the folder `profile` of the run.
+    Scripts with several workers need `if __name__ == "__main__":`. The policy is on the first
+    device. Workers and devices change only the speed. `profile` is the number of a round, counted
+    from 0: traces of its first steps and of its update are written to the folder `profile` of the
+    run.
     """
     _check_profile(profile, 0, config.rounds)
     training = PolicyTraining(
-        config, task, family, choose_devices(workers, devices, cluster), cluster
+        config,
+        task,
+        family,
+        choose_devices(workers, devices, cluster, config.growth.device),
+        cluster,
     )
     state = training.first_state()
     with RunDirectory.create(Path(out), training.config.flat(), overwrite=overwrite) as record:
@@ -222,12 +237,13 @@ def resume_ppo(
 
     However often a run is killed and resumed, it ends with the same parameters and history.
     """
-    run, worker_devices = Path(run), choose_devices(workers, devices, cluster)
+    run = Path(run)
     config_of(run)
     # Locked before anything is read, so that no other process changes it meanwhile.
     with RunDirectory(run) as record:
         config = config_of(run, rounds)
-        training = PolicyTraining(config, task, family, worker_devices, cluster)
+        chosen = choose_devices(workers, devices, cluster, config.growth.device)
+        training = PolicyTraining(config, task, family, chosen, cluster)
         if is_run(run):
             checkpoint = load_checkpoint(run)
             state = checkpoint.state

@@ -160,6 +160,7 @@ def _save_model(model: "nn.Module", example: "Tensor", path: Path) -> Path:
     import torch
 
     batch = torch.export.Dim("batch", min=1)
-    program = torch.export.export(model.eval(), (example,), dynamic_shapes=({0: batch},))
+    # On the CPU, so that every machine can load it.
+    program = torch.export.export(model.cpu().eval(), (example,), dynamic_shapes=({0: batch},))
     torch.export.save(program, path)
     return path

@@ -28,7 +28,7 @@ def setting(name: str, help: str, **more: Any) -> Any:
 # Settings that the task or family has, or that are for runs with one network.
 NOT_FOR_TRAINING = (
     *("start", "schedule.warmup", "schedule.decay", "cooling", "insured", "max_grad_norm"),
-    *("batches_per_epoch", "patience", "max_time", "progress"),
+    *("batches_per_epoch", "patience", "max_time", "progress", "device"),
 )
 
 
@@ -63,8 +63,10 @@ class PPOSettings:
         "Processes that train hosts, or auto: one per core. Changes only the speed. Default: "
         "1; auto with --ray.",
     )
-    devices: str | None = option(
-        None, "Devices with one worker each instead, such as cuda:0,cuda:1."
+    device: str | None = option(
+        None,
+        "Where hosts and the policy are trained: cpu, auto, cuda, mps, xpu; or several, such as "
+        "cuda:0,cuda:1, with a worker each. Default: cpu.",
     )
     ray: str | None = option(None, RAY)
     reward: str | None = setting(
@@ -138,8 +140,8 @@ def ppo(output: Output, settings: PPOSettings) -> None:
         out = Path(settings.resume)
         config = config_of(out, settings.rounds)
     workers = chosen_workers(settings.workers)
-    if settings.ray is not None and settings.devices is not None:
-        raise ConfigError("--ray uses the CPUs of the cluster; leave out --devices")
+    if settings.ray is not None and settings.device is not None:
+        raise ConfigError("--ray uses the CPUs of the cluster; leave out --device")
     check_track(settings.track)
     steps, tracker = episode_steps(config), None
     newest: dict[str, Any] = {}
@@ -164,7 +166,7 @@ def ppo(output: Output, settings: PPOSettings) -> None:
 
         options: dict[str, Any] = {
             "workers": workers,
-            "devices": None if settings.devices is None else settings.devices.split(","),
+            "devices": None if settings.device is None else settings.device.split(","),
             "cluster": cluster,
             "profile": settings.profile,
             "hooks": Hooks(on_round, on_step, interrupts.after_round),

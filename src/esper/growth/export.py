@@ -9,6 +9,7 @@ threads.
 
 import copy
 import logging
+import operator
 import threading
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -17,16 +18,23 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from esper.growth.compiled import original, without_graphs
+from esper.growth.devices import devices_of, input_device, on_device
 from esper.growth.grown_module import GrownModule
 from esper.growth.hooks import copy_without_esper
+from esper.growth.nested import tensors_in
 from esper.growth.outputs import TOOLS, TensorLocation, locate_in_output, locate_in_slot
 from esper.growth.seed_slot import SeedSlot
-from esper.growth.sites import call_model, evaluating, tensors_in
+from esper.growth.sites import call_model, evaluating
 from esper.leyline import IS_BLENDED, ExportError
 
 log = logging.getLogger("esper")
 
 TOLERANCE = 1e-5
+# Where `tools.store` has a threading.local, the only storage per thread that Dynamo can trace. It
+# can be neither copied nor saved, and this is an attribute that torch drops when it does either.
+_STORAGE = "_compiled_call_impl"
+_BRANCHES = "grown_branches"
 
 
 def export(network: GrownModule, example: Any) -> nn.Module:
@@ -34,8 +42,9 @@ def export(network: GrownModule, example: Any) -> nn.Module:
 
     Nothing of Esper is in it; hooks that the user put on the model stay. Raises ExportError if a
     seed cannot be turned into plain torch code, or if the copy's output on `example` differs from
-    the live network's by more than TOLERANCE.
+    the live network's by more than TOLERANCE. The example may be on the CPU.
     """
+    example = on_device(example, input_device(network.host))
     acting = [copy.deepcopy(slot) for _, slot in network.each_slot() if IS_BLENDED[slot.stage]]
     plain = copy_without_esper(network.host)
     if acting:
@@ -52,13 +61,14 @@ def export(network: GrownModule, example: Any) -> nn.Module:
 
 def largest_difference(one: nn.Module, other: nn.Module, example: Any) -> float:
     """Largest absolute difference of all outputs, both in evaluation mode; NaN if one has NaN."""
-    with evaluating(one), evaluating(other):
+    with evaluating(one), evaluating(other), without_graphs():
         pairs = zip(
             tensors_in(call_model(one, example)),
             tensors_in(call_model(other, example)),
             strict=True,
         )
-        gaps = [(a.double() - b.double()).abs().max() for a, b in pairs]
+        # On the CPU: MPS has no float64.
+        gaps = [(a.cpu().double() - b.cpu().double()).abs().max() for a, b in pairs]
     return float(torch.stack(gaps).max())
 
 
@@ -80,16 +90,11 @@ class _Hook(nn.Module):
     def tools(self, module: Any) -> Any:
         return getattr(module, self.tools_name)
 
-    def stored(self, module: Any, slot_id: str = "") -> tuple[Any, Any]:
-        """This thread, and its attribute for results of branches or of that slot's bypass."""
+    def stored(self, module: Any) -> Any:
+        """This thread's results of branches and bypasses that are not added yet, by name."""
         tools = self.tools(module)
-        return tools.thread(), tools.name(tools.id(tools), slot_id)
-
-    def delete(self, module: Any, slot_id: str) -> None:
-        where = self.stored(module, slot_id)
-        # Set first: there may be nothing to delete.
-        self.tools(module).set(*where, 0.0)
-        self.tools(module).delete(*where)
+        storage = tools.get(tools.store, "__dict__").get(_STORAGE)
+        return tools.get(storage, "__dict__", {})
 
 
 class _SeedHook(_Hook):
@@ -123,7 +128,7 @@ class _SlotHook(_SeedHook):
         change = self.change(h)
         if self.kind == "branch":
             # Outside a pass of the network, as in a recomputed checkpoint, the result is dropped.
-            tools.setitem(tools.get(*self.stored(module), {}), site.slot_id, change)
+            self.stored(module).get(_BRANCHES, {}).update({site.slot_id: change})
             return output
         if site.writing:
             change = change.permute(*site.writing)
@@ -136,17 +141,19 @@ class _BypassReadHook(_SeedHook):
     def forward(self, module: Any, args: Any) -> None:
         # A copy, because the host may change its features in place.
         h = args[0].clone(memory_format=torch.contiguous_format)
-        change = self.change(h)
-        self.tools(module).set(*self.stored(module, self.site.slot_id), change)
+        self.stored(module).update({f"grown_{self.site.slot_id}": self.change(h)})
 
 
 class _BypassAddHook(_Hook):
     slot_id: str
+    spread: bool
 
     def forward(self, module: Any, args: Any, output: Any) -> Any:
-        change = self.tools(module).get(*self.stored(module, self.slot_id), 0.0)
-        self.delete(module, self.slot_id)
-        return output + change
+        changes = self.stored(module)
+        if self.spread:
+            change = changes.pop(f"grown_{self.slot_id}", output.new_zeros(()))
+            return output + change.to(output.device)
+        return output + changes.pop(f"grown_{self.slot_id}", 0.0)
 
 
 class _BeginHook(_Hook):
@@ -156,10 +163,13 @@ class _BeginHook(_Hook):
     has_branches: bool
 
     def forward(self, module: Any, args: Any) -> None:
+        tools = self.tools(module)
+        known = tools.get(tools.store, "__dict__")
+        known.setdefault(_STORAGE, tools.storage[tools.contains(known, _STORAGE)].new())
         for slot_id in self.bypasses:
-            self.delete(module, slot_id)
+            self.stored(module).pop(f"grown_{slot_id}", 0.0)
         if self.has_branches:
-            self.tools(module).set(*self.stored(module), {})
+            self.stored(module).update({_BRANCHES: {}})
 
 
 class _EndHook(_Hook):
@@ -167,14 +177,16 @@ class _EndHook(_Hook):
 
     branches: list[str]
     location: TensorLocation
+    spread: bool  # over several devices
 
     def forward(self, module: Any, args: Any, output: Any) -> Any:
-        tools, where = self.tools(module), self.stored(module)
-        changes = tools.get(*where)
-        tools.delete(*where)
+        tools, changes = self.tools(module), self.stored(module).pop(_BRANCHES, {})
         total = self.location.get(output, tools)
         for slot_id in self.branches:
-            total = total + changes.get(slot_id, 0.0)
+            if self.spread:
+                total = total + changes.get(slot_id, total.new_zeros(())).to(total.device)
+            else:
+                total = total + changes.get(slot_id, 0.0)
         return self.location.replace(output, total, tools)
 
 
@@ -188,17 +200,17 @@ class _Exporter:
 
     def __init__(self, host: nn.Module, live: GrownModule, example: Any) -> None:
         self.host, self.live, self.example = host, live, example
+        self.spread = len(devices_of(host)) > 1
         taken = {name for module in host.modules() for name in [*vars(module), *module._modules]}
         names = ("grown", *(f"grown{i}" for i in range(2, len(taken) + 3)))
         self.name = next(n for n in names if n not in taken and f"{n}_tools" not in taken)
         self.tools_name = f"{self.name}_tools"
         self.tools = SimpleNamespace(
             **vars(TOOLS),
-            thread=threading.current_thread,
-            id=id,
-            name="grown_{}{}".format,
-            set=setattr,
-            delete=delattr,
+            store=nn.Module(),
+            contains=operator.contains,
+            # The storage is made once, because Dynamo cannot; afterwards `new` does nothing.
+            storage=(SimpleNamespace(new=threading.local), SimpleNamespace(new=dict)),
         )
         # The holder returns its input, for hosts that call all their modules.
         self.holder = nn.Identity()
@@ -222,7 +234,9 @@ class _Exporter:
             location = self._locate(self.host, locate_in_output)
             end = _EndHook(self.tools_name)
             self.host.register_forward_hook(
-                _graph_module(end, "GrownOutput", branches=branches, location=location)
+                _graph_module(
+                    end, "GrownOutput", branches=branches, location=location, spread=self.spread
+                )
             )
         # Before all other hooks of the layer, the last one first: they end in the order of slots.
         for slot in reversed(bypasses):
@@ -230,7 +244,7 @@ class _Exporter:
         self._register_holder()
 
     def _add_at_slot(self, slot: SeedSlot) -> None:
-        module = self.host.get_submodule(slot.site.module)
+        module = original(self.host.get_submodule(slot.site.module))
         location = self._locate(module, locate_in_slot)
         hook = self._seed_hook(_SlotHook, slot, location=location)
         module.register_forward_hook(hook)
@@ -240,7 +254,7 @@ class _Exporter:
     def _add_bypass(self, slot: SeedSlot) -> None:
         assert slot.site.widening is not None
         first, second = (
-            self.host.get_submodule(layer.module)
+            original(self.host.get_submodule(layer.module))
             for layer in (slot.site.widening.first, slot.site.widening.second)
         )
         for layer in (first, second):
@@ -248,7 +262,8 @@ class _Exporter:
         first.register_forward_pre_hook(self._seed_hook(_BypassReadHook, slot))
         adding = _BypassAddHook(self.tools_name)
         second.register_forward_hook(
-            _graph_module(adding, "GrownLayer", slot_id=slot.site.slot_id), prepend=True
+            _graph_module(adding, "GrownLayer", slot_id=slot.site.slot_id, spread=self.spread),
+            prepend=True,
         )
 
     def _seed_hook(self, kind: type[_SeedHook], slot: SeedSlot, **attributes: Any) -> nn.Module:
@@ -271,7 +286,7 @@ class _Exporter:
         found: list[TensorLocation | None] = []
         handle = module.register_forward_hook(lambda *args: found.append(locate(args[2])))
         try:
-            with evaluating(self.host):
+            with evaluating(self.host), without_graphs():
                 call_model(self.host, self.example)
         finally:
             handle.remove()

@@ -2,10 +2,10 @@
 
 The host is neither copied nor rewritten. A seed acts through forward hooks that exist as long as
 the seed, so an ungrown network has no overhead and gives exactly the host's output. Calling the
-host or the GrownModule is the same.
+host or the GrownModule is the same, unless the host is given as `torch.compile(host)`: then the
+GrownModule calls that.
 """
 
-import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,6 +17,9 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from esper.growth.blueprints.catalogue import BlueprintCatalogue, OutputSpec, default_catalogue
+from esper.growth.compiled import check_breakable, is_wrapper, mark, original, unmark
+from esper.growth.devices import devices_of
+from esper.growth.generators import keyed
 from esper.growth.hooks import GROWING, SEEDS_SAVED, has_flag, hooks_of_esper
 from esper.growth.lifecycle import GATED
 from esper.growth.seed_slot import BlendValve, SeedSlot, make_valve
@@ -29,23 +32,6 @@ from esper.leyline import (
     SeedStage,
     SlotConfig,
 )
-
-
-@contextmanager
-def keyed(key: int) -> Iterator[None]:
-    """Inside, torch's global generators start from `key`; their state is restored afterwards."""
-    if torch.accelerator.is_available():
-        with torch.random.fork_rng():
-            torch.manual_seed(key)
-            yield
-        return
-    # fork_rng prepares generators of absent devices, too: a tenth of a tiny host's epoch.
-    before = torch.get_rng_state()
-    torch.default_generator.manual_seed(key)
-    try:
-        yield
-    finally:
-        torch.set_rng_state(before)
 
 
 def check_not_growing(host: nn.Module) -> None:
@@ -61,12 +47,6 @@ def _is_like(module: nn.Module, like: Tensor) -> bool:
     """Are all tensors on that device and of that type? The check is faster than `module.to`."""
     tensors = chain(module.parameters(), module.buffers())
     return all((each.device, each.dtype) == (like.device, like.dtype) for each in tensors)
-
-
-def _forget_compiled() -> None:
-    """A compiled model does not notice added or removed hooks."""
-    if "torch._dynamo" in sys.modules:
-        torch.compiler.reset()
 
 
 def _warn_of_partial_state(host: nn.Module, prefix: str, keep_vars: bool) -> None:
@@ -94,7 +74,10 @@ class GrownModule(nn.Module):
         host_macs: int,
     ) -> None:
         super().__init__()
-        self.host = host
+        check_breakable(host)
+        self.host = original(host)
+        # In a tuple, so that it is not a submodule: its parameters are the host's.
+        self._compiled = (host,) if is_wrapper(host) else ()
         self.sites = sites
         self.output = output
         self.catalogue = catalogue
@@ -119,12 +102,13 @@ class GrownModule(nn.Module):
         "BTC"}). With `causal` seeds do not look ahead along positions; None detects it (see
         `ModelInspection`).
         """
-        check_not_growing(host)
-        found = inspect_model(host, example, layout)
+        plain = original(host)
+        check_not_growing(plain)
+        found = inspect_model(plain, example, layout)
         return GrownModule(
             host,
             choose_slots(
-                host, slots, found.slots, causal=found.causal if causal is None else causal
+                plain, slots, found.slots, causal=found.causal if causal is None else causal
             ),
             found.output,
             catalogue or default_catalogue(),
@@ -136,7 +120,21 @@ class GrownModule(nn.Module):
         return GrownModule(host, self.sites, self.output, self.catalogue, self.host_macs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.host(*args, **kwargs)
+        return self.entry(*args, **kwargs)
+
+    @property
+    def entry(self) -> nn.Module:
+        """What to call: the host, or what `torch.compile(host)` returned."""
+        return self._compiled[0] if self._compiled else self.host
+
+    @property
+    def _ddp_params_and_buffers_to_ignore(self) -> list[str]:
+        """DistributedDataParallel expects a gradient of each parameter that existed when it was
+        made; seeds come and go, so a Body averages their gradients instead."""
+        if not has_flag(self.host, GROWING):
+            return []
+        parts = chain(self.slots.named_parameters(), self.slots.named_buffers())
+        return [f"slots.{name}" for name, _ in parts]
 
     @property
     def slot_config(self) -> SlotConfig:
@@ -178,14 +176,15 @@ class GrownModule(nn.Module):
         if slot.kind != "residual":
             self._handles[index].append(self.host.register_forward_pre_hook(slot.on_host_input))
             self._hook_later()
-        _forget_compiled()
+        self._mark_hooked()
 
     def new_seed(
         self, index: int, blueprint: int, blend: int, key: int
     ) -> tuple[nn.Module, BlendValve | None]:
-        """A seed for a slot, initialised from `key`, and the valve of a gated blend, on the host's
-        device and of its type; nothing is planted. Raises ConfigError if it does not fit."""
-        site, spec, like = self.sites[index], self.catalogue[blueprint], self._like()
+        """A seed for a slot, initialised from `key`, and the valve of a gated blend, on the slot's
+        device and of the host's type; nothing is planted. Raises ConfigError if it does not fit."""
+        site, spec = self.sites[index], self.catalogue[blueprint]
+        like = self._like(index, spec.kind)
         with keyed(key):
             seed = spec.build(site, self.output)
             valve = make_valve(site, spec.kind, self.output) if blend == GATED else None
@@ -194,15 +193,35 @@ class GrownModule(nn.Module):
                 module.to(like.device, like.dtype)
         return seed, valve
 
-    def _like(self) -> Tensor:
-        return next(self.host.parameters(), torch.empty(0))
+    def _like(self, index: int, kind: str) -> Tensor:
+        """A tensor of the host's type on the device where a seed of that kind reads."""
+        like, site = next(self.host.parameters(), torch.empty(0)), self.sites[index]
+        if len(devices_of(self.host)) < 2:
+            return like
+        widening = site.widening if kind == "bypass" else None
+        name = site.module if widening is None else widening.first.module
+        return torch.empty(0, device=self._device_at(name), dtype=like.dtype)
+
+    def _device_at(self, name: str) -> torch.device:
+        """The device of a module; without parameters that of the last module before it with any."""
+        module, before = self.host.get_submodule(name), torch.device("cpu")
+        for each in self.host.modules():
+            if each is module:
+                break
+            for param in each.parameters(recurse=False):
+                before = param.device
+        return next((param.device for param in module.parameters()), before)
+
+    def _module(self, name: str) -> nn.Module:
+        """A module for hooks. Graphs skip the hooks of what `torch.compile(module)` returned."""
+        return original(self.host.get_submodule(name))
 
     def _hook_reading(self, slot: SeedSlot) -> RemovableHandle:
         if slot.kind == "bypass":
             assert slot.site.widening is not None
-            layer = self.host.get_submodule(slot.site.widening.first.module)
+            layer = self._module(slot.site.widening.first.module)
             return layer.register_forward_pre_hook(slot.on_layer_input)
-        module = self.host.get_submodule(slot.site.module)
+        module = self._module(slot.site.module)
         return module.register_forward_hook(slot.on_slot_output)
 
     def _hook_later(self) -> None:
@@ -219,12 +238,24 @@ class GrownModule(nn.Module):
         for slot in reversed(slots):
             if slot.kind == "bypass":
                 assert slot.site.widening is not None
-                layer = self.host.get_submodule(slot.site.widening.second.module)
+                layer = self._module(slot.site.widening.second.module)
                 self._later.append(layer.register_forward_hook(slot.on_later_output, prepend=True))
+
+    def _mark_hooked(self) -> None:
+        """Let compiled graphs notice which modules have hooks of Esper now."""
+        names = {""}
+        for site in self.sites:
+            names.add(site.module)
+            if site.widening is not None:
+                names |= {site.widening.first.module, site.widening.second.module}
+        for name in names:
+            module = self._module(name)
+            (mark if hooks_of_esper(module) else unmark)(module)
 
     def check_shape(self, index: int, blueprint: int, seed: nn.Module) -> None:
         """Raises ConfigError if `seed`, of that blueprint, returns a shape that does not fit."""
-        like, site, spec = self._like(), self.sites[index], self.catalogue[blueprint]
+        site, spec = self.sites[index], self.catalogue[blueprint]
+        like = self._like(index, spec.kind)
         features = torch.zeros(spec.reads(site, 2), device=like.device, dtype=like.dtype)
         expected = features.shape
         if spec.kind == "bypass":
@@ -249,7 +280,7 @@ class GrownModule(nn.Module):
             handle.remove()
         self.slot(index).clear()
         self._hook_later()
-        _forget_compiled()
+        self._mark_hooked()
 
     def set_blend(self, index: int, stage: SeedStage, alpha: float) -> None:
         self.slot(index).set_blend(stage, alpha)

@@ -6,6 +6,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from esper.growth.compiled import unmark
+
 # A Body grows the model, perhaps without a seed and so without a hook so far.
 GROWING = "_esper_growing"
 # A trainer's callback saves the seeds, so a state dict of the model alone loses nothing.
@@ -63,6 +65,7 @@ def copy_without_esper(host: nn.Module) -> nn.Module:
     memo |= {id(t): t.detach().clone() for t in kept if isinstance(t, Tensor) and not t.is_leaf}
     plain = copy.deepcopy(host, memo)
     for module in plain.modules():
+        unmark(module)
         for key in hooks_of_esper(module):
             for hooks in _hook_dicts(module):
                 hooks.pop(key, None)

@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import PackedSequence
 # What libraries call the main tensor of an output with several names.
 MAIN_NAMES = ("logits", "last_hidden_state")
 
-Form = Literal["tensor", "tuple", "list", "namedtuple", "mapping", "dataclass"]
+Form = Literal["tensor", "tuple", "list", "namedtuple", "dict", "mapping", "dataclass"]
 
 # Functions that exported code cannot call by name (see `export.py`).
 TOOLS = SimpleNamespace(
@@ -57,6 +57,8 @@ class TensorLocation:
                 return output._replace(**{self.key: tensor})
             case "dataclass":
                 return tools.replace(output, **{self.key: tensor})
+            case "dict":
+                return output | {self.key: tensor}
             case "mapping":
                 changed = tools.copy(output)
                 tools.setitem(changed, self.key, tensor)
@@ -100,8 +102,11 @@ def _float_tensors(output: Any) -> tuple[Form, dict[Any, Tensor]]:
 
 
 def _entries(output: Any) -> tuple[Form, dict[Any, Any]]:
+    own = dataclasses.is_dataclass(output) and not isinstance(output, type)
     if isinstance(output, Mapping):
-        return "mapping", dict(output)
+        # Outputs of transformers are both; Dynamo can trace `replace`, but no copy of a mapping.
+        form: Form = "dataclass" if own else "dict" if type(output) is dict else "mapping"
+        return form, dict(output)
     if isinstance(output, (tuple, list)):
         # The data of a packed sequence has neither a batch dimension nor positions.
         if any(isinstance(each, PackedSequence) for each in (output, *output)):
@@ -109,6 +114,6 @@ def _entries(output: Any) -> tuple[Form, dict[Any, Any]]:
         if hasattr(output, "_fields"):
             return "namedtuple", dict(zip(output._fields, output, strict=True))
         return "tuple" if isinstance(output, tuple) else "list", dict(enumerate(output))
-    if dataclasses.is_dataclass(output) and not isinstance(output, type):
+    if own:
         return "dataclass", dict(vars(output))
     return "tensor", {}

@@ -19,8 +19,12 @@ from torch import Tensor, nn
 
 from esper.growth.blueprints.catalogue import BlueprintCatalogue, OutputSpec
 from esper.growth.blueprints.modules import nearly_zero_
+from esper.growth.compiled import REASON
 from esper.growth.outputs import locate_in_output, locate_in_slot
 from esper.leyline import IS_BLENDED, IS_FULL, ConfigError, InjectionSpec, SeedStage, Widening
+
+# Compiled code calls these hooks as Python does, and all that they call.
+_between_graphs = torch.compiler.disable(reason=REASON)
 
 
 class _Isolate(torch.autograd.Function):
@@ -130,7 +134,7 @@ class _Features:
         self.version = None if self._uncounted() else h._version
 
     def _uncounted(self) -> bool:
-        return torch.compiler.is_compiling() or self.h.is_inference()
+        return self.h.is_inference()
 
     def casting(self) -> AbstractContextManager[None]:
         """Autocast as at the slot: a host may enable it only inside its own `forward`."""
@@ -214,11 +218,13 @@ class SeedSlot(nn.Module):
             total = total + alphas
         return float(total) / sum(count for _, count in measured)
 
+    @_between_graphs
     def follow_mode(self, module: nn.Module, args: Any) -> None:
         """Follow the host's train/eval mode: seeds are not its submodules."""
         if self.training != module.training:
             self.train(module.training)
 
+    @_between_graphs
     def on_slot_output(self, module: nn.Module, args: Any, output: Any) -> Any:
         """Blend into the output of the slot's module, or store a branch's features for the end."""
         if self._idle:
@@ -237,14 +243,17 @@ class SeedSlot(nn.Module):
             return None
         return location.replace(output, self._blend(h, self.change(h)))
 
+    @_between_graphs
     def on_host_input(self, module: nn.Module, args: Any) -> None:
         """A pass begins; drop what is left of a failed one."""
         self._call.begun, self._call.features, self._call.last = True, None, None
 
+    @_between_graphs
     def on_layer_input(self, module: nn.Module, args: Any) -> None:
         """Store what a bypass reads for the layer that it adds to."""
         self._call.features = None if self._idle else _Features(args[0])
 
+    @_between_graphs
     def on_later_output(self, module: nn.Module, args: Any, output: Any) -> Any:
         """Add a branch to the network's output or a bypass to a layer's, if this pass ran the
         module that it reads from."""
@@ -285,6 +294,7 @@ class SeedSlot(nn.Module):
         return features
 
     def _blend(self, target: Tensor, change: Tensor) -> Tensor:
+        change = change.to(target.device)  # a network may be spread over devices
         if self.stage == SeedStage.TRAINING:
             return _Isolate.apply(target, change)
         return target + change

@@ -129,7 +129,10 @@ def _write(path: Path, data: bytes) -> None:
 
 def _sync_folder(folder: Path) -> None:
     """Sync the folder itself, so that the names of files are on disk, too."""
-    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except PermissionError:  # Windows opens no folders
+        return
     try:
         os.fsync(descriptor)
     finally:

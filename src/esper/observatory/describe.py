@@ -17,6 +17,7 @@ from esper.observatory.formatting import (
     STAGE_COLOURS,
     STAGE_LETTERS,
     STAGE_NAMES,
+    few_keys,
     modules_of,
     safe_text,
     sanitize,
@@ -87,7 +88,13 @@ def _evaluation(folder: Path) -> dict[str, Any]:
         report = read_evaluation(folder)
     except (FileNotFoundError, UnreadableError) as error:
         return {"evaluation": None, "faults": [str(error)]}
-    return {"evaluation": report, "reproduce": _evaluation_command(report), "faults": []}
+    note = few_keys(report)
+    return {
+        "evaluation": report,
+        "few_keys": note,
+        "reproduce": _evaluation_command(report),
+        "faults": [],
+    }
 
 
 def _run(folder: Path, round_: int | None, env: int) -> dict[str, Any]:

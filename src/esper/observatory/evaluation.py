@@ -18,7 +18,13 @@ from rich.text import Text
 
 from esper.leyline import ConfigError
 from esper.observatory.evaluation_picture import draw_evaluation
-from esper.observatory.formatting import format_columns, format_number, mean_of, seed_location
+from esper.observatory.formatting import (
+    few_keys,
+    format_columns,
+    format_number,
+    mean_of,
+    seed_location,
+)
 from esper.observatory.run_directory import TRACKED, lock_folder
 from esper.observatory.terminal import plain_table
 
@@ -90,7 +96,9 @@ def evaluation_summary(report: Report) -> list[Table | Text]:
         if rows["comparisons"]:
             found.append(comparisons_table(rows))
     seeds = kept_seeds_table(report)
-    return [*found, *([] if seeds is None else [seeds]), Text(_in_words(report))]
+    note = few_keys(report)
+    words = _in_words(report) if note is None else f"{_in_words(report)}\n{note}"
+    return [*found, *([] if seeds is None else [seeds]), Text(words)]
 
 
 def _in_words(report: Report) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from esper.observatory.formatting import few_keys
 from esper.observatory.picture import INK, LONGEST_NAME, QUIET, in_lines, new_figure
 
 Report = Mapping[str, Any]
@@ -25,6 +26,8 @@ def draw_evaluation(path: Path, report: Report) -> Path:
     if comparisons:
         scores, differences = figure.subplots(2, 1, height_ratios=heights)
         _draw_differences(differences, comparisons, report["score"])
+        if (note := few_keys(report)) is not None:
+            differences.set_xlabel(note, loc="left", fontsize=8, color=QUIET)
     else:
         scores = figure.subplots(1, 1)
     (_draw_budgets if budgets else _draw_scores)(scores, report)

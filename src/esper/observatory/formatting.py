@@ -6,6 +6,7 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from esper.leyline.few_pairs import few_pairs
 from esper.observatory.reading import number
 
 # What users see instead of the names of `SeedStage`.
@@ -118,3 +119,10 @@ def slot_columns(row: Mapping[str, Any], module: str) -> tuple[Any, Any, Any, An
 def seed_location(seed: Mapping[str, Any]) -> str:
     """The name of the module, and the slot in brackets."""
     return f"{seed['module']} ({seed['slot_id']})"
+
+
+def few_keys(report: Mapping[str, Any]) -> str | None:
+    """One sentence if an evaluation has too few keys for any significant difference."""
+    rows = report["comparisons"]
+    known = [row["n"] for row in rows if isinstance(row.get("n"), int)]
+    return few_pairs(min(known), len(rows)) if known else None

@@ -32,7 +32,7 @@ def bandit(hosts: int = 4, pulls: int = 12) -> Episodes:
     paid = 50.0 * host + (actions[:, 0, SLOT] == host % 2)
     observations = np.stack([seen[host]] * 2, axis=1).astype(np.float32)
     lengths = np.ones(len(host), dtype=np.int64)
-    return Episodes(SPACE, observations, **one, rewards=paid[:, None], lengths=lengths)
+    return Episodes(SPACE, observations, **one, rewards=paid[:, None], lengths=lengths, hosts=host)
 
 
 def test_the_weights_are_the_softmax_of_each_host() -> None:

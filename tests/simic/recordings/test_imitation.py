@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from esper.leyline import HEAD_NAMES, OP, ConfigError, LifecycleOp
+from esper.leyline import HEAD_NAMES, OP, SLOT, ConfigError, LifecycleOp
 from esper.simic.agent.network import FactoredRecurrentActorCritic
 from esper.simic.control.normalization import RunningMeanStd
 from esper.simic.recordings.episodes import Episodes
@@ -169,6 +169,50 @@ def test_bad_settings_are_refused(settings: dict[str, Any]) -> None:
         CloningConfig(**settings)
 
 
-def test_one_episode_is_not_enough() -> None:
-    with pytest.raises(ConfigError, match="at least 2"):
-        clone(small_network(), new_scale(), play_analytic(random_player(0), 1, key=0))
+def test_one_host_is_not_enough() -> None:
+    episodes = replace(play_analytic(random_player(0), 4, key=0), hosts=np.zeros(4, dtype=np.int64))
+    with pytest.raises(ConfigError, match="at least 2 hosts"):
+        clone(small_network(), new_scale(), episodes)
+
+
+def test_episodes_of_one_host_are_held_out_together() -> None:
+    """A rule repeats itself on a host, so a held-out copy would measure nothing."""
+    hosts = np.repeat(np.arange(6), 4)
+    episodes = replace(play_analytic(random_player(0), 24, key=0), hosts=hosts)
+    seen = set()
+    for key in range(8):
+        learn, held_out = split(episodes, 0.25, key)
+        assert not set(learn.hosts.tolist()) & set(held_out.hosts.tolist())
+        assert (len(learn), len(held_out)) == (16, 8)
+        seen |= set(held_out.hosts.tolist())
+    assert len(seen) > 2, "the key chooses the hosts"
+
+
+def test_held_out_episodes_are_not_in_the_statistics_of_observations() -> None:
+    episodes = play_analytic(random_player(0), 8, key=0)
+    _, held_out = split(episodes, QUICK.held_out, key=0)
+    changed = replace(episodes, observations=episodes.observations.copy())
+    changed.observations[np.isin(episodes.hosts, held_out.hosts)] += 100.0
+    scales = [new_scale(), new_scale()]
+    for each, scale in zip((episodes, changed), scales, strict=True):
+        clone(small_network(), scale, each, CloningConfig(epochs=1))
+    first, second = (scale.state_dict() for scale in scales)
+    assert torch.equal(first["mean"], second["mean"])
+    assert torch.equal(first["var"], second["var"])
+
+
+def test_agreement_is_of_all_heads_that_matter() -> None:
+    """The same op in another slot is a different action."""
+    episodes = play_analytic(best_player(), 160, key=0)
+    network, scale, _ = taught()
+    lesson = EpisodeTensors.of(episodes, scale)
+    hidden = network.get_initial_hidden(len(episodes))
+    chosen = network.decide(network.encode(lesson.observations, hidden)[0], lesson.masks)[0]
+    own = replace(lesson, actions=chosen)
+    assert agreement(network, own).overall == 1.0
+    moved = chosen.clone()
+    moved[..., SLOT] = (moved[..., SLOT] + 1) % SPACE.num_slots
+    assert agreement(network, replace(lesson, actions=moved)).acting == 0.0
+    # A slot means nothing where the policy waits.
+    waits = (chosen[..., OP] == LifecycleOp.WAIT)[lesson.weights > 0].float().mean().item()
+    assert agreement(network, replace(lesson, actions=moved)).overall == pytest.approx(waits)

@@ -10,6 +10,7 @@ from esper.leyline import OP, ConfigError, LifecycleOp
 from esper.simic.recordings.episodes import load_episodes
 from esper.simic.recordings.recording import record_episodes
 from esper.simic.training.checkpoint import load_checkpoint
+from esper.simic.training.env_specs import episode_key
 from esper.tamiyo.controllers import make_controller
 from training_support import break_at_birth, rows, tiny_config, tiny_family, tiny_run, tiny_task
 
@@ -67,3 +68,7 @@ def test_episodes_of_a_family_are_those_of_groups(
     first = episodes.observations[:, 0]
     assert np.array_equal(first[0], first[1]), "a group begins with one host"
     assert not np.array_equal(first[0], first[2])
+    # The key of a group chooses the member.
+    members = [family.episode("train", episode_key(config.key, n, 0))[0].number for n in range(3)]
+    assert episodes.hosts.tolist() == [*[members[0]] * 2, *[members[1]] * 2, members[2]]
+    assert len(set(members)) > 1

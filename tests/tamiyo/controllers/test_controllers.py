@@ -145,6 +145,15 @@ def test_heuristic_passes_over_a_penalised_blueprint_or_takes_the_least() -> Non
     assert decide(controller, situation())[2] == "conv_light"
 
 
+def test_heuristic_takes_the_least_penalised_of_those_that_fit_wherever_it_is_in_turn() -> None:
+    controller = heuristic(blueprint_rotation=("mlp", "conv_light", "norm", "branch"))
+    controller.act(situation(plateau=0))
+    assert controller.penalty is not None
+    for name, penalty in (("conv_light", 9.0), ("norm", 9.5), ("branch", 8.0)):
+        controller.penalty[0, CATALOGUE.index(name)] = 2 * penalty
+    assert decide(controller, situation())[2] == "branch", "mlp fits no convolution"
+
+
 @pytest.mark.parametrize(
     ("columns", "expected"),
     [
@@ -157,6 +166,9 @@ def test_heuristic_passes_over_a_penalised_blueprint_or_takes_the_least() -> Non
         ({"stage": SeedStage.HOLDING, "contribution": 0.8, "score": 52.0}, "WAIT"),
         ({"stage": SeedStage.HOLDING, "contribution": 0.6, "score": 52.0}, "CULL"),
         ({"stage": SeedStage.HOLDING, "contribution": 5.0, "score": 49.0}, "CULL"),
+        # A contribution that nobody measured: the change since the seed was planted decides.
+        ({"stage": SeedStage.HOLDING, "contribution": np.nan, "score": 52.0}, "WAIT"),
+        ({"stage": SeedStage.HOLDING, "contribution": np.nan, "score": 49.0}, "CULL"),
         ({"stage": SeedStage.FOSSILIZED}, "GERMINATE"),
     ],
 )

@@ -68,7 +68,7 @@
     return html`<div>
       <${Heading} run=${run} sub=${[evaluation.task, `${evaluation.steps} epochs`].join(", ")} />
       <${Faults} run=${run} faults=${data.faults} />
-      ${comparisons.length > 0 && html`<section><h2>Differences on paired keys</h2><div class="panel scroll" tabindex="0" role="region" aria-label="Forest plot"><${Forest} rows=${comparisons} what=${`difference of test ${evaluation.score}, 95 % interval`} /></div></section>`}
+      ${comparisons.length > 0 && html`<section><h2>Differences on paired keys</h2><div class="panel scroll" tabindex="0" role="region" aria-label="Forest plot"><${Forest} rows=${comparisons} what=${`difference of test ${evaluation.score}, 95 % interval`} /></div>${data.few_keys && html`<p class="quiet">${data.few_keys}</p>`}</section>`}
       <section><h2>Score against cost</h2><p class="quiet">Circles: networks that grow. Squares: fixed networks; the dashed line is the best of them at each cost.</p><div class="pair">
         <div class="panel"><${Scatter} arms=${arms} cost="params" what="parameters" /></div>
         <div class="panel"><${Scatter} arms=${arms} cost="train_macs" what="multiply-adds of the training" /></div></div></section>

@@ -1,7 +1,7 @@
 """The policy and its value function: an LSTM with four action heads and a value head."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -151,20 +151,34 @@ class FactoredRecurrentActorCritic(nn.Module):
             for name, logit in logits.items():
                 _last_layer(self.op_head).bias[LifecycleOp[name]] = logit
 
+    @property
+    def parts(self) -> "Parts":
+        return Parts(self.embed, self.act, self.score)
+
     def encode(self, observations: Tensor, hidden: Hidden) -> tuple[Any, Hidden]:
         """Features for the heads, and the hidden state after the last step."""
-        self._check_shapes(observations, hidden)
-        return self._recur(observations, hidden)
+        recurred, hidden = self._recur(observations, hidden, self.parts)
+        return self._features(recurred), hidden
 
-    def _recur(self, inputs: Tensor, hidden: Hidden) -> tuple[Tensor, Hidden]:
-        """Inputs [..., D] through the feature net and the LSTM: [..., H]."""
-        features = self.feature_net(inputs)
+    def _recur(
+        self, observations: Tensor, hidden: Hidden, parts: "Parts"
+    ) -> tuple["Recurred", Hidden]:
+        self._check_shapes(observations, hidden)
+        inputs, rest = parts.embed(observations)
         if inputs.dim() == 2:
-            output, hidden = self.lstm(features.unsqueeze(1), hidden)
+            output, hidden = self.lstm(inputs.unsqueeze(1), hidden)
             output = output.squeeze(1)
         else:
-            output, hidden = self.lstm(features, hidden)
-        return self.lstm_norm(output), hidden
+            output, hidden = self.lstm(inputs, hidden)
+        return (output, rest), hidden
+
+    def embed(self, observations: Tensor) -> tuple[Tensor, Any]:
+        """Inputs of the LSTM, and what the heads read besides its output."""
+        return self.feature_net(observations), None
+
+    def _features(self, recurred: "Recurred") -> Any:
+        """What the heads read."""
+        return self.lstm_norm(recurred[0])
 
     def _check_shapes(self, observations: Tensor, hidden: Hidden) -> None:
         width = self.config.observation_dim
@@ -194,29 +208,15 @@ class FactoredRecurrentActorCritic(nn.Module):
         """
         distributions: dict[str, MaskedCategorical] = {}
         drawn: dict[str, Tensor] = {}
-
-        def choose(name: str, mask: Tensor) -> Tensor:
-            distribution = MaskedCategorical(
-                self._logits(name, features, drawn), mask, validate=self.validate_masks
-            )
-            index = HEAD_NAMES.index(name)
-            if actions is not None:
-                chosen = actions[..., index]
-            elif draws is not None:
-                chosen = distribution.icdf(draws[..., index])
-            else:
-                chosen = distribution.mode()
-            distributions[name], drawn[name] = distribution, chosen
-            return chosen
-
-        op = choose("op", masks.op)
+        given = (features, distributions, drawn, actions, draws)
+        op = self._choose("op", masks.op, *given)
         relevant = head_relevance(op)
         # The mask of a head that is not relevant may be empty; its result is not used.
         ignored = ~relevant
         no_slot, no_blueprint, no_blend, _ = ignored.unsqueeze(-1).unbind(-2)
-        slot = choose("slot", pick(masks.slot, op) | no_slot)
-        choose("blueprint", pick(masks.blueprint, slot) | no_blueprint)
-        choose("blend", masks.blend | no_blend)
+        slot = self._choose("slot", pick(masks.slot, op) | no_slot, *given)
+        self._choose("blueprint", pick(masks.blueprint, slot) | no_blueprint, *given)
+        self._choose("blend", masks.blend | no_blend, *given)
 
         log_probs = [distributions[name].log_prob(drawn[name]) for name in HEAD_NAMES]
         return (
@@ -226,23 +226,72 @@ class FactoredRecurrentActorCritic(nn.Module):
             relevant,
         )
 
+    def _choose(
+        self,
+        name: str,
+        mask: Tensor,
+        features: Any,
+        distributions: dict[str, MaskedCategorical],
+        drawn: dict[str, Tensor],
+        actions: Tensor | None,
+        draws: Tensor | None,
+    ) -> Tensor:
+        """Add a head to `distributions` and its choice to `drawn`."""
+        logits = self._logits(name, features, drawn)
+        distribution = MaskedCategorical(logits, mask, validate=self.validate_masks)
+        index = HEAD_NAMES.index(name)
+        if actions is not None:
+            chosen = actions[..., index]
+        elif draws is not None:
+            chosen = distribution.icdf(draws[..., index])
+        else:
+            chosen = distribution.mode()
+        distributions[name], drawn[name] = distribution, chosen
+        return chosen
+
     def _logits(self, name: str, features: Any, drawn: dict[str, Tensor]) -> Tensor:
         """Logits of one head; `drawn` are the choices of earlier heads, which are ignored here."""
         return self.head(name)(features)
 
     def get_action(
-        self, observations: Tensor, hidden: Hidden, masks: MaskTensors, draws: Tensor | None
+        self,
+        observations: Tensor,
+        hidden: Hidden,
+        masks: MaskTensors,
+        draws: Tensor | None,
+        parts: "Parts | None" = None,
     ) -> tuple[Tensor, Tensor, Tensor, Hidden]:
         """Actions, log-probs (both [..., 4]), values and the next hidden state."""
-        features, hidden = self.encode(observations, hidden)
+        parts = parts or self.parts
+        recurred, hidden = self._recur(observations, hidden, parts)
+        return *parts.act(recurred, masks, draws), hidden
+
+    def act(
+        self, recurred: "Recurred", masks: MaskTensors, draws: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Actions, log-probs and values."""
+        features = self._features(recurred)
         actions, log_probs, _, _ = self.decide(features, masks, draws=draws)
-        return actions, log_probs, self._value_of(features), hidden
+        return actions, log_probs, self._value_of(features)
 
     def evaluate_actions(
-        self, observations: Tensor, actions: Tensor, masks: MaskTensors, hidden: Hidden
+        self,
+        observations: Tensor,
+        actions: Tensor,
+        masks: MaskTensors,
+        hidden: Hidden,
+        parts: "Parts | None" = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Log-probs and normalised entropies (both [..., 4]) of given actions, and values."""
-        features, _ = self.encode(observations, hidden)
+        parts = parts or self.parts
+        recurred, _ = self._recur(observations, hidden, parts)
+        return parts.score(recurred, masks, actions)
+
+    def score(
+        self, recurred: "Recurred", masks: MaskTensors, actions: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Log-probs and entropies of given actions, and values."""
+        features = self._features(recurred)
         _, log_probs, distributions, relevant = self.decide(features, masks, actions=actions)
         entropies = torch.stack([d.entropy() for d in distributions], dim=-1)
         return log_probs, entropies.masked_fill(~relevant, 0.0), self._value_of(features)
@@ -254,6 +303,20 @@ class FactoredRecurrentActorCritic(nn.Module):
 
     def _value_of(self, features: Any) -> Tensor:
         return self.value_head(features).squeeze(-1)
+
+
+# The output of the LSTM, and what the heads read besides.
+Recurred = tuple[Tensor, Any]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The functions of a network before its LSTM (`embed`) and after it, compiled or not. The LSTM
+    stays out of compiled graphs: Dynamo does not trace it."""
+
+    embed: Callable[[Tensor], tuple[Tensor, Any]]
+    act: Callable[[Recurred, MaskTensors, Tensor | None], tuple[Tensor, Tensor, Tensor]]
+    score: Callable[[Recurred, MaskTensors, Tensor], tuple[Tensor, Tensor, Tensor]]
 
 
 def make_head(inputs: int, width: int, outputs: int) -> nn.Sequential:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from esper.leyline import HEAD_NAMES, ConfigError, constants
 from esper.simic.agent.config import PPOConfig
-from esper.simic.agent.network import FactoredRecurrentActorCritic
+from esper.simic.agent.network import FactoredRecurrentActorCritic, Parts
 
 logger = logging.getLogger(__name__)
 
@@ -63,15 +63,20 @@ def _clip(parameters: list[nn.Parameter], max_norm: float) -> Tensor:
     return norm
 
 
-def compiled_or_eager(function: Callable[..., Any], backend: str | None) -> Callable[..., Any]:
-    """`function` compiled with dynamic shapes; if that fails it warns and runs eagerly."""
+def compiled_parts(network: FactoredRecurrentActorCritic, backend: str | None) -> Parts:
+    """What a network computes before and after its LSTM, each as one graph without breaks."""
     if backend is None:
-        return function
+        return network.parts
+    return Parts(*(compiled_or_eager(each, backend) for each in vars(network.parts).values()))
+
+
+def compiled_or_eager(function: Callable[..., Any], backend: str) -> Callable[..., Any]:
+    """`function` compiled with dynamic shapes; if that fails it warns and runs eagerly."""
     # Imported here because the import takes a second.
     from torch._dynamo.exc import InvalidBackend, TorchDynamoException
 
     try:
-        compiled = torch.compile(function, backend=backend, dynamic=True)
+        compiled = torch.compile(function, backend=backend, dynamic=True, fullgraph=True)
     except InvalidBackend as error:
         raise ConfigError(f"compile_backend {backend!r} is not known to torch") from error
     failed = False

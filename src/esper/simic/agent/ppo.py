@@ -3,12 +3,14 @@
 import logging
 import math
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from esper.growth.devices import wide_dtype
 from esper.leyline import HEAD_NAMES, OP, ActionMasks, ConfigError, constants
 from esper.simic.agent.advantages import (
     compute_gae,
@@ -29,7 +31,7 @@ from esper.simic.agent.metrics import Minibatch, PPOUpdateMetrics, measure, to_h
 from esper.simic.agent.network import FactoredRecurrentActorCritic
 from esper.simic.agent.optimization import (
     clip_gradients,
-    compiled_or_eager,
+    compiled_parts,
     gradient_norm,
     keep_gradients,
     make_optimizer,
@@ -43,6 +45,7 @@ from esper.simic.telemetry.gradient_collector import (
     measure_gradients,
 )
 from esper.simic.telemetry.ratio_diagnostic import RatioExplosionDiagnostic
+from esper.tamiyo.policy.masked_categorical import check_drawn
 
 logger = logging.getLogger(__name__)
 
@@ -69,11 +72,12 @@ class PPOAgent:
         self.device = torch.device(device)
         self.network = network.to(self.device)
         self.network.validate_masks = self.config.validate_masks
+        self._exact = wide_dtype(self.device.type)
         self.update_count = 0
         self.optimizer = make_optimizer(network, self.config)
-        backend = self.config.compile_backend
-        self._get_action = compiled_or_eager(network.get_action, backend)
-        self._evaluate = compiled_or_eager(network.evaluate_actions, backend)
+        parts = compiled_parts(network, self.config.compile_backend)
+        self._get_action = partial(network.get_action, parts=parts)
+        self._evaluate = partial(network.evaluate_actions, parts=parts)
 
     def new_buffer(self, num_envs: int, max_steps: int) -> TamiyoRolloutBuffer:
         return TamiyoRolloutBuffer(num_envs, max_steps, self.network.config, self.device)
@@ -95,10 +99,12 @@ class PPOAgent:
         environment does not depend on the other environments; without them the most probable
         action is taken.
         """
-        uniforms = None if draws is None else torch.from_numpy(draws).to(self.device)
+        uniforms = None if draws is None else torch.from_numpy(draws).to(self.device, self._exact)
         actions, log_probs, values, hidden = self._get_action(
             self._finite(observations), hidden, MaskTensors.of(masks, self.device), uniforms
         )
+        if self.config.compile_backend is not None and self.config.validate_masks:
+            check_drawn(log_probs)
         return Decision(actions.cpu().numpy(), log_probs, values, hidden)
 
     @torch.inference_mode()

@@ -1,14 +1,19 @@
 """A policy for any number of slots and blueprints."""
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from esper.simic.agent.network import FactoredRecurrentActorCritic, NetworkConfig, make_head, pick
-from esper.simic.agent.types import Hidden
+from esper.simic.agent.network import (
+    FactoredRecurrentActorCritic,
+    NetworkConfig,
+    Recurred,
+    make_head,
+    pick,
+)
 from esper.tamiyo.policy.set_features import (
     CANDIDATE_FEATURES,
     FITS,
@@ -79,16 +84,19 @@ class SetActorCritic(FactoredRecurrentActorCritic):
         self.op_head = make_head(context, width, config.num_ops)
         self.value_head = make_head(context, width, 1)
 
-    def encode(self, observations: Tensor, hidden: Hidden) -> tuple[Encoded, Hidden]:
-        """Inputs of the heads, and the hidden state after the last step."""
-        self._check_shapes(observations, hidden)
+    def embed(self, observations: Tensor) -> tuple[Tensor, Any]:
+        """Inputs of the LSTM; the pooled slots, the slots and their candidates."""
         run, slots, candidates = self.layout.split(observations)
         encoded = self.candidate_net(candidates)
         fitting = _pooled(encoded, candidates[..., FITS])
         embedded = self.slot_net(torch.cat([slots, fitting], dim=-1))
         pooled = _pooled(embedded * slots[..., PRESENT, None], slots[..., PRESENT])
-        output, hidden = self._recur(torch.cat([run, pooled], dim=-1), hidden)
-        return Encoded(torch.cat([output, pooled], dim=-1), embedded, encoded), hidden
+        inputs = self.feature_net(torch.cat([run, pooled], dim=-1))
+        return inputs, (pooled, embedded, encoded)
+
+    def _features(self, recurred: Recurred) -> Encoded:
+        output, (pooled, slots, candidates) = recurred
+        return Encoded(torch.cat([self.lstm_norm(output), pooled], dim=-1), slots, candidates)
 
     def _logits(self, name: str, features: Encoded, drawn: dict[str, Tensor]) -> Tensor:
         context = features.context

@@ -29,7 +29,7 @@ from esper.simic.training.space import Space
 from esper.tamiyo.policy.set_features import SetLayout
 
 FILE, FOLDER = "episodes.safetensors", "episodes"
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 MASKS = ("op", "slot", "blueprint", "blend")  # in the order of ActionMasks and MaskTensors
 _HEADER = "esper_episodes"
 
@@ -42,6 +42,8 @@ class Episodes:
     op_masks, slot_masks, blueprint_masks, blend_masks   bool [N, T, ...], as in ActionMasks
     actions       int64 [N, T, 4], in the order of HEAD_NAMES
     rewards       float64 [N, T], raw
+    lengths       int64 [N]
+    hosts         int64 [N], equal for hosts of one member of a family, or of one key of a task
     """
 
     space: Space
@@ -53,6 +55,7 @@ class Episodes:
     actions: np.ndarray
     rewards: np.ndarray
     lengths: np.ndarray
+    hosts: np.ndarray
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -191,7 +194,10 @@ def _load(path: Path) -> Episodes:
     except (SafetensorError, ValueError) as error:
         raise ConfigError(f"{path} is damaged: {error}") from error
     if not isinstance(header, dict) or header.get("version") != FORMAT_VERSION:
-        raise ConfigError(f"{path} does not hold episodes in format {FORMAT_VERSION}")
+        raise ConfigError(
+            f"{path} does not hold episodes in format {FORMAT_VERSION}; record them with this "
+            "version of Esper"
+        )
     try:
         space = Space.from_tree(header)
     except (ConfigError, KeyError, TypeError, ValueError) as error:
@@ -219,6 +225,7 @@ def _check(path: Path, episodes: Episodes) -> None:
         "actions": ((n, steps, len(choices)), np.int64),
         "rewards": ((n, steps), np.float64),
         "lengths": ((n,), np.int64),
+        "hosts": ((n,), np.int64),
     }
     for name, (shape, dtype) in expected.items():
         array = getattr(episodes, name)

@@ -25,7 +25,7 @@ class CloningConfig:
     learning_rate: float = 1e-3
     # Episodes per step of the optimiser; each starts from the initial hidden state.
     minibatch: int = 8
-    # Share of the episodes that is held out to measure agreement.
+    # Share of the hosts whose episodes are held out to measure agreement.
     held_out: float = 0.25
     # Weight of an entropy bonus. PPO explores by the entropy of the clone; without any it never
     # tries another action.
@@ -145,9 +145,10 @@ def clone(
     key: int = 0,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> CloningReport:
-    """Train `network` in place to imitate `episodes`; their observations update `normalizer`.
+    """Train `network` in place to imitate `episodes`; the observations of those that are not held
+    out update `normalizer`.
 
-    The value head is not trained. Raises ConfigError for fewer than two episodes, since one of them
+    The value head is not trained. Raises ConfigError for episodes of a single host, since one host
     is held out.
     """
     config = config or CloningConfig()
@@ -175,12 +176,18 @@ def clone(
 
 
 def split(episodes: Episodes, share: float, key: int) -> tuple[Episodes, Episodes]:
-    """(training, held out), at least one episode each."""
-    if len(episodes) < 2:
-        raise ConfigError("imitation needs at least 2 episodes, because one is held out")
-    order = generator(key, "held-out").permutation(len(episodes))
-    held = min(max(1, round(share * len(episodes))), len(episodes) - 1)
-    return episodes.rows(np.sort(order[held:])), episodes.rows(np.sort(order[:held]))
+    """(training, held out), of different hosts, at least one each. A rule does the same in all
+    episodes of one host, so that others of that host would already show what is held out."""
+    numbers, host = np.unique(episodes.hosts, return_inverse=True)
+    if len(numbers) < 2:
+        raise ConfigError(
+            "imitation needs episodes of at least 2 hosts, because one is held out; record more "
+            "episodes, or fewer of each host (--group)"
+        )
+    order = generator(key, "held-out").permutation(len(numbers))
+    held = min(max(1, round(share * len(numbers))), len(numbers) - 1)
+    out = np.isin(host, order[:held])
+    return episodes.rows(np.flatnonzero(~out)), episodes.rows(np.flatnonzero(out))
 
 
 @torch.no_grad()

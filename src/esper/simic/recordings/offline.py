@@ -12,8 +12,8 @@ The weight of an action is one of
 import copy
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -67,6 +67,16 @@ class OfflineConfig:
         for name in ("max_weight", "learning_rate", "steps", "batch", "width"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be positive, got {getattr(self, name)}")
+
+    def effective(self) -> dict[str, Any]:
+        """The settings that have an effect, by dotted name: "group" estimates no values, and
+        nothing is held out."""
+        settings = asdict(self)
+        policy = settings.pop("policy")
+        if self.advantage == "group":
+            settings = {name: settings[name] for name in ("advantage", "beta")}
+        of_policy = {f"policy.{name}": x for name, x in policy.items() if name != "held_out"}
+        return {**settings, **of_policy}
 
 
 @dataclass(frozen=True)

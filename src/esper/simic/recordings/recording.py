@@ -9,7 +9,7 @@ from esper.leyline import ActionMasks, RoundRecorder
 from esper.simic.agent.rollout import VectorEnv
 from esper.simic.recordings.episodes import MASKS, Episodes, join, save_episodes
 from esper.simic.training.config import TrainingConfig
-from esper.simic.training.env_specs import ShardSpec, env_batch_size
+from esper.simic.training.env_specs import ShardSpec, env_batch_size, host_numbers
 from esper.simic.training.round_log import RoundLog
 from esper.simic.training.shard import Shard
 from esper.simic.training.space import Space
@@ -24,9 +24,16 @@ class RecordingEnv:
     """A wrapper of a `VectorEnv` that remembers each round. With a folder `run` it writes a round
     when the last episode ends, in place of an earlier attempt at the same round."""
 
-    def __init__(self, env: VectorEnv, space: Space, run: Path | None = None) -> None:
+    def __init__(
+        self,
+        env: VectorEnv,
+        space: Space,
+        config: TrainingConfig,
+        family: Family | None = None,
+        run: Path | None = None,
+    ) -> None:
         self.env, self.num_envs, self.groups = env, env.num_envs, env.groups
-        self.space, self.run = space, run
+        self.space, self.config, self.family, self.run = space, config, family, run
 
     def reset(self, round_: int) -> tuple[np.ndarray, ActionMasks]:
         observations, masks = self.env.reset(round_)
@@ -61,6 +68,7 @@ class RecordingEnv:
             actions=np.stack(self.actions, axis=1),
             rewards=np.stack(self.rewards, axis=1).astype(np.float64),
             lengths=self.lengths,
+            hosts=host_numbers(self.config, self.family, self.round, self.groups),
         )
 
 
@@ -85,7 +93,7 @@ def record_episodes(
         spec = ShardSpec(config, task, data, envs, family=family, controller=controller.name)
         shard = Shard(spec, log)
         log.begin(round_, detailed=False)
-        env = RecordingEnv(shard, shard.space)
+        env = RecordingEnv(shard, shard.space, config, family)
         env.reset(round_)
         (batch,) = shard.batches
         # A host that breaks while it warms up has no episode.

@@ -96,6 +96,17 @@ def episode_key(run_key: int, round_: int, group: int) -> int:
     return draw_key(run_key, "episode", round_, group)
 
 
+def host_numbers(
+    config: TrainingConfig, family: Family | None, round_: int, groups: np.ndarray
+) -> np.ndarray:
+    """int64 [E]: of the host of each group, the member of the family, or without one its key."""
+    found = {}
+    for group in set(groups.tolist()):
+        key = episode_key(config.key, round_, group)
+        found[group] = key if family is None else family.episode("train", key)[0].number
+    return np.array([found[group] for group in groups.tolist()], dtype=np.int64)
+
+
 def groups_of(spec: ShardSpec) -> np.ndarray:
     """The groups int[E] of a shard's environments, numbered in the run."""
     return np.array(spec.envs) // spec.config.group

@@ -23,10 +23,12 @@ def card_of(state: TrainState, name: str, episodes: int | None = None) -> Policy
     settings = _public(state.settings)
     where = settings.get("family") or f"task {settings.get('task')}"
     played = "an unknown number of" if episodes is None else f"{episodes:,}"
+    learning = settings.get("learning")
+    how = f"in {state.round} rounds" if learning is None else f"recorded, learned by {learning}"
     return PolicyCard(
         name=name,
         worth=UNMEASURED,
-        trained_on=f"{where}: {played} episodes in {state.round} rounds, key {settings.get('key')}",
+        trained_on=f"{where}: {played} episodes {how}, key {settings.get('key')}",
         evaluated=UNMEASURED,
         fails=UNMEASURED,
         parameters=sum(p.numel() for p in state.agent.network.parameters()),

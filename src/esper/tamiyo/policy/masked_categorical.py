@@ -23,7 +23,8 @@ class MaskedCategorical:
             raise ValueError(
                 f"logits {tuple(logits.shape)} and mask {tuple(mask.shape)} differ in shape"
             )
-        if validate:
+        # A check waits for the device and would break a compiled graph: see `check_drawn`.
+        if validate and not torch.compiler.is_compiling():
             _check(logits, mask)
         self.mask = mask
         illegal = ~mask
@@ -40,10 +41,13 @@ class MaskedCategorical:
         return torch.multinomial(flat, 1, generator=generator).view(self.logits.shape[:-1])
 
     def icdf(self, uniforms: Tensor) -> Tensor:
-        """The action for each uniform number in [0, 1): a draw that is a function of its noise."""
-        cumulative = self.logits.double().exp().cumsum(dim=-1)
+        """The action for each uniform number in [0, 1), computed in its type: a draw that is a
+        function of its noise."""
+        exact = uniforms.dtype
+        cumulative = self.logits.to(exact).exp().cumsum(dim=-1)
         # Below 1 by more than rounding, or the last legal action could be stepped over.
-        target = uniforms.double().clamp(max=1.0 - 1e-12).unsqueeze(-1) * cumulative[..., -1:]
+        most = 1.0 - (1e-12 if exact == torch.float64 else 1e-6)
+        target = uniforms.clamp(max=most).unsqueeze(-1) * cumulative[..., -1:]
         return (cumulative <= target).sum(dim=-1)
 
     def mode(self) -> Tensor:
@@ -61,7 +65,19 @@ class MaskedCategorical:
         return torch.where(choice, nats / maximum, torch.zeros_like(nats))
 
 
-@torch.compiler.disable
+def check_drawn(log_probs: Tensor) -> None:
+    """The checks of `MaskedCategorical`, from the log-probs [..., heads] of drawn actions, for
+    distributions in compiled code."""
+    if log_probs.numel() and log_probs.amin() > MASKED_LOGIT_VALUE / 2:
+        return
+    if log_probs.isnan().any():
+        raise ValueError(f"log-probs must be finite: {int(log_probs.isnan().sum())} NaN")
+    rows = (log_probs <= MASKED_LOGIT_VALUE / 2).any(dim=-1)
+    raise InvalidStateMachineError(
+        f"{int(rows.sum())} of {rows.numel()} rows have no legal action; WAIT should always be one"
+    )
+
+
 def _check(logits: Tensor, mask: Tensor) -> None:
     legal = mask.any(dim=-1)
     if not legal.all():

@@ -9,13 +9,14 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from esper.growth.blueprints.catalogue import BlueprintCatalogue, default_catalogue
+from esper.growth.devices import input_device, on_device
 from esper.growth.sites import evaluating
 from esper.leyline import ConfigError
 from esper.leyline.growth_settings import RateSchedule
 from esper.tolaria.data.splits import DataSplits
 from esper.tolaria.engine.batches import VAL_BATCH, TensorSource
 from esper.tolaria.engine.objectives import Objective, accuracy, cross_entropy
-from esper.tolaria.engine.recipe import HostRecipe, Precision
+from esper.tolaria.engine.recipe import HostRecipe, Precision, target_for
 
 
 @dataclass(frozen=True)
@@ -77,12 +78,14 @@ class Task:
 
     def score_on(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> float:
         """Mean score of a network over examples."""
-        total = 0.0
+        device, size, scores = input_device(model), self.val_batch, list[Tensor]()
+        parts = inputs.split(size)
         with evaluating(model):
-            size = self.val_batch
-            for x, y in zip(inputs.split(size), targets.split(size), strict=True):
-                total += float(self.score(model(x), y)) * len(x)
-        return total / len(inputs)
+            for x, y in zip(parts, targets.split(size), strict=True):
+                output = model(on_device(x, device))
+                scores.append(self.score(output, target_for(output, y)))
+        found = torch.stack(scores).tolist()
+        return sum(s * len(x) for s, x in zip(found, parts, strict=True)) / len(inputs)
 
     def recipe(self, data: DataSplits, catalogue: BlueprintCatalogue | None = None) -> HostRecipe:
         """How to make and train a host on the training and validation splits of `data`. The default
