@@ -48,4 +48,4 @@ def test_a_policy_of_the_format_before_is_read():
     folder = Path(__file__).parents[3] / "src" / "esper" / "policies" / "digits-trained"
     state = load_state(folder)
     assert state.settings["anomalies.patience"] == 2
-    assert "ab_reward_mode" not in state.settings
+    assert state.rewards.mean == 0.0

@@ -48,7 +48,7 @@ class PPOConfig:
     ratio_explosion: float = constants.RATIO_EXPLOSION_THRESHOLD
     ratio_collapse: float = constants.RATIO_COLLAPSE_THRESHOLD
     # Check before each choice that an action is legal and that logits are finite. Waits for the
-    # device, and breaks compiled graphs.
+    # device.
     validate_masks: bool = True
     # A torch.compile backend such as 'inductor'; None: run eagerly.
     compile_backend: str | None = None

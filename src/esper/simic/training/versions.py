@@ -4,7 +4,7 @@ To change what `state.pack` returns, raise VERSION, add a line here and a functi
 store a small run of the version before under `tests/simic/training/stored`.
 
 4  `rewards` is the normaliser of the run's only reward mode; in version 3 there was one for each
-   mode of a run. New settings: anomalies, ppo.validate_masks.
+   mode of a run. New settings: anomalies, ppo.validate_masks, growth.snapshots.
 3  The oldest version that can be read. Exported policies of this version have format 2.
 """
 
@@ -26,6 +26,7 @@ _SETTINGS_OF_4 = {
     "anomalies.value_phases": [[0.1, -0.5], [0.25, -0.2], [0.75, 0.0], [1.0, 0.1]],
     "anomalies.patience": 2,
     "ppo.validate_masks": True,
+    "growth.snapshots": "host",
 }
 
 
@@ -34,7 +35,8 @@ def _from_3(meta: Mapping[str, Any]) -> Meta:
     # A run with two modes cannot be continued: it keeps the setting, which no config has any more.
     if settings.get("ab_reward_mode") is None:
         settings.pop("ab_reward_mode", None)
-    return {**meta, "settings": settings, "rewards": meta["rewards"][settings["reward_mode"]]}
+    # The first one is that of `reward_mode`, which policies need not name.
+    return {**meta, "settings": settings, "rewards": next(iter(meta["rewards"].values()), {})}
 
 
 UPGRADES: dict[int, Callable[[Mapping[str, Any]], Meta]] = {3: _from_3}
