@@ -237,14 +237,8 @@ class FactoredRecurrentActorCritic(nn.Module):
         draws: Tensor | None,
     ) -> Tensor:
         """Add a head to `distributions` and its choice to `drawn`."""
-<<<<<<< HEAD
-        distribution = MaskedCategorical(
-            self._logits(name, features, drawn), mask, validate=self.validate_masks
-        )
-=======
         logits = self._logits(name, features, drawn)
         distribution = MaskedCategorical(logits, mask, validate=self.validate_masks)
->>>>>>> w-recs
         index = HEAD_NAMES.index(name)
         if actions is not None:
             chosen = actions[..., index]

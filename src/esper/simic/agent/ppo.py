@@ -71,13 +71,8 @@ class PPOAgent:
         self.config = config or PPOConfig()
         self.device = torch.device(device)
         self.network = network.to(self.device)
-<<<<<<< HEAD
         self._exact = wide_dtype(self.device.type)
         self.network.validate_masks = self.config.validate_masks
-=======
-        self.network.validate_masks = self.config.validate_masks
-        self._exact = wide_dtype(self.device.type)
->>>>>>> w-recs
         self.update_count = 0
         self.optimizer = make_optimizer(network, self.config)
         parts = compiled_parts(network, self.config.compile_backend)

@@ -223,5 +223,6 @@ def missing_error(name: str, root: Path | None = None) -> DataMissingError:
 
 def _find(name: str) -> DataSet:
     if name not in CATALOGUE:
-        raise ConfigError(f"unknown data set {shortened(name)!r}; choose one of {', '.join(CATALOGUE)}")
+        known = ", ".join(CATALOGUE)
+        raise ConfigError(f"unknown data set {shortened(name)!r}; choose one of {known}")
     return CATALOGUE[name]
