@@ -2,7 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: setup browser demo docs check test quick soak clean
+.PHONY: setup browser device demo docs check test quick soak clean
 
 setup: $(STAMP)
 
@@ -16,6 +16,11 @@ $(STAMP): pyproject.toml constraints.txt
 browser:
 	command -v chromium >/dev/null || ! command -v apt-get >/dev/null || { apt-get update -qq && \
 	  DEBIAN_FRONTEND=noninteractive apt-get install -qq -y chromium >/dev/null; } || echo "no Chromium: browser tests are skipped"
+
+# The simulated accelerator, compiled once; without a compiler its tests are skipped, and say so.
+device: setup
+	{ command -v c++ && command -v ninja; } >/dev/null && $(BIN)/python tests/pretend_device/pretend_device.py \
+	  || echo "no C++ compiler or no ninja: tests on the simulated device are skipped"
 
 demo: setup
 	$(BIN)/esper grow --task digits --controller heuristic --key 2 --out runs/demo --overwrite
@@ -31,11 +36,11 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: check browser
+test: check browser device
 	$(BIN)/pytest --numprocesses 2 --dist loadfile -m 'not soak'
 
 # For everyday work: without a browser and without other people's frameworks.
-quick: check
+quick: check device
 	$(BIN)/pytest --numprocesses 2 --dist loadfile -m 'not soak and not heavy'
 
 soak: setup browser

@@ -15,7 +15,8 @@ from torch.optim import Optimizer
 
 from esper.growth.grown_module import GrownModule
 from esper.growth.hosts.cnn import CNNHost
-from esper.growth.sites import call_model, map_tensors
+from esper.growth.nested import map_tensors
+from esper.growth.sites import call_model
 from esper.growth.snapshot import HostSnapshot, SeedSnapshot
 from esper.leyline import draw_key
 from esper.tolaria.data.images import CIFAR10_MEAN, CIFAR10_STD, PADDING

@@ -18,6 +18,8 @@ from torch import Tensor, nn
 
 from esper.api import Body, Slots, attach
 from esper.api.slots import as_slots
+from esper.growth.devices import devices_of
+from esper.growth.generators import keeping_generators
 from esper.growth.grown_module import GrownModule
 from esper.growth.hooks import SEEDS_SAVED, clear_flag, set_flag
 from esper.growth.sites import SlotChoice, evaluating
@@ -206,7 +208,7 @@ class Grow(Callback):
     def _check_repeatable(self, trainer: Trainer, pl_module: LightningModule, score: float) -> None:
         """Warn if a repeated validation gives another score: seeds are measured by repetitions."""
         assert self.body is not None
-        with evaluating(self.body.model), torch.random.fork_rng():
+        with evaluating(self.body.model), keeping_generators(devices_of(pl_module)):
             repeated = self._measure(trainer, pl_module)
         # With several processes the metric may be that of each process, or of all.
         score, repeated = self.body.processes.mean(np.array([score, repeated])).tolist()

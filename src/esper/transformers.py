@@ -22,6 +22,8 @@ from esper.api import Body, attach, list_slots, save_network
 from esper.api.distributed import Processes
 from esper.api.slots import Slots, as_slots
 from esper.growth.blueprints.catalogue import BlueprintCatalogue, default_catalogue
+from esper.growth.devices import devices_of
+from esper.growth.generators import keeping_generators
 from esper.growth.hooks import SEEDS_SAVED, clear_flag, set_flag
 from esper.growth.optimizer import SLOT_KEY
 from esper.growth.sites import SlotChoice, evaluating
@@ -246,7 +248,7 @@ class GrowCallback(TrainerCallback):
 
     def _own_score(self, args: Any) -> float:
         assert self.body is not None
-        with evaluating(self.body.model), torch.random.fork_rng():
+        with evaluating(self.body.model), keeping_generators(devices_of(self.body.model)):
             return self._measure(args, self.body.model.host)
 
     def _choose_measure(self, args: Any, score: float) -> None:
@@ -380,7 +382,7 @@ def _evaluations(args: Any, state: Any) -> int:
 
 def _example(loader: Any) -> Any:
     """A batch of two, without the loader itself, whose random state would change."""
-    with torch.random.fork_rng():
+    with keeping_generators():
         data = loader.dataset
         rows = [data[0], data[1]] if hasattr(data, "__getitem__") else [next(iter(data))] * 2
         batch = loader.collate_fn(rows)

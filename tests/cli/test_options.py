@@ -88,11 +88,11 @@ def test_bad_usage_is_exit_code_two_and_says_why(words: list[str], complaint: st
 def test_every_flag_of_a_training_setting_reaches_that_setting() -> None:
     """Each one alone, with another value than the default; nothing but it changes."""
     defaults = load_config().flat()
-    other = {"task": "pydocs", "reward_mode": "shaped", "ab_reward_mode": "sparse"}
+    other = {"task": "pydocs", "reward_mode": "shaped"}
     other |= {"warm_start": "runs/x", "ppo.gamma": 0.9, "ppo.learning_rate": 0.5}
-    other |= {"group": 8, "network.kind": "set", "family": "digits:mixed"}
+    other |= {"slots": "blocks.1", "group": 8, "network.kind": "set", "family": "digits:mixed"}
     flags = [f for f in fields(PPOSettings) if "setting" in f.metadata]
-    assert len(flags) == 14
+    assert len(flags) == 15
     for flag in flags:
         name = flag.metadata["setting"]
         assert name in TrainingConfig().flat()

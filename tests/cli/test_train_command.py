@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import time
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,9 @@ def test_the_second_ctrl_c_leaves_the_round_which_is_played_again(tmp_path):
         (["--resume", "nowhere", "--envs", "3"], "leave out envs"),
         (["--resume", "nowhere", "--gamma", "0.9", "--out", "x"], "leave out ppo.gamma, out"),
         (["--task", "nothing"], "no task 'nothing'"),
+        ([*SMALL, "--slots", "blocks.9"], "no module 'blocks.9'"),
+        ([*SMALL, "--slots", "blocks.0,blocks.0"], "names a module twice"),
+        (["--family", "digits:mixed", "--batch", "8"], "leave out batch"),
         (["--config", "bad.toml"], "did you mean rounds?"),
         (["--devices", "cpu,cuda:99"], "no device 'cuda:99'; torch finds cpu"),
         (["--devices", "toaster"], "no device 'toaster'"),
@@ -177,3 +181,18 @@ def test_a_round_that_was_played_already_cannot_be_profiled(tmp_path):
     tiny_run(tmp_path / "run", rounds=1)
     with pytest.raises(ConfigError, match="round 0 cannot be profiled: the rounds to play are 1"):
         resume_ppo(tmp_path / "run", task=tiny_task(), rounds=2, profile=0)
+
+
+def test_slots_batch_and_seeds_are_flags_of_training_and_of_growing(tmp_path, monkeypatch):
+    flags = ["--slots", "blocks.2,blocks.0", "--batch", "600", "--max-seeds", "1", "--steps", "3"]
+    small = ["--rounds", "1", "--envs", "1", "--out", "run"]
+    assert esper_here(monkeypatch, "train", "ppo", *flags, *small, cwd=tmp_path) == 0
+    own = ["--controller", "run", "--no-compare", "--out", "grown"]
+    assert esper_here(monkeypatch, "grow", *flags, *own, cwd=tmp_path) == 0
+    # A policy for two slots, in a network with two slots.
+    for folder in ("run", "grown"):
+        row = rows(tmp_path / folder / "metrics.jsonl")[0]
+        assert {"blocks.0.stage", "blocks.2.stage"} <= row.keys()
+        assert "blocks.1.stage" not in row
+    config = tomllib.loads((tmp_path / "grown" / "config.toml").read_text())
+    assert (config["slots"], config["batch"], config["max_seeds"]) == ("blocks.2,blocks.0", 600, 1)

@@ -58,4 +58,4 @@ def test_every_stride_th_batch_is_measured_from_the_first() -> None:
     meter = GradientMeter(network)
     for _ in range(STRIDE + 1):
         meter.observe()
-    assert len(meter.readings[0]) == 2
+    assert len(meter.readings) == 2

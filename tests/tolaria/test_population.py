@@ -124,10 +124,13 @@ def test_clipping_keeps_host_and_seeds_apart() -> None:
         replace(recipe, max_grad_norm=0.0)
 
 
-def test_bf16_is_for_the_products_and_what_is_learnt_stays_float32() -> None:
+@pytest.mark.parametrize(("half", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
+def test_half_precision_is_for_the_products_and_what_is_learnt_stays_float32(
+    half: str, dtype: torch.dtype
+) -> None:
     task, data = small_digits()
     found = []
-    for precision in ("fp32", "bf16"):
+    for precision in ("fp32", half):
         recipe = replace(task, precision=precision).recipe(data, default_catalogue())
         pop, seen = LoopedPopulation(recipe, [0]), []
         plant(pop.networks[0], 0, "conv_light", SeedStage.BLENDING, 0.5)
@@ -136,12 +139,12 @@ def test_bf16_is_for_the_products_and_what_is_learnt_stays_float32() -> None:
         )
         trained = pop.train_epoch(np.ones(1, dtype=bool), 0)
         measured = pop.evaluate(np.array([0]), np.ones((1, 3), dtype=bool))
-        assert set(seen) == {torch.float32 if precision == "fp32" else torch.bfloat16}
+        assert set(seen) == {torch.float32 if precision == "fp32" else dtype}
         assert {p.dtype for p in pop.networks[0].parameters()} == {torch.float32}
         found.append((trained.loss[0], measured.loss[0]))
     assert found[0] != found[1]
     np.testing.assert_allclose(*found, rtol=0.02)
-    with pytest.raises(ConfigError, match="precision must be fp32 or bf16, got 'fp8'"):
+    with pytest.raises(ConfigError, match="precision must be one of fp32, bf16, fp16, got 'fp8'"):
         replace(task, precision="fp8").recipe(data)
 
 

@@ -12,6 +12,7 @@ from esper.api.grown import Grown, load, save_network
 from esper.api.growth_warnings import GrowthWarnings, warn_if_out_of_domain
 from esper.api.policies import export_policy
 from esper.api.recordings import imitate, learn_offline, record
+from esper.api.reward_comparison import RewardComparison, compare_rewards
 from esper.api.slots import Slots
 from esper.api.training import (
     config_of,

@@ -12,6 +12,7 @@ from esper.api.distributed import Processes
 from esper.growth.grown_module import GrownModule
 from esper.growth.sites import evaluating
 from esper.leyline import ForgottenCallError
+from esper.leyline.growth_settings import Snapshots
 from esper.tolaria.engine.population import Evaluation, ModuleHosts
 
 
@@ -31,8 +32,9 @@ class AttachedHost(ModuleHosts):
         example: Any,
         key: int,
         processes: Processes,
+        snapshots: Snapshots = "host",
     ) -> None:
-        self.processes = processes
+        self.processes, self.snapshots = processes, snapshots
         self.network, self.user_evaluate, self.user_example = network, evaluate, example
         self.networks, self.optimizers = [network], []
         self.keys = np.array([key], dtype=np.int64)

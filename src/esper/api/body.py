@@ -10,6 +10,7 @@ plain = body.export()
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -300,15 +301,18 @@ class Body:
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """Measure gradients when a step starts or, if it gets a closure, after the closure."""
         self.optimizer_steps += 1
+        # A GradScaler sets these if the optimizer itself unscales gradients and skips overflows.
+        scale, overflow = (getattr(optimizer, name, None) for name in ("grad_scale", "found_inf"))
+        observe = partial(self.meter.observe, scale, scaled=overflow is not None)
         _, *given = args
         closure = kwargs.get("closure", given[0] if given else None)
         if closure is None:
-            self.meter.observe()
+            observe()
             return None
 
         def observed() -> Any:
             loss = closure()
-            self.meter.observe()
+            observe()
             return loss
 
         if given:
@@ -321,10 +325,11 @@ class Body:
 
     def _check_calls(self) -> None:
         _ = self.host.optimizer  # raises ForgottenCallError before manage
-        if self.optimizer_steps == 0:
+        if self.optimizer_steps == 0 and not self._overflowed():
             raise ForgottenCallError(
-                "the managed optimizer has not stepped since the last body.step(); "
-                "is another optimizer in use?"
+                "the managed optimizer has not stepped since the last body.step(); is another "
+                "optimizer in use? If a GradScaler skipped every step, call zero_grad() before the "
+                "backward pass, not after the step"
             )
         norms = self.meter.result()["gradient_norm"]
         for index, slot in self.model.each_slot():
@@ -333,6 +338,11 @@ class Body:
                     f"the seed at {slot.site.module} got no gradient in this epoch; "
                     "was the loss computed from another copy of the model?"
                 )
+
+    def _overflowed(self) -> bool:
+        """Whether the last gradients are not finite: then a GradScaler skips the step."""
+        grads = [p.grad for p in self.model.host_parameters() if p.grad is not None]
+        return not all(bool(grad.isfinite().all()) for grad in grads)
 
 
 @checked()
@@ -380,7 +390,7 @@ def attach(
             "the key": key,
         }
     )
-    host = AttachedHost(network, evaluate, example, key, processes)
+    host = AttachedHost(network, evaluate, example, key, processes, own.snapshots)
     history = History()
     env = GrowthCycle(host, own, recorder=history)
     warnings = GrowthWarnings(history, env, chosen)

@@ -19,15 +19,16 @@ from torch.optim.swa_utils import AveragedModel
 
 from esper.api.slots import Slots
 from esper.growth.compiled import without_graphs
+from esper.growth.devices import on_device
 from esper.growth.grown_module import GrownModule
-from esper.growth.sites import call_model, evaluating, map_tensors
+from esper.growth.sites import call_model, evaluating
 from esper.leyline import ConfigError, shortened
 from esper.leyline.constants import MOST_COUNT, MOST_ENVS, MOST_KEY
 from esper.leyline.growth_settings import Budget, GrowthSettings
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.loop import Hooks
 from esper.tolaria.engine.objectives import WholeSetScore, check_fit
-from esper.tolaria.engine.recipe import HostRecipe
+from esper.tolaria.engine.recipe import HostRecipe, target_for
 from esper.tolaria.families.base import Family
 from esper.tolaria.tasks.base import Task
 
@@ -253,14 +254,14 @@ def _outputs(
     model: nn.Module, batches: Iterable[Any], device: torch.device
 ) -> Iterator[tuple[Any, Any]]:
     for batch in batches:
-        inputs, target = map_tensors(lambda tensor: tensor.to(device), tuple(batch))
+        inputs, target = on_device(tuple(batch), device)
         try:
             output = call_model(model, inputs)
         except MISFITS as error:
             raise ConfigError(
                 f"{type(model).__name__} does not run on the inputs of val_loader: {error}"
             ) from error
-        yield output, target
+        yield output, target_for(output, target)
 
 
 def _attempt(name: str, function: Callable[..., Any], *args: Any) -> Any:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from esper.api.checks import TASK, checked
-from esper.api.training import config_of, one_thread
+from esper.api.training import choose_task, config_of, one_thread
 from esper.leyline import (
     BLEND_NAMES,
     BLUEPRINT,
@@ -33,7 +33,6 @@ from esper.tamiyo.controllers import controller_names
 from esper.tamiyo.situation import Situation, wait
 from esper.tolaria.data.catalogue import data_root
 from esper.tolaria.engine.run import play
-from esper.tolaria.tasks import find_task
 from esper.tolaria.tasks.base import Task
 
 CLOSE = 1e-4  # scores of a replay may differ by this much: another order of sums
@@ -116,7 +115,7 @@ def _replay(
     """The `Decided` event of a step of a training run, and a description of how it was found."""
     assert record.round is not None
     config = config_of(record.folder)
-    chosen = task or find_task(config.task)
+    chosen, _ = choose_task(config, task)
     checkpoint = load_checkpoint(record.folder)
     replayed = History()
     env = episode_env(config, chosen, chosen.load(data_root()), record.round, record.env, replayed)

@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from torch import nn
 from torch.optim import AdamW, Optimizer
 
@@ -24,7 +23,9 @@ from esper.api.loop_state import randomness, restore_randomness
 from esper.api.slots import Slots, as_slots
 from esper.growth.blueprints.catalogue import default_catalogue
 from esper.growth.compiled import original
+from esper.growth.devices import devices_of, find_device, input_device
 from esper.growth.grown_module import GrownModule
+from esper.growth.optimizer import with_inner
 from esper.growth.sites import SlotChoice
 from esper.growth.snapshot import restore_snapshot, take_snapshot
 from esper.leyline import ConfigError, EsperError, Recorder, TwinReport
@@ -118,7 +119,8 @@ def grow(
     )
     if resume and out is None:
         raise ConfigError("resume=True needs the folder of the run: out=DIR")
-    check_objectives(original(model), recipe, device_of(model))
+    move(model, optimizer, settings.device)
+    check_objectives(original(model), recipe, input_device(model))
     run = ModelRun(model, recipe, settings, key, (train_loader, val_loader), make_scheduler, resume)
     caller, folder = Caller(callbacks), None if out is None else Path(out)
     host_alone = None if folder is None else folder / ARMS / "host-alone"
@@ -236,7 +238,7 @@ class ModelRun:
                 choose,
                 run.history,
                 task=self.name,
-                device=device_of(self.model),
+                device=input_device(self.model),
                 session=run,
             )
         example = self.recipe.data.example()
@@ -270,8 +272,29 @@ def _name(objective: Any) -> str:
     return getattr(objective, "__name__", type(objective).__name__)
 
 
-def device_of(model: nn.Module) -> torch.device:
-    return next((p.device for p in model.parameters()), torch.device("cpu"))
+def move(model: nn.Module, optimizer: Any, name: str | None) -> None:
+    """Move a model, and the state of its optimizer, to the device of that name; None leaves them
+    where they are."""
+    if name is None:
+        return
+    device, found = find_device(name), devices_of(model)
+    if len(found) > 1:
+        raise ConfigError(
+            f"the model is on {', '.join(map(str, found))}, so it has no single device; leave out "
+            f"device={name!r}, and its parts stay where they are"
+        )
+    before = list(model.parameters())
+    model.to(device)
+    # Devices that torch knows from plug-ins get new parameters, others only new data.
+    moved: dict[Any, Any] = dict(zip(before, model.parameters(), strict=True))
+    for each in with_inner(optimizer) if isinstance(optimizer, Optimizer) else ():
+        for group in each.param_groups:
+            group["params"] = [moved.get(param, param) for param in group["params"]]
+        if each.state:
+            state = {moved.get(param, param): values for param, values in each.state.items()}
+            each.state.clear()
+            each.state.update(state)
+            each.load_state_dict(each.state_dict())  # to the devices of the parameters
 
 
 def _write_results(folder: Path, grown: Grown, others: dict[str, Path]) -> None:
@@ -312,12 +335,13 @@ def insure(
     """
     # Copied together, so that the copied optimizer holds the copied parameters.
     twin_model, twin_optimizer = copy.deepcopy(model_and_optimizer)
-    beginning = randomness(loaders)
+    devices = devices_of(model_and_optimizer[0])
+    beginning = randomness(loaders, devices)
     grown = grow()
     if grown.outcome.ended == "interrupted":
         log.warning("the run was interrupted before the twin was trained: it is not insured")
         return grown
-    end = randomness(loaders)
+    end = randomness(loaders, devices)
     restore_randomness(loaders, beginning)
     twin = train_twin(twin_model, twin_optimizer)
     restore_randomness(loaders, end)

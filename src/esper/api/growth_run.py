@@ -11,6 +11,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from esper.api.growth_warnings import GrowthWarnings
 from esper.api.loop_state import load_loop_state, loop_state, randomness, restore_randomness
+from esper.growth.devices import devices_of
 from esper.growth.storage import read_tree, write_tree
 from esper.leyline import ConfigError, History, Recorder
 from esper.leyline.events import event_from_row
@@ -25,7 +26,7 @@ from esper.tolaria.engine.run import Session
 
 log = logging.getLogger("esper")
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 KEPT = 2
 
 MakeScheduler = Callable[[Optimizer], Any]
@@ -108,7 +109,7 @@ class GrowthRun(Session):
             "settings": self.config,
             **loop_state(self.env, self.controller, self.optimizer),
             "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
-            "randomness": randomness(self.loaders),
+            "randomness": randomness(self.loaders, devices_of(self.env.population.template)),
             "seconds": self.seconds(),
             "reason": self.reason,
         }
@@ -225,4 +226,4 @@ def _check_settings(folder: Path, before: Mapping[str, Any], now: Mapping[str, A
 
 
 # Settings that may change when a run is resumed.
-FREE = ("max_time", "progress", "overwrite", "resume", "track", "compare")
+FREE = ("max_time", "device", "progress", "overwrite", "resume", "track", "compare")

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch.optim import Optimizer
 
-from esper.growth.sites import tensors_in
+from esper.growth.nested import tensors_in
 from esper.leyline import ConfigError, EpisodeOutcome, EsperWarning, History
 from esper.leyline.events import Event, GovernorRollback, Warned
 from esper.simic.training.policy_controller import LearnedController

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch.optim import Optimizer
 
+from esper.growth.generators import generator_states, set_generator_states
 from esper.growth.optimizer import group_settings
 from esper.tamiyo.situation import Controller
 from esper.tolaria.engine.cycle import GrowthCycle
@@ -35,29 +36,25 @@ def load_loop_state(
         group.update(settings)
 
 
-def randomness(loaders: Iterable[Any]) -> dict[str, Any]:
-    """The state of the generators of Python, NumPy, torch and the loaders."""
+def randomness(loaders: Iterable[Any], devices: Iterable[torch.device] = ()) -> dict[str, Any]:
+    """The state of the generators of Python, NumPy, torch (of the CPU and `devices`) and the
+    loaders."""
     kind, words, *rest = np.random.get_state()  # noqa: NPY002 - user code may use it
-    state: dict[str, Any] = {
+    return {
         "python": random.getstate(),
         "numpy": (kind, torch.from_numpy(np.asarray(words).astype(np.int64)), *rest),
-        "torch": torch.get_rng_state(),
+        "torch": generator_states(devices),
         "loaders": [generator.get_state() for generator in _generators(loaders)],
     }
-    if torch.cuda.is_available():
-        state["cuda"] = torch.cuda.get_rng_state_all()
-    return state
 
 
 def restore_randomness(loaders: Iterable[Any], state: dict[str, Any]) -> None:
     random.setstate(state["python"])
     kind, words, *rest = state["numpy"]
     np.random.set_state((kind, words.numpy().astype(np.uint32), *rest))  # noqa: NPY002
-    torch.set_rng_state(state["torch"])
+    set_generator_states(state["torch"])
     for generator, own in zip(_generators(loaders), state["loaders"], strict=True):
         generator.set_state(own)
-    if "cuda" in state:
-        torch.cuda.set_rng_state_all(state["cuda"])
 
 
 def _generators(loaders: Iterable[Any]) -> list[torch.Generator]:

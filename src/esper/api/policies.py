@@ -12,8 +12,9 @@ from esper.proof.families import validation_score
 from esper.simic.training.checkpoint import load_state
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.policy_controller import LearnedController
-from esper.simic.training.policy_folder import FORMAT, card_of, policy_files, write_policy
+from esper.simic.training.policy_folder import card_of, policy_files, write_policy
 from esper.simic.training.state import TrainState
+from esper.simic.training.versions import VERSION
 from esper.tolaria.data.catalogue import data_root
 from esper.tolaria.data.splits import DataSplits
 from esper.tolaria.families.base import Family
@@ -65,7 +66,7 @@ class ValidationHosts:
         files = policy_files(state, replace(card, evaluated=evaluated))
         folder = self.run / BEST_POLICY
         try:
-            write_sealed(folder, files, FORMAT)
+            write_sealed(folder, files, VERSION)
         except OSError as error:
             raise ConfigError(
                 f"{folder} could not be written: {error.strerror or error}; free some disk space "

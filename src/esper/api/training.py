@@ -12,8 +12,10 @@ import torch
 from esper.api.checks import TASK, checked
 from esper.api.policies import ValidationHosts
 from esper.leyline import ConfigError
+from esper.leyline.growth_settings import GrowthSettings
 from esper.observatory.run_directory import CONFIG, PROFILE, RunDirectory
 from esper.simic.agent.rollout import VectorEnv
+from esper.simic.agent.saving import on
 from esper.simic.recordings.recording import RecordingEnv
 from esper.simic.telemetry.profiler import TrainingProfiler
 from esper.simic.training.checkpoint import is_run, load_checkpoint, load_state, save_checkpoint
@@ -26,6 +28,7 @@ from esper.simic.training.workers import Cluster, growth_environments, worker_de
 from esper.tolaria.data.catalogue import data_root
 from esper.tolaria.data.shared import share
 from esper.tolaria.data.splits import DataSplits
+from esper.tolaria.engine.run import make_env
 from esper.tolaria.families import find_family
 from esper.tolaria.families.base import Family
 from esper.tolaria.fused.choice import choose_population
@@ -57,18 +60,23 @@ def choose_task(
         raise ConfigError("a family has a task of its own; leave out task")
     if family is None and config.validate_every is not None:
         raise ConfigError("validate_every needs a family, which has validation hosts; give one")
-    return (family.task if family else task or find_task(config.task)), family
+    if family is not None:
+        return family.task, family
+    return (task or find_task(config.task)).adjusted(config.slots, config.batch), None
 
 
 def choose_devices(
-    workers: Workers, devices: Sequence[str] | None, cluster: Cluster | None
+    workers: Workers,
+    devices: Sequence[str] | None,
+    cluster: Cluster | None,
+    device: str | None = None,
 ) -> tuple[str, ...]:
-    """One device for each worker."""
-    if cluster is not None and devices is not None:
+    """One device for each worker; `device` is that of the settings."""
+    if cluster is not None and (devices is not None or device is not None):
         raise ConfigError("workers on a cluster use its CPUs; leave out devices, or give workers")
     if cluster is not None and workers in (None, "auto"):
         workers = cluster.cpus
-    return worker_devices(workers, devices)
+    return worker_devices(workers, devices, device)
 
 
 class PolicyTraining:
@@ -97,6 +105,8 @@ class PolicyTraining:
         hosts cannot be fused or the policy to start from is missing."""
         config = self.config
         recipe = recipe_of(config, self.task, self.data, self.family)
+        if config.slots is not None:
+            make_env(recipe, [0], GrowthSettings(1))  # raises ConfigError if one is not a slot
         count = env_batch_size(config, self.family)
         kind = choose_population(recipe, count, config.growth.population, self.devices[0])
         self.config = replace(config, growth=replace(config.growth, population=kind))
@@ -133,6 +143,8 @@ class PolicyTraining:
         def recorded(env: VectorEnv) -> RecordingEnv:
             return RecordingEnv(env, state.space, config, family, record.path)
 
+        # The policy is where the first worker is; the CPUs of a cluster are CPUs here, too.
+        state.agent = on(state.agent, self.devices[0])
         validation = None
         if family is not None:
             validation = ValidationHosts(config, family, self.data, record.path)
@@ -172,13 +184,18 @@ def train_ppo(
     `task` and `family` replace those that the config names. The hosts are trained by one worker, by
     `workers` processes on the CPU ("auto": one per core), by one worker for each of `devices`, such
     as "cuda:0", or on a `cluster` (`esper.ray.Cluster`), by default with one worker per CPU.
-    Scripts with several workers need `if __name__ == "__main__":`. Workers and devices change only
-    the speed. `profile` is the number of a round, counted from 0: traces of its first steps and of
-    its update are written to the folder `profile` of the run.
+    Scripts with several workers need `if __name__ == "__main__":`. The policy is on the first
+    device. Workers and devices change only the speed. `profile` is the number of a round, counted
+    from 0: traces of its first steps and of its update are written to the folder `profile` of the
+    run.
     """
     _check_profile(profile, 0, config.rounds)
     training = PolicyTraining(
-        config, task, family, choose_devices(workers, devices, cluster), cluster
+        config,
+        task,
+        family,
+        choose_devices(workers, devices, cluster, config.growth.device),
+        cluster,
     )
     state = training.first_state()
     with RunDirectory.create(Path(out), training.config.flat(), overwrite=overwrite) as record:
@@ -220,12 +237,13 @@ def resume_ppo(
 
     However often a run is killed and resumed, it ends with the same parameters and history.
     """
-    run, worker_devices = Path(run), choose_devices(workers, devices, cluster)
+    run = Path(run)
     config_of(run)
     # Locked before anything is read, so that no other process changes it meanwhile.
     with RunDirectory(run) as record:
         config = config_of(run, rounds)
-        training = PolicyTraining(config, task, family, worker_devices, cluster)
+        chosen = choose_devices(workers, devices, cluster, config.growth.device)
+        training = PolicyTraining(config, task, family, chosen, cluster)
         if is_run(run):
             checkpoint = load_checkpoint(run)
             state = checkpoint.state

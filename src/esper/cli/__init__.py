@@ -7,6 +7,7 @@ from typing import Annotated, TextIO
 import typer
 
 from esper import __version__
+from esper.cli.ab_command import ab
 from esper.cli.doctor_command import doctor
 from esper.cli.evaluate_command import evaluate
 from esper.cli.grow_command import grow
@@ -38,7 +39,7 @@ for command in (
     *(compare, query, tasks, blueprints, doctor),
 ):
     add_command(app, command)
-for train_command in (ppo, record, imitate, offline):
+for train_command in (ppo, ab, record, imitate, offline):
     add_command(train_app, train_command)
 add_command(data_app, data_list, "list")
 add_command(data_app, data_get, "get")

@@ -83,6 +83,7 @@ class Arms:
         from esper.observatory.terminal import StepProgress
         from esper.tolaria.engine.run import exported, play_run
 
+        plan = self._here(plan)
         recipe = replace(plan.task.recipe(self.data), weights=plan.weights)
         folder, record = self.settings.folder, self.record
         if label != GROWN:
@@ -112,6 +113,10 @@ class Arms:
             )
         self.trained[label] = exported(recipe, done)
         return self.trained[label]
+
+    def _here(self, plan: "Plan") -> "Plan":
+        """The plan, on the device of the command."""
+        return replace(plan, rules=replace(plan.rules, device=self.growth.device))
 
     def _track(self, label: str) -> "Sequence[Recorder]":
         if self.settings.track is None:
@@ -147,7 +152,7 @@ class Arms:
         tried: list[Trained] = []
         with self.output.progress.status(f"searching the {label} of {len(plans)}"):
             for plan in plans:
-                tried += train(plan, self.data, [self.settings.key])
+                tried += train(self._here(plan), self.data, [self.settings.key])
         scores = [-math.inf if t.outcome.val_score is None else t.outcome.val_score for t in tried]
         return plans[max(range(len(plans)), key=scores.__getitem__)]
 

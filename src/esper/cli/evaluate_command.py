@@ -84,6 +84,7 @@ def evaluate(output: Output, settings: EvaluateSettings) -> None:
     """
     # All input is checked before the first trial.
     from esper.api import find_controller, one_thread
+    from esper.growth.devices import find_device
     from esper.observatory.evaluation import (
         evaluation_folder,
         evaluation_summary,
@@ -114,6 +115,9 @@ def evaluate(output: Output, settings: EvaluateSettings) -> None:
     )
     require_matplotlib()
     check_track(settings.track)
+    if settings.ray is not None and plan.growth.device is not None:
+        raise ConfigError("--ray uses the CPUs of the cluster; leave out --device")
+    find_device(plan.growth.device)
     for arm in plan.arms:
         find_controller(arm)
     data = task.load(data_root())

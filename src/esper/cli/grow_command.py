@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from esper.cli.arms import CONTINUE, COOLED, HOST, SCRATCH, Arms, rescue
-from esper.cli.options import growth_options, option
+from esper.cli.options import BATCH, SLOTS, growth_options, option
 from esper.cli.printing import Output
 from esper.cli.tracking import TRACK, check_track
 from esper.leyline import ConfigError
-from esper.leyline.constants import MOST_KEY
+from esper.leyline.constants import MOST_COUNT, MOST_KEY
 from esper.leyline.growth_settings import GrowthSettings
 from esper.leyline.settings import read_toml
 
@@ -41,6 +41,8 @@ class GrowSettings:
         0.3, "With --start trained: compute to spend, as a fraction of the host's training."
     )
     compare: bool = option(True, "Also train the host alone, and the grown topology from scratch.")
+    slots: str | None = option(None, SLOTS)
+    batch: int | None = option(None, BATCH, min=1, max=MOST_COUNT)
     settings: str | None = option(None, "TOML file with growth settings; flags override it.")
     track: str | None = option(None, TRACK)
     growth: Mapping[str, Any] = growth_options(without=("insured", "progress", "population"))
@@ -80,7 +82,7 @@ def grow(output: Output, settings: GrowSettings) -> None:
     from esper.tolaria.tasks import find_task
 
     _check_extra(settings.extra)
-    task = find_task(settings.task)
+    task = find_task(settings.task).adjusted(settings.slots, settings.batch)
     controller = find_controller(settings.controller, len(task.slots), default_catalogue())
     given = {} if settings.settings is None else read_toml(Path(settings.settings))
     growth = GrowthSettings(task.steps, schedule=task.schedule)
@@ -158,6 +160,7 @@ def _save_model(model: "nn.Module", example: "Tensor", path: Path) -> Path:
     import torch
 
     batch = torch.export.Dim("batch", min=1)
-    program = torch.export.export(model.eval(), (example,), dynamic_shapes=({0: batch},))
+    # On the CPU, so that every machine can load it.
+    program = torch.export.export(model.cpu().eval(), (example,), dynamic_shapes=({0: batch},))
     torch.export.save(program, path)
     return path

@@ -106,6 +106,11 @@ def add_command(app: typer.Typer, run: Callable[..., None], name: str | None = N
     app.command(name or run.__name__.replace("_", "-"))(as_command(run))
 
 
+SLOTS = (
+    "Modules of the host after which it can grow, separated by commas, such as "
+    "blocks.0,blocks.2. Default: the task's."
+)
+BATCH = "Examples in a batch of training. Default: the task's."
 RAY = (
     "Train hosts on the Ray cluster at this address. auto: the cluster that runs on this machine; "
     "local: one that is started for this command. Changes only the speed."

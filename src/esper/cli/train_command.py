@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from esper.cli.options import RAY, cluster_at, growth_options, option
+from esper.cli.options import BATCH, RAY, SLOTS, cluster_at, growth_options, option
 from esper.cli.printing import Output
 from esper.cli.tracking import TRACK, check_track, open_tracker
 from esper.leyline.constants import MOST_COUNT, MOST_KEY
@@ -28,7 +28,7 @@ def setting(name: str, help: str, **more: Any) -> Any:
 # Settings that the task or family has, or that are for runs with one network.
 NOT_FOR_TRAINING = (
     *("start", "schedule.warmup", "schedule.decay", "cooling", "insured", "max_grad_norm"),
-    *("batches_per_epoch", "patience", "max_time", "progress"),
+    *("batches_per_epoch", "patience", "max_time", "progress", "device"),
 )
 
 
@@ -47,6 +47,8 @@ class PPOSettings:
     group: int | None = setting(
         "group", "Environments with the same host and data; default 1, for a family 8.", min=1
     )
+    slots: str | None = setting("slots", SLOTS)
+    batch: int | None = setting("batch", BATCH, min=1, max=MOST_COUNT)
     key: int | None = setting(
         "key", "Random seed: the same key gives the same run; default 0.", min=0, max=MOST_KEY
     )
@@ -61,15 +63,14 @@ class PPOSettings:
         "Processes that train hosts, or auto: one per core. Changes only the speed. Default: "
         "1; auto with --ray.",
     )
-    devices: str | None = option(
-        None, "Devices with one worker each instead, such as cuda:0,cuda:1."
+    device: str | None = option(
+        None,
+        "Where hosts and the policy are trained: cpu, auto, cuda, mps, xpu; or several, such as "
+        "cuda:0,cuda:1, with a worker each. Default: cpu.",
     )
     ray: str | None = option(None, RAY)
     reward: str | None = setting(
         "reward_mode", "Reward mode; default objective. docs/rewards.md lists them."
-    )
-    ab_reward: str | None = setting(
-        "ab_reward_mode", "Reward mode of the second half of the environments."
     )
     validate_every: int | None = setting(
         "validate_every",
@@ -93,11 +94,15 @@ class PPOSettings:
     growth: Mapping[str, Any] = growth_options(without=NOT_FOR_TRAINING)
 
     def given(self) -> dict[str, Any]:
-        """The settings that were given as flags, by dotted name."""
-        flags = {f.metadata["setting"]: f.name for f in fields(self) if "setting" in f.metadata}
-        values = {name: getattr(self, flag) for name, flag in flags.items()}
-        own = {f"growth.{name}": value for name, value in self.growth.items()}
-        return own | {name: value for name, value in values.items() if value is not None}
+        return given_settings(self)
+
+
+def given_settings(flags: Any) -> dict[str, Any]:
+    """The settings of a training run that were given as flags, by dotted name."""
+    named = {f.metadata["setting"]: f.name for f in fields(flags) if "setting" in f.metadata}
+    values = {name: getattr(flags, flag) for name, flag in named.items()}
+    own = {f"growth.{name}": value for name, value in flags.growth.items()}
+    return own | {name: value for name, value in values.items() if value is not None}
 
 
 def ppo(output: Output, settings: PPOSettings) -> None:
@@ -134,9 +139,9 @@ def ppo(output: Output, settings: PPOSettings) -> None:
         _refuse_changes(settings)
         out = Path(settings.resume)
         config = config_of(out, settings.rounds)
-    workers = _workers(settings.workers)
-    if settings.ray is not None and settings.devices is not None:
-        raise ConfigError("--ray uses the CPUs of the cluster; leave out --devices")
+    workers = chosen_workers(settings.workers)
+    if settings.ray is not None and settings.device is not None:
+        raise ConfigError("--ray uses the CPUs of the cluster; leave out --device")
     check_track(settings.track)
     steps, tracker = episode_steps(config), None
     newest: dict[str, Any] = {}
@@ -161,7 +166,7 @@ def ppo(output: Output, settings: PPOSettings) -> None:
 
         options: dict[str, Any] = {
             "workers": workers,
-            "devices": None if settings.devices is None else settings.devices.split(","),
+            "devices": None if settings.device is None else settings.device.split(","),
             "cluster": cluster,
             "profile": settings.profile,
             "hooks": Hooks(on_round, on_step, interrupts.after_round),
@@ -184,7 +189,7 @@ def ppo(output: Output, settings: PPOSettings) -> None:
     output.json({"out": str(out), **rounds, "best": found, **scores})
 
 
-def _workers(given: str | None) -> Workers:
+def chosen_workers(given: str | None) -> Workers:
     from esper.leyline import ConfigError
 
     if given is None or given == "auto":

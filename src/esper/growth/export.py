@@ -19,11 +19,13 @@ import torch
 from torch import fx, nn
 
 from esper.growth.compiled import original, without_graphs
+from esper.growth.devices import devices_of, input_device, on_device
 from esper.growth.grown_module import GrownModule
 from esper.growth.hooks import copy_without_esper
+from esper.growth.nested import tensors_in
 from esper.growth.outputs import TOOLS, TensorLocation, locate_in_output, locate_in_slot
 from esper.growth.seed_slot import SeedSlot
-from esper.growth.sites import call_model, evaluating, tensors_in
+from esper.growth.sites import call_model, evaluating
 from esper.leyline import IS_BLENDED, ExportError
 
 log = logging.getLogger("esper")
@@ -40,8 +42,9 @@ def export(network: GrownModule, example: Any) -> nn.Module:
 
     Nothing of Esper is in it; hooks that the user put on the model stay. Raises ExportError if a
     seed cannot be turned into plain torch code, or if the copy's output on `example` differs from
-    the live network's by more than TOLERANCE.
+    the live network's by more than TOLERANCE. The example may be on the CPU.
     """
+    example = on_device(example, input_device(network.host))
     acting = [copy.deepcopy(slot) for _, slot in network.each_slot() if IS_BLENDED[slot.stage]]
     plain = copy_without_esper(network.host)
     if acting:
@@ -64,7 +67,8 @@ def largest_difference(one: nn.Module, other: nn.Module, example: Any) -> float:
             tensors_in(call_model(other, example)),
             strict=True,
         )
-        gaps = [(a.double() - b.double()).abs().max() for a, b in pairs]
+        # On the CPU: MPS has no float64.
+        gaps = [(a.cpu().double() - b.cpu().double()).abs().max() for a, b in pairs]
     return float(torch.stack(gaps).max())
 
 
@@ -142,9 +146,14 @@ class _BypassReadHook(_SeedHook):
 
 class _BypassAddHook(_Hook):
     slot_id: str
+    spread: bool
 
     def forward(self, module: Any, args: Any, output: Any) -> Any:
-        return output + self.stored(module).pop(f"grown_{self.slot_id}", 0.0)
+        changes = self.stored(module)
+        if self.spread:
+            change = changes.pop(f"grown_{self.slot_id}", output.new_zeros(()))
+            return output + change.to(output.device)
+        return output + changes.pop(f"grown_{self.slot_id}", 0.0)
 
 
 class _BeginHook(_Hook):
@@ -168,12 +177,16 @@ class _EndHook(_Hook):
 
     branches: list[str]
     location: TensorLocation
+    spread: bool  # over several devices
 
     def forward(self, module: Any, args: Any, output: Any) -> Any:
         tools, changes = self.tools(module), self.stored(module).pop(_BRANCHES, {})
         total = self.location.get(output, tools)
         for slot_id in self.branches:
-            total = total + changes.get(slot_id, 0.0)
+            if self.spread:
+                total = total + changes.get(slot_id, total.new_zeros(())).to(total.device)
+            else:
+                total = total + changes.get(slot_id, 0.0)
         return self.location.replace(output, total, tools)
 
 
@@ -187,6 +200,7 @@ class _Exporter:
 
     def __init__(self, host: nn.Module, live: GrownModule, example: Any) -> None:
         self.host, self.live, self.example = host, live, example
+        self.spread = len(devices_of(host)) > 1
         taken = {name for module in host.modules() for name in [*vars(module), *module._modules]}
         names = ("grown", *(f"grown{i}" for i in range(2, len(taken) + 3)))
         self.name = next(n for n in names if n not in taken and f"{n}_tools" not in taken)
@@ -220,7 +234,9 @@ class _Exporter:
             location = self._locate(self.host, locate_in_output)
             end = _EndHook(self.tools_name)
             self.host.register_forward_hook(
-                _graph_module(end, "GrownOutput", branches=branches, location=location)
+                _graph_module(
+                    end, "GrownOutput", branches=branches, location=location, spread=self.spread
+                )
             )
         # Before all other hooks of the layer, the last one first: they end in the order of slots.
         for slot in reversed(bypasses):
@@ -246,7 +262,8 @@ class _Exporter:
         first.register_forward_pre_hook(self._seed_hook(_BypassReadHook, slot))
         adding = _BypassAddHook(self.tools_name)
         second.register_forward_hook(
-            _graph_module(adding, "GrownLayer", slot_id=slot.site.slot_id), prepend=True
+            _graph_module(adding, "GrownLayer", slot_id=slot.site.slot_id, spread=self.spread),
+            prepend=True,
         )
 
     def _seed_hook(self, kind: type[_SeedHook], slot: SeedSlot, **attributes: Any) -> nn.Module:

@@ -18,6 +18,8 @@ from torch.utils.hooks import RemovableHandle
 
 from esper.growth.blueprints.catalogue import BlueprintCatalogue, OutputSpec, default_catalogue
 from esper.growth.compiled import check_breakable, is_wrapper, mark, original, unmark
+from esper.growth.devices import devices_of
+from esper.growth.generators import keyed
 from esper.growth.hooks import GROWING, SEEDS_SAVED, has_flag, hooks_of_esper
 from esper.growth.lifecycle import GATED
 from esper.growth.seed_slot import BlendValve, SeedSlot, make_valve
@@ -30,23 +32,6 @@ from esper.leyline import (
     SeedStage,
     SlotConfig,
 )
-
-
-@contextmanager
-def keyed(key: int) -> Iterator[None]:
-    """Inside, torch's global generators start from `key`; their state is restored afterwards."""
-    if torch.accelerator.is_available():
-        with torch.random.fork_rng():
-            torch.manual_seed(key)
-            yield
-        return
-    # fork_rng prepares generators of absent devices, too: a tenth of a tiny host's epoch.
-    before = torch.get_rng_state()
-    torch.default_generator.manual_seed(key)
-    try:
-        yield
-    finally:
-        torch.set_rng_state(before)
 
 
 def check_not_growing(host: nn.Module) -> None:
@@ -196,9 +181,10 @@ class GrownModule(nn.Module):
     def new_seed(
         self, index: int, blueprint: int, blend: int, key: int
     ) -> tuple[nn.Module, BlendValve | None]:
-        """A seed for a slot, initialised from `key`, and the valve of a gated blend, on the host's
-        device and of its type; nothing is planted. Raises ConfigError if it does not fit."""
-        site, spec, like = self.sites[index], self.catalogue[blueprint], self._like()
+        """A seed for a slot, initialised from `key`, and the valve of a gated blend, on the slot's
+        device and of the host's type; nothing is planted. Raises ConfigError if it does not fit."""
+        site, spec = self.sites[index], self.catalogue[blueprint]
+        like = self._like(index, spec.kind)
         with keyed(key):
             seed = spec.build(site, self.output)
             valve = make_valve(site, spec.kind, self.output) if blend == GATED else None
@@ -207,8 +193,24 @@ class GrownModule(nn.Module):
                 module.to(like.device, like.dtype)
         return seed, valve
 
-    def _like(self) -> Tensor:
-        return next(self.host.parameters(), torch.empty(0))
+    def _like(self, index: int, kind: str) -> Tensor:
+        """A tensor of the host's type on the device where a seed of that kind reads."""
+        like, site = next(self.host.parameters(), torch.empty(0)), self.sites[index]
+        if len(devices_of(self.host)) < 2:
+            return like
+        widening = site.widening if kind == "bypass" else None
+        name = site.module if widening is None else widening.first.module
+        return torch.empty(0, device=self._device_at(name), dtype=like.dtype)
+
+    def _device_at(self, name: str) -> torch.device:
+        """The device of a module; without parameters that of the last module before it with any."""
+        module, before = self.host.get_submodule(name), torch.device("cpu")
+        for each in self.host.modules():
+            if each is module:
+                break
+            for param in each.parameters(recurse=False):
+                before = param.device
+        return next((param.device for param in module.parameters()), before)
 
     def _module(self, name: str) -> nn.Module:
         """A module for hooks. Graphs skip the hooks of what `torch.compile(module)` returned."""
@@ -252,7 +254,8 @@ class GrownModule(nn.Module):
 
     def check_shape(self, index: int, blueprint: int, seed: nn.Module) -> None:
         """Raises ConfigError if `seed`, of that blueprint, returns a shape that does not fit."""
-        like, site, spec = self._like(), self.sites[index], self.catalogue[blueprint]
+        site, spec = self.sites[index], self.catalogue[blueprint]
+        like = self._like(index, spec.kind)
         features = torch.zeros(spec.reads(site, 2), device=like.device, dtype=like.dtype)
         expected = features.shape
         if spec.kind == "bypass":

@@ -17,6 +17,7 @@ from esper.leyline import (
     BLEND_NAMES,
     IS_LIVE,
     LEGAL_TRANSITION,
+    REMOVAL_OF_KEPT,
     GateLevel,
     InvalidStateMachineError,
     SeedStage,
@@ -110,11 +111,15 @@ class StageChange:
 
 
 def move(
-    table: SlotTable, where: np.ndarray, target: SeedStage, reason: str | None = None
+    table: SlotTable,
+    where: np.ndarray,
+    target: SeedStage,
+    reason: str | None = None,
+    legal: np.ndarray = LEGAL_TRANSITION,
 ) -> StageChange:
-    """Move slots to `target`; raises InvalidStateMachineError if that is illegal for any."""
+    """Move slots to `target`; raises InvalidStateMachineError if that is not `legal` for any."""
     source = table.stage.copy()
-    illegal = where & ~LEGAL_TRANSITION[source, target]
+    illegal = where & ~legal[source, target]
     if illegal.any():
         env, slot = np.argwhere(illegal)[0]
         raise InvalidStateMachineError(
@@ -160,9 +165,27 @@ def act_from_start(
 
 def cull(table: SlotTable, where: np.ndarray, reason: str) -> StageChange:
     """Remove seeds; the slots rest before they can be used again."""
-    change = move(table, where, SeedStage.CULLED, reason)
-    table.clear(where, keep_slot=True)
-    table.epochs_total[where] = 0
+    return _emptied(table, move(table, where, SeedStage.CULLED, reason))
+
+
+def removable(table: SlotTable, settings: GrowthSettings) -> np.ndarray:
+    """bool[E, S]: kept seeds that are audited now, and so may be removed."""
+    every, age = settings.audit_every, table.epochs_in_stage
+    if every is None:
+        return np.zeros(table.shape, dtype=bool)
+    return (table.stage == SeedStage.FOSSILIZED) & (age >= every) & (age % every == 0)
+
+
+def remove_kept(table: SlotTable, where: np.ndarray, settings: GrowthSettings) -> StageChange:
+    """Remove kept seeds; raises InvalidStateMachineError for one that is not audited now."""
+    legal = np.zeros_like(LEGAL_TRANSITION)
+    legal[REMOVAL_OF_KEPT] = not (where & ~removable(table, settings)).any()
+    return _emptied(table, move(table, where, SeedStage.CULLED, "audit", legal))
+
+
+def _emptied(table: SlotTable, change: StageChange) -> StageChange:
+    table.clear(change.where, keep_slot=True)
+    table.epochs_total[change.where] = 0
     return change
 
 

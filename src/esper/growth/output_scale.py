@@ -6,7 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from esper.growth.compiled import without_graphs
-from esper.growth.grown_module import GrownModule, keyed
+from esper.growth.devices import input_device, on_device
+from esper.growth.generators import keyed
+from esper.growth.grown_module import GrownModule
 from esper.growth.outputs import locate_in_output
 from esper.growth.seed_slot import SeedSlot
 from esper.growth.sites import call_model, evaluating
@@ -23,6 +25,7 @@ def scale_output(network: GrownModule, example: Any, factor: float) -> str | Non
     The result is checked on the example. If it is wrong, all parameters are restored and the reason
     is returned.
     """
+    example = on_device(example, input_device(network.host))
     with evaluating(network):
         before, last = _run(network, example)
         if before is None:

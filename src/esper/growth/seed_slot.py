@@ -294,6 +294,7 @@ class SeedSlot(nn.Module):
         return features
 
     def _blend(self, target: Tensor, change: Tensor) -> Tensor:
+        change = change.to(target.device)  # a network may be spread over devices
         if self.stage == SeedStage.TRAINING:
             return _Isolate.apply(target, change)
         return target + change

@@ -3,7 +3,6 @@
 The model is not rewritten: forward hooks record the pass.
 """
 
-import dataclasses
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from esper.growth.blueprints.catalogue import OutputSpec, flop_counter
 from esper.growth.compiled import original, without_graphs
 from esper.growth.dataflow import DataflowTracer
+from esper.growth.devices import input_device, on_device
 from esper.growth.layouts import (
     TOPOLOGY_OF_LAYOUT,
     CausalAttentionDetector,
@@ -25,6 +25,7 @@ from esper.growth.layouts import (
     dims_of_output,
     layout_of,
 )
+from esper.growth.nested import tensors_in
 from esper.growth.outputs import locate_in_output, locate_in_slot
 from esper.leyline import ConfigError, InjectionSpec, Widening, format_slot_id
 
@@ -153,12 +154,13 @@ class _ForwardRecorder:
 
 
 def inspect_model(model: nn.Module, example: Any, layout: Layouts | None = None) -> ModelInspection:
-    """Run the model once on `example` and describe every possible slot, in order of use.
+    """Run the model once on `example` and describe every possible slot, in order of use. The
+    example may be on the CPU.
 
     `layout` gives layouts by module name where they are unknown. Raises ConfigError if the model
     cannot run on the example, and for an impossible layout.
     """
-    batch = batch_size(example)
+    batch, example = batch_size(example), on_device(example, input_device(model))
     tracker, dataflow, attention = DimsTracker(), DataflowTracer(), CausalAttentionDetector()
     recorder = _ForwardRecorder(tracker, dataflow)
     for tensor in tensors_in(example):
@@ -372,36 +374,3 @@ def _matching(model: nn.Module, entry: str, found: SlotListing) -> list[str]:
             "input, with the same shape at every call; packed sequences and GraphModules cannot"
         )
     return sorted(usable)
-
-
-# --- tensors in nested inputs and outputs of models ------------------------------------------
-
-
-def map_tensors(function: Callable[[Tensor], Any], value: Any) -> Any:
-    """`value` with every tensor replaced; anything that holds none stays the same object."""
-    if isinstance(value, Tensor):
-        return function(value)
-    if isinstance(value, dict):
-        return {key: map_tensors(function, entry) for key, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        entries = [map_tensors(function, entry) for entry in value]
-        # A named tuple takes its fields one by one.
-        return type(value)(*entries) if hasattr(value, "_fields") else type(value)(entries)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        own = {name: map_tensors(function, entry) for name, entry in vars(value).items()}
-        return replace(value, **own)
-    return value
-
-
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """Every tensor in `value`, in order."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for entry in value.values():
-            yield from tensors_in(entry)
-    elif isinstance(value, (list, tuple)):
-        for entry in value:
-            yield from tensors_in(entry)
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        yield from tensors_in(vars(value))

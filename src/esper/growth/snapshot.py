@@ -1,15 +1,17 @@
 """Save and restore one growing network and its optimiser exactly."""
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from esper.growth.devices import to_host
 from esper.growth.grown_module import GrownModule
+from esper.growth.nested import map_tensors, tensors_in
 from esper.growth.optimizer import sync_slot_group, with_inner
-from esper.growth.sites import map_tensors, tensors_in
 from esper.leyline import ConfigError, SeedStage
 
 
@@ -24,16 +26,34 @@ class SeedSnapshot:
 
 @dataclass(frozen=True)
 class HostSnapshot:
-    """Copies in CPU memory. `optimizer_states` are those of the optimiser and any inside it."""
+    """Copies. `optimizer_states` are those of the optimiser and any inside it, `scaler` is that of
+    the GradScaler if there is one."""
 
     tensors: dict[str, Tensor]
     seeds: dict[int, SeedSnapshot]
     optimizer_states: list[dict[Any, Any]]
+    scaler: dict[str, Any] = field(default_factory=dict)
 
     def all_tensors(self) -> list[Tensor]:
         state = list(tensors_in(self.optimizer_states))
         seeds = [tensor for seed in self.seeds.values() for tensor in seed.tensors.values()]
         return [*self.tensors.values(), *seeds, *state]
+
+    def copied(self, copy: Callable[[Sequence[Tensor]], list[Tensor]]) -> "HostSnapshot":
+        """The same with copies of all tensors."""
+        copies = iter(copy(self.all_tensors()))
+
+        def next_ones(value: Any) -> Any:
+            return map_tensors(lambda _: next(copies), value)
+
+        # In the order of `all_tensors`.
+        tensors = next_ones(self.tensors)
+        seeds = {
+            i: replace(seed, tensors=next_ones(seed.tensors)) for i, seed in self.seeds.items()
+        }
+        return replace(
+            self, tensors=tensors, seeds=seeds, optimizer_states=next_ones(self.optimizer_states)
+        )
 
 
 def _named_tensors(module: nn.Module) -> dict[str, Tensor]:
@@ -41,27 +61,31 @@ def _named_tensors(module: nn.Module) -> dict[str, Tensor]:
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
-def _to_cpu(tensor: Tensor) -> Tensor:
-    return tensor.detach().to("cpu", copy=True)
+def _clones(tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [tensor.detach().clone() for tensor in tensors]
 
 
-def take_snapshot(network: GrownModule, optimizer: Optimizer | None) -> HostSnapshot:
+def take_snapshot(
+    network: GrownModule, optimizer: Optimizer | None, kept: Literal["host", "device"] = "host"
+) -> HostSnapshot:
+    """Copies in CPU memory (`host`), after one transfer, or on the network's device."""
     optimizers = [] if optimizer is None else with_inner(optimizer)
-    return HostSnapshot(
-        tensors={name: _to_cpu(t) for name, t in _named_tensors(network.host).items()},
+    snapshot = HostSnapshot(
+        tensors=_named_tensors(network.host),
         seeds={
             index: SeedSnapshot(
                 slot.blueprint,
                 slot.blend,
                 slot.stage,
                 slot.alpha,
-                {name: _to_cpu(t) for name, t in _named_tensors(slot).items()},
+                _named_tensors(slot),
             )
             for index, slot in network.each_slot()
             if slot.seed is not None
         },
-        optimizer_states=[map_tensors(_to_cpu, each.state_dict()["state"]) for each in optimizers],
+        optimizer_states=[each.state_dict()["state"] for each in optimizers],
     )
+    return snapshot.copied(to_host if kept == "host" else _clones)
 
 
 @torch.no_grad()
@@ -108,7 +132,7 @@ def snapshot_from_tree(tree: dict[str, Any]) -> HostSnapshot:
         int(index): SeedSnapshot(**{**seed, "stage": SeedStage[seed["stage"]]})
         for index, seed in tree["seeds"].items()
     }
-    return HostSnapshot(tree["tensors"], seeds, tree["optimizer_states"])
+    return HostSnapshot(**{**tree, "seeds": seeds})
 
 
 def check_fits(network: GrownModule, snapshot: HostSnapshot) -> None:

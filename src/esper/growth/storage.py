@@ -3,7 +3,7 @@
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
+from esper.growth.devices import to_host
+from esper.growth.nested import tensors_in
 from esper.leyline import ConfigError
 from esper.leyline.sealed import (
     DamagedCheckpointError,
@@ -32,7 +34,14 @@ def write_tree(folder: Path, tree: Mapping[str, Any], version: int) -> None:
     Raises ConfigError that names an entry of another type, OSError if writing fails.
     """
     tensors: dict[str, Tensor] = {}
-    plain = _encode(tree, tensors, "")
+    # One transfer from the device for all of them.
+    away = [tensor for tensor in tensors_in(tree) if tensor.device.type != "cpu"]
+    here = dict(zip(map(id, away), to_host(away), strict=True))
+
+    def add(tensor: Tensor) -> str:
+        return _add(here.get(id(tensor), tensor).detach().contiguous(), tensors)
+
+    plain = _encode(tree, add, "")
     write_sealed(folder, {STATE: to_json({"tree": plain}), TENSORS: save(tensors)}, version)
 
 
@@ -49,20 +58,20 @@ def read_tree(folder: Path, version: int, within: Path | None = None) -> dict[st
     return tree
 
 
-def _encode(value: Any, tensors: dict[str, Tensor], path: str) -> Any:
+def _encode(value: Any, add: Callable[[Tensor], str], path: str) -> Any:
     if value is None or isinstance(value, (bool, str)) or type(value) is int:
         return value
     if type(value) is float:
         return value if math.isfinite(value) else {"float": str(value)}
     if isinstance(value, Tensor):
-        return {"tensor": _add(value.detach().cpu().contiguous(), tensors)}
+        return {"tensor": add(value)}
     if isinstance(value, (list, tuple)):
         kind = "tuple" if isinstance(value, tuple) else "list"
-        return {kind: [_encode(v, tensors, f"{path}.{i}") for i, v in enumerate(value)]}
+        return {kind: [_encode(v, add, f"{path}.{i}") for i, v in enumerate(value)]}
     if isinstance(value, dict):
         kind = "counter" if isinstance(value, Counter) else "dict"
         pairs = value.items()
-        return {kind: [[_key(k, path), _encode(v, tensors, f"{path}.{k}")] for k, v in pairs]}
+        return {kind: [[_key(k, path), _encode(v, add, f"{path}.{k}")] for k, v in pairs]}
     raise ConfigError(
         f"{path.lstrip('.')} is a {type(value).__name__}, which cannot be saved; only tensors, "
         "numbers, strings, and lists, tuples and dictionaries of them can"

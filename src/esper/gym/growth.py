@@ -69,7 +69,7 @@ class GrowthProblem(Problem):
             # TorchRL tries it with every environment, and leaves it out after this error.
             raise TypeError("got an unexpected keyword argument 'frameskip'")
         self.task = find_task(task) if isinstance(task, str) else task
-        self.reward = make_reward(REWARD, reward or {}, (REWARD,))
+        self.reward = make_reward(REWARD, reward or {})
         self.recipe = self.task.recipe(_data(self.task))
         usual = GrowthSettings(schedule=self.task.schedule, population="auto")
         own = (settings or usual).updated(changes)

@@ -53,6 +53,7 @@ from esper.leyline.stages import (
     IS_FULL,
     IS_LIVE,
     LEGAL_TRANSITION,
+    REMOVAL_OF_KEPT,
     VALID_TRANSITIONS,
     GateLevel,
     SeedStage,

@@ -120,9 +120,18 @@ class SeedFossilized(SeedEnded):
 @dataclass(frozen=True)
 class SeedCulled(SeedEnded):
     """`reason` is controller, negative_counterfactual, blending_damage, holding_timeout, unhealthy,
-    governor_rollback or unproven."""
+    governor_rollback, unproven or audit (of a kept seed)."""
 
     reason: str
+
+
+@dataclass(frozen=True)
+class RemovalUndone(SeedEvent):
+    """A kept seed is back, and the network as it was: without it the score fell by more than
+    noise."""
+
+    score_before: float
+    score_without: float | None
 
 
 @dataclass(frozen=True)

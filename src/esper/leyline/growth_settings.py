@@ -18,7 +18,8 @@ from esper.leyline.settings import check_types, refuse_unknown, settings_of
 
 Start = Literal["fresh", "trained"]
 Incubation = Literal["isolated", "joint"]
-Precision = Literal["fp32", "bf16"]
+Precision = Literal["fp32", "bf16", "fp16"]
+Snapshots = Literal["host", "device"]
 PopulationKind = Literal["auto", "looped", "fused"]
 # (slot, blueprint) pairs of indices.
 Topology = tuple[tuple[int, int], ...]
@@ -181,11 +182,30 @@ class GrowthSettings:
         c.MIN_FOSSILIZE_CONTRIBUTION,
         "Least contribution of a seed to be kept, in units of the score's noise.",
     )
+    audit_every: int | None = setting(
+        None,
+        "Epochs after which a kept seed may be removed, and between such audits of its "
+        "contribution; a removal that costs score is undone. Default: kept for good.",
+        least=1,
+        most=c.MOST_COUNT,
+    )
     insured: bool = setting(
         False, "Also train the network without growth, and keep the better one on validation."
     )
     precision: Precision | None = setting(
-        None, "Number format of the network while it trains: fp32 or bf16. Default: fp32."
+        None,
+        "Number format of the network while it trains: fp32, bf16 or fp16 (with a scaled loss). "
+        "Default: fp32.",
+    )
+    device: str | None = setting(
+        None,
+        "Where to train: cpu, auto (the accelerator, if there is one), or a device of torch, such "
+        "as cuda, cuda:1, mps or xpu. Default: the CPU; for a model in Python, where it is.",
+    )
+    snapshots: Snapshots = setting(
+        "host",
+        "Where copies of the best and the last healthy network are kept: host, in CPU memory; "
+        "device, which is faster and takes memory there.",
     )
     max_grad_norm: float | None = setting(
         None, "Clip gradients to this norm. Default: no clipping."

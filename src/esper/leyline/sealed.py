@@ -46,23 +46,29 @@ def write_sealed(final: Path, contents: Mapping[str, bytes], version: int) -> No
 
 
 def read_sealed(
-    path: Path, names: Sequence[str], version: int, within: Path | None = None
+    path: Path,
+    names: Sequence[str],
+    version: int,
+    within: Path | None = None,
+    oldest: int | None = None,
 ) -> dict[str, bytes]:
-    """The files of a folder inside `within`; raises ConfigError if they are damaged, outside, or of
-    another format."""
+    """The files of a folder inside `within`, with its manifest. Raises ConfigError if they are
+    damaged, outside, or of another format: newer than `version`, or older than `oldest` (by default
+    `version`)."""
     contents = {name: _read(path, name, within or path) for name in (MANIFEST, *names)}
-    manifest = from_json(path / MANIFEST, contents.pop(MANIFEST))
+    manifest = from_json(path / MANIFEST, contents[MANIFEST])
     found = manifest.get("format")
     if not isinstance(found, int) or found < 1:
         raise DamagedCheckpointError(f"{path} is not a checkpoint: its format is {found!r}")
-    if found != version:
+    if not (oldest or version) <= found <= version:
         age = "a newer" if found > version else "an older"
         raise ConfigError(
             f"{path} has format {found}, this program reads {version}; use {age} version of esper"
         )
     sums = manifest.get("sha256")
-    for name, data in contents.items():
-        if not isinstance(sums, dict) or sums.get(name) != hashlib.sha256(data).hexdigest():
+    for name in names:
+        right = isinstance(sums, dict) and sums.get(name)
+        if right != hashlib.sha256(contents[name]).hexdigest():
             raise DamagedCheckpointError(f"{path / name} is damaged: its checksum is wrong")
     return contents
 
@@ -123,7 +129,10 @@ def _write(path: Path, data: bytes) -> None:
 
 def _sync_folder(folder: Path) -> None:
     """Sync the folder itself, so that the names of files are on disk, too."""
-    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except PermissionError:  # Windows opens no folders
+        return
     try:
         os.fsync(descriptor)
     finally:

@@ -34,6 +34,10 @@ VALID_TRANSITIONS: dict[SeedStage, frozenset[SeedStage]] = {
 }
 
 
+# Legal only for `lifecycle.remove_kept`, after a grace period.
+REMOVAL_OF_KEPT = (SeedStage.FOSSILIZED, SeedStage.CULLED)
+
+
 class GateLevel(IntEnum):
     """Level 4 is reserved and never used."""
 

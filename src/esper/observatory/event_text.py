@@ -10,6 +10,7 @@ from esper.observatory.reading import number
 TOPICS = ("seeds", "gates", "governor", "policy", "other")
 _TOPIC = {
     "ShapleyComputed": "seeds",
+    "RemovalUndone": "seeds",
     "RewardHackingSuspected": "seeds",
     "SeedGateEvaluated": "gates",
     "AnomalyDetected": "policy",
@@ -59,6 +60,8 @@ def in_words(event: Mapping[str, Any]) -> str:
             why = str(reason).lower().replace("_", " ")
             why = " by the controller" if why == "controller" else f": {why}"
             return f"{seed} removed{why}{_worth(event)}"
+        case "RemovalUndone":
+            return f"{seed} is back: without it the score fell"
         case "GovernorPanic":
             return f"the governor reports a failure: {reason}"
         case "GovernorRollback":

@@ -6,7 +6,6 @@ Files are neither mapped (a mapped file that is cut kills its reader) nor follow
 """
 
 import errno
-import fcntl
 import json
 import os
 import re
@@ -14,6 +13,8 @@ import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from esper.leyline.locks import try_lock
 
 BLOCK = 4096
 MAX_LINE = 1 << 20  # bytes of a row
@@ -23,6 +24,12 @@ MAX_DAMAGED = 100  # damaged lines in sequence after which the search for a row 
 ROUND_ROW = b'"kind": "round"'  # marks the row that ends a round
 ROUND_FIRST = re.compile(rb'\{"round": (\d{1,15}), ')  # how a training run begins its rows
 Row = dict[str, Any]
+# How files are opened; Windows has only the last flag.
+FLAGS = {
+    name: getattr(os, name)
+    for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY")
+    if hasattr(os, name)
+}
 DECODER = json.JSONDecoder(parse_constant=lambda _: None)
 
 
@@ -34,7 +41,9 @@ def open_regular(path: Path) -> int:
     """A descriptor of a regular file. Raises FileNotFoundError, or UnreadableError for links,
     pipes and devices."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        if path.is_symlink() and "O_NOFOLLOW" not in FLAGS:
+            raise UnreadableError(f"{path.name} is a link")
+        descriptor = os.open(path, sum(FLAGS.values()))
     except FileNotFoundError:
         raise
     except OSError as error:
@@ -250,11 +259,8 @@ def is_locked(path: Path) -> bool:
     except (FileNotFoundError, UnreadableError):
         return False
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+        return not try_lock(descriptor, shared=True)
     except OSError:
         return False  # a file system without locks
     finally:
         os.close(descriptor)
-    return False

@@ -1,6 +1,5 @@
 """The run directory: training writes it, every view reads it, during a run or afterwards."""
 
-import fcntl
 import json
 import math
 import os
@@ -13,6 +12,7 @@ from typing import IO, Any
 
 from esper.leyline import ConfigError, EpisodeOutcome, shortened
 from esper.leyline.events import Event
+from esper.leyline.locks import try_lock
 
 CONFIG = "config.toml"  # the settings of the run
 EVENTS = "events.jsonl"  # one typed event per line
@@ -219,9 +219,8 @@ def lock_folder(path: Path, name: str = LOCK) -> IO[bytes]:
     # A view that checks whether a run is running holds the lock for an instant, hence the retries.
     for _ in range(20):
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return file
-        except BlockingIOError:
+            if try_lock(file):
+                return file
             time.sleep(0.005)
         except OSError as error:
             file.close()

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from esper.leyline import ConfigError
 from esper.proof.arms import Run
 from esper.proof.bench import Arm, Bench
 from esper.proof.jobs import Job, run_jobs
@@ -56,6 +57,8 @@ def evaluate(
     require_scipy()
     controllers = {name: make_arm(name) for name in settings.arms}
     growth = settings.growth
+    if workers is not None and growth.device is not None:
+        raise ConfigError(f"other machines train on their CPUs; leave out device={growth.device!r}")
     task = replace(task, precision=growth.precision or "fp32")
     _check_controllers(task, data, controllers)
     record = Record(folder, {"task": task.name, **asdict(settings)}, on_run)
@@ -74,7 +77,7 @@ def evaluate(
         tuning_keys=tuple(tuning_keys),
         rates=tuple(factor * task.learning_rate for factor in factors),
         record=record,
-        workers=workers or LocalWorker(),
+        workers=workers or LocalWorker(growth.device),
         progress=progress,
     )
     if settings.scenario == "scratch":

@@ -1,7 +1,7 @@
 """Work items: networks to train, here or on the machines of a worker pool."""
 
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from esper.growth.snapshot import HostSnapshot
@@ -67,11 +67,15 @@ class WorkerPool(Protocol):
 
 
 class LocalWorker:
-    """Trains each work item at once, in this process."""
+    """Trains each work item at once, in this process and on this device."""
 
     capacity = 1
 
+    def __init__(self, device: str | None = None) -> None:
+        self.device = device
+
     def submit(self, item: WorkItem) -> "Future[WorkResults]":
+        rules = replace(item.plan.rules, device=self.device)
         future: Future[WorkResults] = Future()
-        future.set_result(train_item(item))
+        future.set_result(train_item(replace(item, plan=replace(item.plan, rules=rules))))
         return future

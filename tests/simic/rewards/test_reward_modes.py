@@ -52,12 +52,11 @@ def test_a_reward_is_one_entry_of_the_table(monkeypatch, germination):
     with pytest.raises(ConfigError, match="no reward mode 'wage'"):
         load_config(flags={"reward_mode": "wage"})
     monkeypatch.setitem(MODES, "wage", RewardMode(WageConfig, wage))
-    flags = {"reward_mode": "wage", "ab_reward_mode": "objective", "ppo.gamma": 0.5}
-    training = load_config(flags={**flags, "reward.wage": 3.0, "reward.param_cost": 0.2})
-    found = compute_reward(germination, training.reward_config("wage"), training.ppo.gamma)
+    flags = {"reward_mode": "wage", "ppo.gamma": 0.5}
+    training = load_config(flags={**flags, "reward.wage": 3.0})
+    found = compute_reward(germination, training.reward_config, training.ppo.gamma)
     assert (found.names, found.shaping) == (("wage", "nudge"), ("nudge",))
     assert found.values.tolist() == [[3.0, 0.25]]
-    assert training.reward_config("objective") == ObjectiveRewardConfig(param_cost=0.2)
 
 
 def test_a_new_reward_is_paid_in_the_environments_of_a_run(monkeypatch, tmp_path):
@@ -67,7 +66,7 @@ def test_a_new_reward_is_paid_in_the_environments_of_a_run(monkeypatch, tmp_path
     steps = [row for row in rows(tmp_path / "metrics.jsonl") if "reward" in row]
     assert {row["reward.wage"] for row in steps} == {0.0, 3.0}
     assert all(row["reward"] == row["reward.wage"] for row in steps)
-    assert state.rewards["wage"].mean == pytest.approx(np.mean([row["reward"] for row in steps]))
+    assert state.rewards.mean == pytest.approx(np.mean([row["reward"] for row in steps]))
 
 
 @pytest.mark.parametrize(
@@ -89,7 +88,7 @@ def test_a_new_reward_is_configured_like_any_other(monkeypatch, flags, message):
 
 
 def test_a_term_is_one_entry_of_its_mode(monkeypatch, germination):
-    config, mode = load_config().reward_config("objective"), MODES["objective"]
+    config, mode = load_config().reward_config, MODES["objective"]
     plain = compute_reward(germination, config, GAMMA)
 
     def with_curiosity(t, config, gamma):

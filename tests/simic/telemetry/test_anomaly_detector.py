@@ -152,8 +152,8 @@ def test_episodes_are_counted_from_one(current, total):
 
 
 def test_thresholds_are_settings():
-    strict = AnomalyThresholds(ratio_max=1.2, patience=1)
-    assert check(AnomalyDetector(strict)).anomaly_types == ("ratio_explosion",)
+    strict = AnomalyDetector(AnomalyThresholds(patience=1), ratios=(0.1, 1.2))
+    assert check(strict).anomaly_types == ("ratio_explosion",)
     low = AnomalyDetector(AnomalyThresholds(entropy_low=0.4, kl_spike=0.04, patience=1))
     found = check(low, op_entropy=0.35, approx_kl_max=0.05).details
     assert set(found) == {"entropy_low:op", "kl_spike"}
@@ -161,6 +161,8 @@ def test_thresholds_are_settings():
         AnomalyThresholds(kl_spike=0.9)
     with pytest.raises(ConfigError, match="patience"):
         AnomalyThresholds(patience=0)
+    with pytest.raises(ConfigError, match="value_phases"):
+        AnomalyThresholds(value_phases=((0.5,),))
 
 
 def test_a_row_of_update_metrics_is_enough():
@@ -244,7 +246,7 @@ def test_004_m11_collapse_uses_the_shared_constant_and_a_number_between_zero_and
 
 
 def test_004_m21_ratio_limits_are_settings_of_detector_and_diagnostic():
-    strict = AnomalyDetector(AnomalyThresholds(ratio_max=2.0, patience=1))
+    strict = AnomalyDetector(AnomalyThresholds(patience=1), ratios=(0.1, 2.0))
     found = strict.check_all(row(ratio_max=3.0), current_round=1, total_rounds=2)
     assert found.anomaly_types == ("ratio_explosion",)
     assert not look_twice(row(ratio_max=3.0)).has_anomaly

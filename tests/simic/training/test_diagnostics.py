@@ -5,17 +5,17 @@ import math
 import pytest
 import torch
 
+from esper.api.training import resume_ppo
 from esper.leyline import HEAD_NAMES
 from esper.leyline.events import AnomalyDetected
 from esper.simic.agent.metrics import PPOUpdateMetrics
 from esper.simic.telemetry.anomaly_detector import (
-    AnomalyDetector,
     AnomalyReport,
-    AnomalyThresholds,
     Escalation,
 )
 from esper.simic.training.state import TrainState
-from training_support import analytic_state, play, rows, tiny_run
+from esper.tamiyo.policy import masked_categorical
+from training_support import analytic_state, play, rows, tiny_run, tiny_task
 
 CRITIC = "value_head.0.weight"
 
@@ -26,9 +26,8 @@ def tamper(state: TrainState, name: str, change, rounds: tuple[int, ...]) -> Non
     parameter.register_hook(lambda grad: change(grad) if state.round in rounds else grad)
 
 
-def alarm(state: TrainState) -> None:
-    """Let every update be an anomaly."""
-    state.detector = AnomalyDetector(AnomalyThresholds(ratio_max=0.5, patience=1))
+# Every update is an anomaly.
+ALARM = {"ppo.ratio_explosion": 0.5, "anomalies.patience": 1}
 
 
 def anomalies(history) -> list[tuple[int, str, str | None]]:
@@ -101,9 +100,8 @@ def test_after_an_anomaly_five_rounds_are_recorded_in_detail_and_learn_the_same(
 def test_every_layer_is_told_with_its_gradient_before_clipping_and_summed_up():
     """Norms of layers add up to the norm before clipping, which here is far above the limit."""
     config, state = analytic_state(
-        rounds=2, **{"ppo.max_grad_norm": 1e-3, "ppo.epochs": 1, "ppo.minibatches": 1}
+        rounds=2, **{"ppo.max_grad_norm": 1e-3, "ppo.epochs": 1, "ppo.minibatches": 1}, **ALARM
     )
-    alarm(state)
     tamper(state, CRITIC, torch.zeros_like, rounds=(1,))
     history = play(config, state)
     layers = {row["layer_name"]: row for row in history.of("layer", 1)}
@@ -120,8 +118,8 @@ def test_every_layer_is_told_with_its_gradient_before_clipping_and_summed_up():
 
 def test_004_gap1_the_ratios_of_a_closer_look_name_heads_and_their_worst_decisions():
     limits = {"ppo.ratio_explosion": 1.01, "ppo.ratio_collapse": 0.99, "ppo.target_kl": 100.0}
-    config, state = analytic_state(rounds=2, **limits, **{"ppo.learning_rate": 0.01})
-    alarm(state)
+    limits |= {"ppo.learning_rate": 0.01, "anomalies.patience": 1}
+    config, state = analytic_state(rounds=2, **limits)
     history = play(config, state)
     assert not history.of("ratios", 0)
     (summary,) = history.of("ratios", 1)
@@ -214,3 +212,36 @@ def test_004_m13_a_skipped_update_names_what_is_broken_and_the_norm_before_clipp
 
 def test_a_sound_run_reports_nothing_broken():
     assert not play(*analytic_state(rounds=2)).of("stability")
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "anomaly"),
+    [
+        ("ppo.ratio_explosion", 0.5, "ratio_explosion"),
+        ("ppo.ratio_collapse", 4.9, "ratio_collapse"),
+        ("anomalies.entropy_low", 0.1, "entropy_low"),
+        ("anomalies.kl_spike", -1.0, "kl_spike"),
+        ("anomalies.value_phases", [[1.0, -9.0]], "value_collapse"),
+    ],
+)
+def test_settings_of_a_run_decide_what_is_an_anomaly(setting, value, anomaly):
+    def found(**flags):
+        state = analytic_state(rounds=1, **{"anomalies.patience": 1}, **flags)
+        return anomaly in [name for _, name, _ in anomalies(play(*state))]
+
+    assert found() != found(**{setting: value})
+
+
+def test_a_resumed_run_keeps_its_thresholds(tmp_path):
+    tiny_run(tmp_path / "run", rounds=1, **{"ppo.ratio_explosion": 0.5})
+    resume_ppo(tmp_path / "run", task=tiny_task(), rounds=2)
+    # Two updates in a row, one of them before the checkpoint.
+    assert rows(tmp_path / "run" / "metrics.jsonl")[-1]["anomalies"] == "ratio_explosion"
+
+
+@pytest.mark.parametrize("checks", [True, False])
+def test_a_setting_switches_the_checks_of_masks(checks, monkeypatch):
+    calls = []
+    monkeypatch.setattr(masked_categorical, "_check", lambda *arguments: calls.append(arguments))
+    play(*analytic_state(rounds=1, **{"ppo.validate_masks": checks}))
+    assert bool(calls) == checks

@@ -121,7 +121,7 @@ def test_rewards_add_up_to_what_is_left_behind():
     found = played(shard, act)
     total = sum(each[2] for each in found[1:])
     outcomes = {outcome.env: outcome for outcome in shard.log.outcomes}
-    cost = shard.spec.config.reward_config("budget").param_cost
+    cost = shard.spec.config.reward_config.param_cost
     for env in range(4):
         o = outcomes[env]
         grown = (o.params - o.host_params) / o.host_params
@@ -158,7 +158,6 @@ def test_a_family_brings_its_task_its_groups_and_its_reward():
         ({"family": "digits:trained", "task": "pydocs"}, "task 'digits', not 'pydocs'"),
         ({"family": "digits:trained", "growth.steps": 5}, "leave out steps"),
         ({"envs": 6, "group": 4}, "6 environments .* groups of 4"),
-        ({"envs": 8, "group": 8, "ab_reward_mode": "shaped"}, "half of 8 environments"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(flags, words):

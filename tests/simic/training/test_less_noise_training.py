@@ -34,18 +34,16 @@ class Rows:
 
 def test_rewards_are_divided_by_the_deviation_of_all_returns_seen():
     rng = np.random.default_rng(0)
-    normalizers = {"sparse": RewardNormalizer(), "shaped": RewardNormalizer()}
-    modes = np.array(["sparse", "shaped", "sparse"])
-    seen: dict[str, list[float]] = {"sparse": [], "shaped": []}
+    normalizer, seen = RewardNormalizer(), []
     for _ in range(3):
         rewards = [rng.normal(50.0, 20.0, size=n).tolist() for n in rng.integers(1, 9, size=3)]
         buffer = Rows(rewards)
-        scale_returns(buffer, normalizers, modes, gamma=0.9)
-        for mode, row in zip(modes, rewards, strict=True):
+        scale_returns(buffer, normalizer, gamma=0.9)
+        for row in rewards:
             for step in range(len(row)):
-                seen[mode].append(sum(0.9**k * r for k, r in enumerate(row[step:])))
-        for index, (mode, row) in enumerate(zip(modes, rewards, strict=True)):
-            expected = np.array(row) / np.std(seen[mode], ddof=1)
+                seen.append(sum(0.9**k * r for k, r in enumerate(row[step:])))
+        for index, row in enumerate(rewards):
+            expected = np.array(row) / np.std(seen, ddof=1)
             np.testing.assert_allclose(buffer.rewards[index, : len(row)], expected, rtol=1e-5)
 
 
@@ -53,8 +51,7 @@ def paid_once(steps: int, pays: list[float], scaled_by_returns: bool) -> np.ndar
     """The reward that the agent gets at the end of episodes in which nothing else is paid."""
     if scaled_by_returns:
         buffer = Rows([[0.0] * (steps - 1) + [pay] for pay in pays])
-        normalizers = {"sparse": RewardNormalizer()}
-        scale_returns(buffer, normalizers, np.array(["sparse"] * len(pays)), 1.0)
+        scale_returns(buffer, RewardNormalizer(), 1.0)
         return buffer.rewards[:, steps - 1].numpy()
     normalizer = RewardNormalizer()
     for _ in range(steps - 1):
@@ -74,7 +71,7 @@ def test_a_reward_paid_once_tells_good_from_better_in_long_episodes():
 
 def test_returns_that_do_not_differ_are_left_alone():
     buffer = Rows([[0.0, 90.00001], [0.0, 90.00002]])
-    scale_returns(buffer, {"sparse": RewardNormalizer()}, np.array(["sparse"] * 2), 1.0)
+    scale_returns(buffer, RewardNormalizer(), 1.0)
     assert buffer.rewards[:, 1].tolist() == pytest.approx([90.0, 90.0])
 
 
@@ -84,9 +81,7 @@ def test_without_normalisers_rewards_pass_and_those_of_the_ended_do_not():
             seen, masks, _, ends, cut = super().step(actions)
             return seen, masks, np.array([100.0, 200.0]), ends | [True, False], cut
 
-    env = ScaledEnv(
-        Ending(2), RunningMeanStd((analytic.OBSERVATION_DIM,)), None, lambda env: "a", Clock()
-    )
+    env = ScaledEnv(Ending(2), RunningMeanStd((analytic.OBSERVATION_DIM,)), None, Clock())
     env.reset(0)
     waits = np.zeros((2, 4), dtype=int)
     assert env.step(waits)[2].tolist() == [100.0, 200.0]

@@ -32,29 +32,26 @@ class Scripted:
         return np.full((3, 2), 5.0 + self.time), self.masks, rewards, first, last & ~first
 
 
-def scaled_env(rewards: np.ndarray, modes: list[str]) -> ScaledEnv:
-    normalizers = {mode: RewardNormalizer() for mode in dict.fromkeys(modes)}
-    return ScaledEnv(
-        Scripted(rewards), RunningMeanStd((2,)), normalizers, lambda env: modes[env], Clock()
-    )
+def scaled_env(rewards: np.ndarray) -> ScaledEnv:
+    return ScaledEnv(Scripted(rewards), RunningMeanStd((2,)), RewardNormalizer(), Clock())
 
 
-def test_each_reward_mode_has_a_normaliser_of_its_own():
+def test_rewards_are_scaled_by_those_of_episodes_that_go_on():
     rewards = np.array([[1.0, 100.0, 300.0], [9.0, 500.0, 100.0]])
-    env = scaled_env(rewards, ["sparse", "shaped", "shaped"])
+    env = scaled_env(rewards)
     env.reset(0)
     env.step(np.zeros((3, 4), dtype=int))
     *_, scaled, _, _ = env.step(np.zeros((3, 4), dtype=int))
-    expected = torch.tensor([100.0, 300.0, 500.0, 100.0]).std().item()
-    assert env.rewards["shaped"].std == pytest.approx(expected)
+    expected = torch.tensor([1.0, 100.0, 300.0, 500.0, 100.0]).std().item()
+    assert env.rewards.std == pytest.approx(expected)
     assert scaled[1:] == pytest.approx(np.array([500.0, 100.0]) / expected)
     # The first environment ended with its first step: what comes later is not its reward.
-    assert (env.rewards["sparse"].count, scaled[0]) == (1, 0.0)
+    assert (env.rewards.count, scaled[0]) == (5, 0.0)
     assert env.returns.tolist() == [1.0, 600.0, 400.0]
 
 
 def test_observations_enter_the_statistics_before_they_are_scaled_and_only_if_acted_on():
-    env = scaled_env(np.zeros((3, 3)), ["sparse"] * 3)
+    env = scaled_env(np.zeros((3, 3)))
     observed, _ = env.reset(0)
     assert env.observations.mean.tolist() == pytest.approx([5.0, 5.0], abs=1e-3)
     assert observed == pytest.approx(np.zeros((3, 2)), abs=0.1)

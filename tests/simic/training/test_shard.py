@@ -121,25 +121,6 @@ def test_a_host_that_breaks_at_birth_beside_others_ends_with_the_first_step(tmp_
     assert sorted(o["env"] for o in outcomes) == [0, 1, 2, 3]
 
 
-def test_in_a_comparison_every_environment_gets_the_reward_of_its_own_mode(tmp_path):
-    """The first round is played alike under any reward, so it shows what each would have paid."""
-    for name, flags in {
-        "both": {"ab_reward_mode": "shaped"},
-        "objective": {},
-        "shaped": {"reward_mode": "shaped"},
-    }.items():
-        tiny_run(tmp_path / name, rounds=1, **flags)
-    paid = {
-        name: [o["total_reward"] for o in rows(tmp_path / name / "outcomes.jsonl")]
-        for name in ("both", "objective", "shaped")
-    }
-    assert paid["both"] == paid["objective"][:2] + paid["shaped"][2:]
-    assert not set(paid["objective"]) & set(paid["shaped"])
-    (row,) = [r for r in rows(tmp_path / "both" / "metrics.jsonl") if r["kind"] == "round"]
-    assert row["return.objective"] == pytest.approx(np.mean(paid["objective"][:2]))
-    assert row["return.shaped"] == pytest.approx(np.mean(paid["shaped"][2:]))
-
-
 def test_records_are_told_in_the_order_of_environments_by_their_numbers_in_the_run():
     log = RoundLog()
     shard = Shard(tiny_spec(tiny_config(steps=1), (3, 7)), log)

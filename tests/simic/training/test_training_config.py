@@ -7,7 +7,7 @@ import pytest
 from esper.leyline import ConfigError
 from esper.observatory.run_directory import to_toml
 from esper.simic.agent.config import PPOConfig
-from esper.simic.rewards.config import ContributionRewardConfig, ObjectiveRewardConfig
+from esper.simic.rewards.config import ContributionRewardConfig
 from esper.simic.training import config as config_module
 from esper.simic.training.config import DEFAULT_PPO, PRESETS, TrainingConfig, load_config
 from training_support import tiny_config
@@ -51,9 +51,7 @@ def test_every_preset_is_a_config(task):
         ("gamma = 0.9", "no setting gamma"),
         ("[reward]\ngamma = 0.5", "gamma=0.5"),
         ("reward_mode = 'shapd'", r"no reward mode 'shapd'.*did you mean shaped\?"),
-        ("reward_mode = 'loss'", "needs reward.baseline_loss"),
-        ("envs = 1\nab_reward_mode = 'sparse'", "2 environments"),
-        ("ab_reward_mode = 'objective'", "both reward modes are 'objective'"),
+        ("reward_mode = 'loss'\ntask = 'mine'", "needs reward.baseline_loss"),
         ("[growth]\nincubation = 'warm'", "incubation"),
         ("growth.population = 'big'", "population .*'big'"),
         ("[growth]\nprecision = 'fp8'", "precision .*'fp8'"),
@@ -87,7 +85,7 @@ def test_a_config_file_is_data(tmp_path):
 
 
 def test_a_config_survives_its_file(tmp_path):
-    flags = {"ab_reward_mode": "shaped", "reward.param_cost": 0.5, "ppo.target_kl": 0.5}
+    flags = {"reward.param_cost": 0.5, "ppo.target_kl": 0.5, "anomalies.patience": 3}
     config = tiny_config(**flags)
     path = tmp_path / "config.toml"
     path.write_text(to_toml(config.flat()))
@@ -95,15 +93,12 @@ def test_a_config_survives_its_file(tmp_path):
 
 
 def test_settings_of_a_reward_go_to_its_family():
-    config = tiny_config(
-        ab_reward_mode="shaped", **{"reward.param_cost": 0.5, "reward.rent_weight": 2.0}
-    )
-    first, second = (config.reward_config(mode) for mode in config.modes)
-    assert isinstance(first, ObjectiveRewardConfig)
-    assert first.param_cost == 0.5
-    assert isinstance(second, ContributionRewardConfig)
-    assert (second.mode, second.rent_weight) == ("shaped", 2.0)
-    assert [config.mode_of(env) for env in range(4)] == ["objective"] * 2 + ["shaped"] * 2
+    assert tiny_config(**{"reward.param_cost": 0.5}).reward_config.param_cost == 0.5
+    shaped = tiny_config(reward_mode="shaped", **{"reward.rent_weight": 2.0}).reward_config
+    assert isinstance(shaped, ContributionRewardConfig)
+    assert (shaped.mode, shaped.rent_weight) == ("shaped", 2.0)
+    with pytest.raises(ConfigError, match=r"no setting reward\.rent_weight"):
+        tiny_config(**{"reward.rent_weight": 2.0})
 
 
 @pytest.mark.parametrize("mode", ["objective", "shaped", "simplified", "loss"])

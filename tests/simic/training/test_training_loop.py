@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
@@ -87,17 +86,6 @@ def test_the_analytic_problem_is_solved_to_95_percent_by_the_same_loop(key):
         hooks=Hooks(on_round=score, stop=lambda: bool(scores) and scores[-1] >= 0.95 * optimum),
     )
     assert scores[-1] >= 0.95 * optimum
-
-
-def test_two_reward_modes_share_a_run(tmp_path):
-    state = tiny_run(tmp_path / "run", rounds=2, ab_reward_mode="shaped")
-    assert set(state.rewards) == {"objective", "shaped"}
-    assert state.rewards["objective"].count == state.rewards["shaped"].count == 2 * 2 * 8
-    outcomes = rows(tmp_path / "run" / "outcomes.jsonl")
-    assert [o["reward_mode"] for o in outcomes[:4]] == ["objective"] * 2 + ["shaped"] * 2
-    row = next(r for r in rows(tmp_path / "run" / "metrics.jsonl") if r["kind"] == "round")
-    both = [np.mean([o["total_reward"] for o in outcomes[i : i + 2]]) for i in (0, 2)]
-    assert [row["return.objective"], row["return.shaped"]] == pytest.approx(both)
 
 
 def test_the_same_key_gives_the_same_bytes_and_another_does_not(tmp_path):

@@ -44,9 +44,12 @@ class PPOConfig:
     clip_separately: bool = False
     # Decay of the critic's head only: decaying the policy heads would flatten the policy.
     weight_decay: float = 0.0
-    # A ratio outside these limits counts as an outlier.
+    # A ratio outside these limits is an outlier, and if it lasts, an anomaly.
     ratio_explosion: float = constants.RATIO_EXPLOSION_THRESHOLD
     ratio_collapse: float = constants.RATIO_COLLAPSE_THRESHOLD
+    # Check before each choice that an action is legal and that logits are finite. Waits for the
+    # device, and breaks compiled graphs.
+    validate_masks: bool = True
     # A torch.compile backend such as 'inductor'; None: run eagerly.
     compile_backend: str | None = None
 
@@ -55,6 +58,8 @@ class PPOConfig:
             for name in names.split():
                 if not holds(getattr(self, name)):
                     raise ConfigError(f"{name} must be {what}, got {getattr(self, name)!r}")
+        if self.ratio_collapse > self.ratio_explosion:
+            raise ConfigError("ratio_collapse must not be above ratio_explosion")
         lowest = min(self.entropy_coef, self.final_entropy_coef)
         if lowest < self.entropy_coef_min:
             raise ConfigError(

@@ -94,6 +94,7 @@ class FactoredRecurrentActorCritic(nn.Module):
     def __init__(self, config: NetworkConfig, key: int = 0) -> None:
         super().__init__()
         self.config = config
+        self.validate_masks = True
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(key)
             self._build(config)
@@ -236,7 +237,9 @@ class FactoredRecurrentActorCritic(nn.Module):
         draws: Tensor | None,
     ) -> Tensor:
         """Add a head to `distributions` and its choice to `drawn`."""
-        distribution = MaskedCategorical(self._logits(name, features, drawn), mask)
+        distribution = MaskedCategorical(
+            self._logits(name, features, drawn), mask, validate=self.validate_masks
+        )
         index = HEAD_NAMES.index(name)
         if actions is not None:
             chosen = actions[..., index]

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from esper.growth.devices import wide_dtype
 from esper.leyline import HEAD_NAMES, OP, ActionMasks, ConfigError, constants
 from esper.simic.agent.advantages import (
     compute_gae,
@@ -44,7 +45,7 @@ from esper.simic.telemetry.gradient_collector import (
     measure_gradients,
 )
 from esper.simic.telemetry.ratio_diagnostic import RatioExplosionDiagnostic
-from esper.tamiyo.policy.masked_categorical import MaskedCategorical, check_drawn
+from esper.tamiyo.policy.masked_categorical import check_drawn
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +71,8 @@ class PPOAgent:
         self.config = config or PPOConfig()
         self.device = torch.device(device)
         self.network = network.to(self.device)
+        self._exact = wide_dtype(self.device.type)
+        self.network.validate_masks = self.config.validate_masks
         self.update_count = 0
         self.optimizer = make_optimizer(network, self.config)
         parts = compiled_parts(network, self.config.compile_backend)
@@ -96,11 +99,11 @@ class PPOAgent:
         environment does not depend on the other environments; without them the most probable
         action is taken.
         """
-        uniforms = None if draws is None else torch.from_numpy(draws).to(self.device)
+        uniforms = None if draws is None else torch.from_numpy(draws).to(self.device, self._exact)
         actions, log_probs, values, hidden = self._get_action(
             self._finite(observations), hidden, MaskTensors.of(masks, self.device), uniforms
         )
-        if self.config.compile_backend is not None and MaskedCategorical.validate:
+        if self.config.compile_backend is not None and self.config.validate_masks:
             check_drawn(log_probs)
         return Decision(actions.cpu().numpy(), log_probs, values, hidden)
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from esper.growth.devices import to_host
 from esper.leyline import ConfigError
 from esper.simic.agent.config import PPOConfig
 from esper.simic.agent.network import NetworkConfig
@@ -30,7 +31,15 @@ def agent_state(agent: PPOAgent) -> tuple[dict[str, Tensor], dict[str, Any]]:
         "ppo": asdict(agent.config),
         "update_count": agent.update_count,
     }
-    return {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, meta
+    copies = (tensor.contiguous() for tensor in to_host(list(tensors.values())))
+    return dict(zip(tensors, copies, strict=True)), meta
+
+
+def on(agent: PPOAgent, device: torch.device | str) -> PPOAgent:
+    """The agent on another device; itself if it is there."""
+    if torch.device(device) == agent.device:
+        return agent
+    return agent_from_state(*agent_state(agent), device)
 
 
 def agent_from_state(

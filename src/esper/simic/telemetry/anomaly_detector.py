@@ -42,10 +42,10 @@ LIMITS = (
 
 @dataclass(frozen=True)
 class AnomalyThresholds:
-    """Entropies are normalised to [0, 1]; drifts are relative to the running mean."""
+    """Entropies are normalised to [0, 1]; drifts are relative to the running mean. `value_phases`
+    are pairs: a share of the run, and the least explained variance until then. The limits of
+    probability ratios are those of PPO."""
 
-    ratio_max: float = c.RATIO_EXPLOSION_THRESHOLD
-    ratio_min: float = c.RATIO_COLLAPSE_THRESHOLD
     entropy_collapse: float = c.ENTROPY_COLLAPSE_THRESHOLD
     entropy_low: float = c.ENTROPY_LOW_THRESHOLD
     kl_spike: float = c.KL_SPIKE_THRESHOLD
@@ -55,15 +55,19 @@ class AnomalyThresholds:
     patience: int = c.ANOMALY_PATIENCE
 
     def __post_init__(self) -> None:
-        for low, high in (
-            ("ratio_min", "ratio_max"),
-            ("entropy_collapse", "entropy_low"),
-            ("kl_spike", "kl_extreme"),
-        ):
+        for low, high in (("entropy_collapse", "entropy_low"), ("kl_spike", "kl_extreme")):
             if not getattr(self, low) <= getattr(self, high):
                 raise ConfigError(f"{low} must not be above {high}")
         if self.patience < 1:
             raise ConfigError(f"patience must be at least 1, got {self.patience}")
+        phases = tuple(tuple(phase) for phase in self.value_phases)
+        if not phases or any(len(phase) != 2 for phase in phases):
+            raise ConfigError(
+                "value_phases must be pairs of a share of the run and the least explained variance "
+                f"until then, got {self.value_phases!r}"
+            )
+        # TOML has lists.
+        object.__setattr__(self, "value_phases", phases)
 
 
 @dataclass(frozen=True)
@@ -111,10 +115,18 @@ COUNTS = ("bad_in_a_row", "good_in_a_row", "active")
 
 
 class AnomalyDetector:
-    """Call `check_all` once per update; anomalies are counted over updates."""
+    """Call `check_all` once per update; anomalies are counted over updates.
 
-    def __init__(self, thresholds: AnomalyThresholds | None = None) -> None:
-        self.thresholds = thresholds or AnomalyThresholds()
+    `thresholds` and `ratios`, the least and the largest probability ratio, may be set at any time:
+    they are not part of its state.
+    """
+
+    def __init__(
+        self,
+        thresholds: AnomalyThresholds | None = None,
+        ratios: tuple[float, float] = (c.RATIO_COLLAPSE_THRESHOLD, c.RATIO_EXPLOSION_THRESHOLD),
+    ) -> None:
+        self.thresholds, self.ratios = thresholds or AnomalyThresholds(), ratios
         self.bad_in_a_row: dict[str, int] = {}
         self.good_in_a_row: dict[str, int] = {}
         self.active: dict[str, str] = {}
@@ -133,6 +145,7 @@ class AnomalyDetector:
         """
         least = value_threshold(current_round, total_rounds, self.thresholds)
         limits = vars(self.thresholds) | {"explained_variance": least}
+        limits |= dict(zip(("ratio_min", "ratio_max"), self.ratios, strict=True))
         found: dict[str, str | None] = {}
         for name, column, sign, limit, text in LIMITS:
             value, bound = row.get(column), limits[limit]

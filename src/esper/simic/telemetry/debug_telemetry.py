@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from esper.growth.devices import wide_dtype
+
 DEAD_ZERO_FRACTION = 0.9
 EXPLODING_LARGE_FRACTION = 0.1
 SMALL, LARGE = 1e-6, 10.0
@@ -38,7 +40,8 @@ def collect_per_layer_gradients(module: nn.Module) -> list[LayerGradientStats]:
     named = [(name, p.grad) for name, p in module.named_parameters() if p.grad is not None]
     if not named:
         return []
-    table = torch.stack([_layer(grad.detach().double()) for _, grad in named]).tolist()
+    exact = wide_dtype(named[0][1].device.type)
+    table = torch.stack([_layer(grad.detach().to(exact)) for _, grad in named]).tolist()
     return [
         LayerGradientStats(name, grad.numel(), *row[:-2], *map(int, row[-2:]))
         for (name, grad), row in zip(named, table, strict=True)
@@ -55,11 +58,11 @@ def _layer(g: Tensor) -> Tensor:
             g.std(correction=0),
             g.min(),
             g.max(),
-            (g == 0).double().mean(),
-            (size < SMALL).double().mean(),
-            (size > LARGE).double().mean(),
-            g.isnan().sum().double(),
-            g.isinf().sum().double(),
+            (g == 0).to(g.dtype).mean(),
+            (size < SMALL).to(g.dtype).mean(),
+            (size > LARGE).to(g.dtype).mean(),
+            g.isnan().sum().to(g.dtype),
+            g.isinf().sum().to(g.dtype),
         ]
     )
 

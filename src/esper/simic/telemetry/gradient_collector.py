@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors
 from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 
+from esper.growth.devices import wide_dtype
 from esper.leyline import ConfigError
 from esper.leyline import constants as c
 
@@ -79,7 +80,8 @@ class GradientHealthMetrics:
 @torch.compiler.disable
 @torch.no_grad()
 def measure_gradients(params: Iterable[nn.Parameter], thresholds: GradientThresholds) -> Tensor:
-    """float64 [8] for `GradientHealthMetrics.from_row`; nothing is fetched from the device.
+    """[8], as exact as the device can, for `GradientHealthMetrics.from_row`; nothing is fetched
+    from the device.
 
     Devices and dtypes may differ, but at least one parameter must have a gradient.
     """
@@ -91,18 +93,19 @@ def measure_gradients(params: Iterable[nn.Parameter], thresholds: GradientThresh
 
 def _measure(grads: list[Tensor], thresholds: GradientThresholds) -> Tensor:
     """The row of gradients that share a device and dtype."""
-    norms = torch.stack(torch._foreach_norm(grads)).double()
+    norms = torch.stack(torch._foreach_norm(grads))
+    norms = norms.to(wide_dtype(norms.device.type))
     flat = _flatten_dense_tensors(grads)
     return torch.stack(
         [
             norms.new_tensor(len(grads)),
             norms.new_tensor(flat.numel()),
             norms.square().sum(),
-            (norms < thresholds.vanishing).sum().double(),
-            (norms > thresholds.exploding).sum().double(),
-            (flat == 0).sum().double(),
-            flat.isnan().sum().double(),
-            flat.isinf().sum().double(),
+            (norms < thresholds.vanishing).sum().to(norms.dtype),
+            (norms > thresholds.exploding).sum().to(norms.dtype),
+            (flat == 0).sum().to(norms.dtype),
+            flat.isnan().sum().to(norms.dtype),
+            flat.isinf().sum().to(norms.dtype),
         ]
     )
 

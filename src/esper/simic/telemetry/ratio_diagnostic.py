@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from esper.growth.devices import wide_dtype
 from esper.leyline import HEAD_NAMES
 from esper.leyline import constants as c
 
@@ -47,8 +48,9 @@ class RatioExplosionDiagnostic:
                 f"old {list(old_log_probs.shape)}, new {list(new_log_probs.shape)}, relevant "
                 f"{list(relevant.shape)} and actions {list(actions.shape)} must have one shape"
             )
-        change = (new_log_probs - old_log_probs).double()
-        packed = torch.stack([change, relevant.double(), actions.double()]).cpu()
+        exact = wide_dtype(new_log_probs.device.type)
+        change = (new_log_probs - old_log_probs).to(exact)
+        packed = torch.stack([change, relevant.to(exact), actions.to(exact)]).cpu().double()
         change, used, chosen = packed[0], packed[1].bool(), packed[2].long()
         if not used.any():
             none = dict.fromkeys(HEAD_NAMES, 0)

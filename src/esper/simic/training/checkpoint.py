@@ -31,10 +31,10 @@ from esper.leyline.sealed import (
 )
 from esper.simic.training.policy_folder import is_policy, read_policy
 from esper.simic.training.state import TrainState, pack, unpack
+from esper.simic.training.versions import OLDEST, VERSION, upgraded
 
 logger = logging.getLogger(__name__)
 
-FORMAT_VERSION = 3
 FOLDER = "checkpoints"
 STATE, TENSORS = "state.json", "tensors.safetensors"
 KEPT = 2
@@ -63,7 +63,7 @@ def save_checkpoint(run: Path, state: TrainState, files: Mapping[str, int]) -> P
     contents = {STATE: to_json({**meta, "files": dict(files)}), TENSORS: save(tensors)}
     clear_unfinished(final.parent)
     try:
-        write_sealed(final, contents, FORMAT_VERSION)
+        write_sealed(final, contents, VERSION)
     except OSError as error:
         left = _checkpoints(run)
         kept = f"{left[0].name} is intact" if left else "there is no earlier one"
@@ -92,11 +92,13 @@ def load_checkpoint(run: Path) -> Checkpoint:
 
 
 def read_checkpoint(path: Path, run: Path | None = None) -> Checkpoint:
-    """One checkpoint; raises ConfigError if it is damaged, of another format or not one."""
-    contents = read_sealed(path, (STATE, TENSORS), FORMAT_VERSION, run)
+    """One checkpoint, upgraded if an older version of Esper has written it. Raises ConfigError if
+    it is damaged, of a format that cannot be read, or not a checkpoint."""
+    contents = read_sealed(path, (STATE, TENSORS), VERSION, run, OLDEST)
     meta = from_json(path / STATE, contents[STATE])
+    version = from_json(path / MANIFEST, contents[MANIFEST])["format"]
     try:
-        state = unpack(load(contents[TENSORS]), meta)
+        state = unpack(load(contents[TENSORS]), upgraded(meta, version))
     except (SafetensorError, ConfigError) as error:
         raise DamagedCheckpointError(f"{path} cannot be used: {error}") from error
     return Checkpoint(path, state, _file_sizes(path, meta))

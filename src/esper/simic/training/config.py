@@ -16,6 +16,7 @@ from esper.simic.agent.config import PPOConfig
 from esper.simic.agent.network import Kind
 from esper.simic.rewards.config import RewardConfig, check_gamma
 from esper.simic.rewards.modes import MODES
+from esper.simic.telemetry.anomaly_detector import AnomalyThresholds
 from esper.tolaria.families import find_family
 
 # Small hosts of one architecture are trained together.
@@ -56,6 +57,7 @@ RANGES = (
     ("rounds", 1, constants.MOST_COUNT),
     ("envs", 1, constants.MOST_ENVS),
     ("group", 1, constants.MOST_ENVS),
+    ("batch", 1, constants.MOST_COUNT),
     ("validate_every", 1, constants.MOST_COUNT),
     ("key", 0, constants.MOST_KEY),
 )
@@ -75,11 +77,14 @@ class TrainingConfig:
     rounds: int = 200
     # Hosts that are trained in each round.
     envs: int = 16
+    # Where the task's host can grow, as names of its modules separated by commas, and the examples
+    # of a batch of it; None: as the task says.
+    slots: str | None = None
+    batch: int | None = None
     # Runs with the same key and settings are identical to the bit.
     key: int = 0
-    # What is rewarded; and, for an A/B comparison, the mode of the second half of the environments.
+    # What is rewarded. To compare two modes, train two policies: `esper train ab`.
     reward_mode: str = "objective"
-    ab_reward_mode: str | None = None
     # Divide rewards by the standard deviation of the returns from each step on, without clipping;
     # False: by their own standard deviation, clipped at 10.
     scale_returns: bool = False
@@ -96,32 +101,23 @@ class TrainingConfig:
     ppo: PPOConfig = DEFAULT_PPO
     network: NetworkSizes = field(default_factory=NetworkSizes)
     reward: Mapping[str, Any] = field(default_factory=dict)
+    # When an update of the policy counts as an anomaly; ratios are limited by `ppo.ratio_...`.
+    anomalies: AnomalyThresholds = field(default_factory=AnomalyThresholds)
 
     def __post_init__(self) -> None:
         for name, least, most in RANGES:
             value = getattr(self, name)
             if value is not None and not least <= value <= most:
                 raise ConfigError(f"{name} must be from {least} to {most}, got {value}")
-        if self.ab_reward_mode is not None:
-            if self.envs < 2:
-                raise ConfigError("comparing two reward modes needs at least 2 environments")
-            if self.ab_reward_mode == self.reward_mode:
-                raise ConfigError(f"both reward modes are {self.reward_mode!r}; give another one")
         self._check_groups()
         self._check_family()
-        for mode in self.modes:
-            check_gamma(make_reward(mode, self.reward, self.modes), self.ppo.gamma)
+        check_gamma(self.reward_config, self.ppo.gamma)
 
     def _check_groups(self) -> None:
         if self.envs % self.group:
             raise ConfigError(
                 f"{self.envs} environments cannot be divided into groups of {self.group}; "
                 "make envs a multiple of group"
-            )
-        if self.ab_reward_mode is not None and self.envs // 2 % self.group:
-            raise ConfigError(
-                f"half of {self.envs} environments cannot be divided into groups of {self.group}, "
-                "and a group has one reward mode; make envs an even multiple of group"
             )
 
     def _check_family(self) -> None:
@@ -132,20 +128,17 @@ class TrainingConfig:
             raise ConfigError(
                 f"family {self.family!r} is for task {task!r}, not {self.task!r}; leave out task"
             )
-        if self.growth.steps is not None:
-            raise ConfigError(f"family {self.family!r} determines steps; leave out steps")
+        for name, value in (
+            ("steps", self.growth.steps),
+            ("slots", self.slots),
+            ("batch", self.batch),
+        ):
+            if value is not None:
+                raise ConfigError(f"family {self.family!r} determines {name}; leave out {name}")
 
     @property
-    def modes(self) -> tuple[str, ...]:
-        """The reward modes in use, one or two."""
-        return tuple(mode for mode in (self.reward_mode, self.ab_reward_mode) if mode is not None)
-
-    def mode_of(self, env: int) -> str:
-        """The reward mode of an environment; with two modes the second half has the second one."""
-        return self.modes[0 if len(self.modes) == 1 or env < self.envs // 2 else 1]
-
-    def reward_config(self, mode: str) -> RewardConfig:
-        return make_reward(mode, self.reward, self.modes)
+    def reward_config(self) -> RewardConfig:
+        return make_reward(self.reward_mode, self.reward)
 
     def flat(self) -> dict[str, Any]:
         """All settings by dotted name, for a flat TOML file that `load_config` reads."""
@@ -165,10 +158,27 @@ PRESETS: dict[str, dict[str, Any]] = {
         "network.op_bias": {"CULL": -4.0, "FOSSILIZE": 3.0},
     },
     "pydocs": {"ppo.entropy_coef": 0.1},
+    "linuxdocs": {"ppo.entropy_coef": 0.1},
     "cifar10": {"ppo.entropy_coef": 0.1},
     "cifar10_blind": {"ppo.entropy_coef": 0.1},
     "cifar10_deep": {"ppo.entropy_coef": 0.08},
 }
+
+# With reward mode 'loss', by task: the loss of a guess, of a good network, and the spread of its
+# change from epoch to epoch.
+GUESS_OF_10, GUESS_OF_256 = 2.303, 5.545
+LOSS_PRESETS = {
+    "digits": (GUESS_OF_10, 0.15, 0.05),
+    "mnist": (GUESS_OF_10, 0.05, 0.02),
+    "fashion_mnist": (GUESS_OF_10, 0.3, 0.03),
+    **dict.fromkeys(("cifar10", "cifar10_deep"), (GUESS_OF_10, 0.5, 0.05)),
+    "cifar10_blind": (GUESS_OF_10, 1.0, 0.05),
+    **dict.fromkeys(("cifar10_2k", "cifar10_2k_wide", "cifar10_10k"), (GUESS_OF_10, 1.0, 0.05)),
+    "pydocs": (GUESS_OF_256, 1.5, 0.05),
+    "tinystories": (GUESS_OF_256, 0.8, 0.05),
+    "linuxdocs": (GUESS_OF_256, 1.2, 0.05),
+}
+LOSS_SETTINGS = ("baseline_loss", "target_loss", "typical_loss_delta_std")
 
 # Different hosts are compared by what they gain; within a group only actions differ.
 FAMILY_PRESET = {"group": 8, "reward_mode": "budget", "network.kind": "set"}
@@ -210,23 +220,24 @@ def _presets(given: Mapping[str, Any]) -> dict[str, Any]:
         preset = preset | FAMILY_PRESET
     if given.get("warm_start") is not None:
         preset = preset | WARM_START_PRESET
+    mode = given.get("reward_mode", preset.get("reward_mode"))
+    if mode == "loss" and isinstance(task, str) and task in LOSS_PRESETS:
+        values = zip(LOSS_SETTINGS, LOSS_PRESETS[task], strict=True)
+        preset = preset | {f"reward.{name}": value for name, value in values}
     kind = preset.get("network.kind", NetworkSizes.kind)
     if isinstance(network, dict):
         kind = network.get("kind", kind)
     return preset | SET_PRESET if kind == "set" else preset
 
 
-def make_reward(mode: str, settings: Mapping[str, Any], modes: tuple[str, ...]) -> RewardConfig:
-    """The config of one reward mode. Raises ConfigError for a setting that none of `modes` has."""
-    for other in modes:
-        if other not in MODES:
-            known = ", ".join(MODES)
-            raise ConfigError(f"no reward mode {other!r}; there are {known}{nearest(other, MODES)}")
-    names = {name for other in modes for name in settings_of(MODES[other].config) - {"mode"}}
-    refuse_unknown(settings, names, "reward.")
+def make_reward(mode: str, settings: Mapping[str, Any]) -> RewardConfig:
+    """The config of a reward mode. Raises ConfigError for a setting that it does not have."""
+    if mode not in MODES:
+        known = ", ".join(MODES)
+        raise ConfigError(f"no reward mode {mode!r}; there are {known}{nearest(mode, MODES)}")
     family = MODES[mode].config
-    own = {name: value for name, value in settings.items() if name in settings_of(family)}
-    own["mode"] = mode
+    refuse_unknown(settings, settings_of(family) - {"mode"}, "reward.")
+    own = {**settings, "mode": mode}
     check_types(own, family, "reward.")
     for setting in fields(family):
         needed = setting.default is MISSING and setting.default_factory is MISSING

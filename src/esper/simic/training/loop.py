@@ -71,6 +71,9 @@ def run_training(
     contexts `traced(round, "play")` and `traced(round, "update")`.
     """
     hooks = hooks or Hooks()
+    # A resumed run has saved the counts of the detector, not its limits.
+    state.detector.thresholds = config.anomalies
+    state.detector.ratios = (config.ppo.ratio_collapse, config.ppo.ratio_explosion)
     if config.ppo.group_baseline:
         check_groups(torch.from_numpy(env.groups))
     buffer = state.agent.new_buffer(env.num_envs, max_steps)
@@ -79,12 +82,12 @@ def run_training(
         log.begin(number, detailed=detailed)
         clock = log.clock
         rewards = None if config.scale_returns else state.rewards
-        scaled = ScaledEnv(env, state.observations, rewards, config.mode_of, clock, hooks.on_step)
+        scaled = ScaledEnv(env, state.observations, rewards, clock, hooks.on_step)
         with traced(number, "play"), clock.phase("policy"):
             draws = action_draws(config.key, number, env.num_envs, max_steps)
             play_round(state.agent, scaled, buffer, number, draws)
             if config.scale_returns:
-                scale_returns(buffer, state.rewards, scaled.modes, config.ppo.gamma)
+                scale_returns(buffer, state.rewards, config.ppo.gamma)
         with traced(number, "update"), clock.phase("update"):
             shuffle = torch.Generator().manual_seed(draw_key(config.key, "shuffle", number))
             metrics = state.agent.update(buffer, shuffle, detailed=detailed)
@@ -119,10 +122,8 @@ def round_row(
         "return": float(returns.mean()),
         "return_std": float(returns.std()),
     }
-    for mode in config.modes:
-        own = np.array([config.mode_of(env) == mode for env in range(len(returns))])
-        row[f"return.{mode}"] = float(returns[own].mean())
-        row[f"reward_std.{mode}"] = state.rewards[mode].std
+    row[f"return.{config.reward_mode}"] = row["return"]
+    row[f"reward_std.{config.reward_mode}"] = state.rewards.std
     for name in ("val_score", "params", "train_macs", "germinated", "fossilized", "culled"):
         row[name] = _mean([getattr(outcome, name) for outcome in outcomes])
     row["rollbacks"] = sum(outcome.rollbacks for outcome in outcomes)

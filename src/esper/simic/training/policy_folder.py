@@ -11,8 +11,11 @@ from safetensors.torch import save
 from esper.leyline import ConfigError
 from esper.leyline.policy_card import CARD, UNMEASURED, WEIGHTS, PolicyCard, check_policy_name
 from esper.simic.training.state import TrainState, pack, unpack
+from esper.simic.training.versions import VERSION, upgraded
 
-FORMAT, HEADER = 2, "esper"
+HEADER = "esper"
+# The versions of states by the format of the policies that hold them.
+STATE_OF = {2: 3, VERSION: VERSION}
 
 
 def card_of(state: TrainState, name: str, episodes: int | None = None) -> PolicyCard:
@@ -48,7 +51,7 @@ def policy_files(state: TrainState, card: PolicyCard) -> dict[str, bytes]:
     check_policy_name(card.name)
     tensors, meta = pack(state)
     weights = {name: each for name, each in tensors.items() if not name.startswith("optimizer.")}
-    meta |= {"format": FORMAT, "settings": _public(state.settings)}
+    meta |= {"format": VERSION, "settings": _public(state.settings)}
     header = {HEADER: json.dumps(meta)}
     return {WEIGHTS: save(weights, header), CARD: card.as_toml().encode()}
 
@@ -73,9 +76,9 @@ def read_policy(folder: Path) -> TrainState:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, ValueError) as error:
         raise ConfigError(f"{path} is damaged, or not a policy: {error}") from error
-    if not isinstance(meta, dict) or meta.get("format") != FORMAT:
+    if not isinstance(meta, dict) or meta.get("format") not in STATE_OF:
         raise ConfigError(f"{path} is not a policy that this version of Esper can read")
     try:
-        return unpack(tensors, meta)
+        return unpack(tensors, upgraded(meta, STATE_OF[meta["format"]]))
     except ConfigError as error:
         raise ConfigError(f"{path} cannot be used: {error}") from error

@@ -1,6 +1,6 @@
 """Normalised observations and rewards for the agent."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -19,23 +19,20 @@ class ScaledEnv:
     """A wrapper of a `VectorEnv` for one round. Only it and `scale_returns` normalise.
 
     Raw observations that the policy will act on update the statistics and are then scaled; so are
-    rewards, each with the normaliser of its environment's reward mode. Environments whose episode
-    is over are left out. `returns` sums up raw rewards. Without `rewards` no reward is scaled;
-    `scale_returns` does that after the round.
+    rewards. Environments whose episode is over are left out. `returns` sums up raw rewards. Without
+    `rewards` no reward is scaled; `scale_returns` does that after the round.
     """
 
     def __init__(
         self,
         env: VectorEnv,
         observations: RunningMeanStd,
-        rewards: Mapping[str, RewardNormalizer] | None,
-        mode_of: Callable[[int], str],
+        rewards: RewardNormalizer | None,
         clock: Clock,
         on_step: Callable[[int], None] = lambda step: None,
     ) -> None:
         self.env, self.num_envs, self.groups = env, env.num_envs, env.groups
         self.observations, self.rewards = observations, rewards
-        self.modes = np.array([mode_of(env) for env in range(self.num_envs)])
         self.clock, self.on_step = clock, on_step
         self.running = np.ones(self.num_envs, dtype=bool)
         self.returns = np.zeros(self.num_envs)
@@ -68,32 +65,24 @@ class ScaledEnv:
         if self.rewards is None:
             return np.where(self.running, raw, 0.0)
         scaled = np.zeros(self.num_envs)
-        for mode, normalizer in self.rewards.items():
-            own = self.running & (self.modes == mode)
-            if own.any():
-                scaled[own] = normalizer(torch.from_numpy(raw[own].astype(np.float64))).numpy()
+        own = self.running
+        if own.any():
+            scaled[own] = self.rewards(torch.from_numpy(raw[own].astype(np.float64))).numpy()
         return scaled
 
 
-def scale_returns(
-    buffer: TamiyoRolloutBuffer,
-    normalizers: Mapping[str, RewardNormalizer],
-    modes: np.ndarray,
-    gamma: float,
-) -> None:
+def scale_returns(buffer: TamiyoRolloutBuffer, normalizer: RewardNormalizer, gamma: float) -> None:
     """Divide the rewards of a round in `buffer` by the running standard deviation of returns.
 
-    The returns are those from every step on, including this round, separately for each of the
-    reward `modes` [E]. The critic learns returns, so its errors are of the order of 1 however
-    large or rare rewards are. Nothing is clipped. Returns end at a truncated step.
+    The returns are those from every step on, including this round. The critic learns returns, so
+    its errors are of the order of 1 however large or rare rewards are. Nothing is clipped. Returns
+    end at a truncated step.
     """
     played = np.arange(buffer.max_steps) < buffer.step_counts[:, None]
     rewards = np.where(played, buffer.rewards.cpu().numpy(), 0.0)
     returns = rewards.astype(np.float64)
     for step in reversed(range(buffer.max_steps - 1)):
         returns[:, step] += gamma * returns[:, step + 1]
-    for mode, normalizer in normalizers.items():
-        own = modes == mode
-        normalizer.update(torch.from_numpy(returns[own][played[own]]))
-        if normalizer.std > EQUAL_RETURNS * max(1.0, abs(normalizer.mean)):
-            buffer.rewards[torch.from_numpy(own)] /= normalizer.std
+    normalizer.update(torch.from_numpy(returns[played]))
+    if normalizer.std > EQUAL_RETURNS * max(1.0, abs(normalizer.mean)):
+        buffer.rewards /= normalizer.std

@@ -31,7 +31,6 @@ class EnvBatch:
     def __init__(self, spec: EnvSpec, shard_spec: ShardSpec, log: RoundLog) -> None:
         self.spec, self.shard_spec, self.log = spec, shard_spec, log
         self.envs = shard_spec.envs[spec.rows]
-        self.modes = np.array([shard_spec.config.mode_of(env) for env in self.envs])
         self.history = History()
         self.env = make_env(spec.recipe, spec.keys, spec.rules, self.history, shard_spec.device)
         self.returns = np.zeros(len(spec.keys))
@@ -91,25 +90,20 @@ class EnvBatch:
             replace(
                 outcome,
                 total_reward=float(self.returns[outcome.env]),
-                reward_mode=str(self.modes[outcome.env]),
+                reward_mode=self.shard_spec.config.reward_mode,
             )
             for outcome in self.history.outcomes
         ]
 
     def _reward(self, transition: Transition) -> tuple[np.ndarray, list[Event]]:
-        """Raw rewards [E], each environment by its own mode, and suspicions of reward hacking. The
-        rows of the step get the components."""
-        config, total = self.shard_spec.config, np.zeros(len(self.returns))
+        """Raw rewards [E], and suspicions of reward hacking. The rows of the step get the
+        components."""
+        config = self.shard_spec.config
         rows = {row["env"]: row for row in self.history.rows}
-        suspicions: list[Event] = []
-        for mode in dict.fromkeys(self.modes.tolist()):
-            components = compute_reward(transition, config.reward_config(mode), config.ppo.gamma)
-            own = self.modes == mode
-            total[own] = components.total[own]
-            suspicions += [event for event in components.suspicions if own[event.env]]
-            for env in np.flatnonzero(own & transition.acted).tolist():
-                rows[env].update(_reward_columns(components, env, mode))
-        return total, suspicions
+        components = compute_reward(transition, config.reward_config, config.ppo.gamma)
+        for env in np.flatnonzero(transition.acted).tolist():
+            rows[env].update(_reward_columns(components, env, config.reward_mode))
+        return components.total, list(components.suspicions)
 
 
 def _reward_columns(components: RewardComponents, env: int, mode: str) -> dict[str, Any]:

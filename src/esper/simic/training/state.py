@@ -1,5 +1,6 @@
 """The state of a training run: everything that the next round depends on."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -36,7 +37,7 @@ class TrainState:
     space: Space
     agent: PPOAgent
     observations: RunningMeanStd
-    rewards: dict[str, RewardNormalizer]
+    rewards: RewardNormalizer
     round: int = 0
     detector: AnomalyDetector = field(default_factory=AnomalyDetector)
     escalation: Escalation = field(default_factory=Escalation)
@@ -60,7 +61,7 @@ def new_state(config: TrainingConfig, space: Space, warm: TrainState | None = No
         space=space,
         agent=PPOAgent(network, config.ppo),
         observations=observations,
-        rewards={mode: RewardNormalizer() for mode in config.modes},
+        rewards=RewardNormalizer(),
     )
 
 
@@ -80,13 +81,14 @@ def _fitting(warm: TrainState, space: Space, sizes: NetworkConfig) -> FactoredRe
 
 
 def lasting_settings(config: TrainingConfig) -> dict[str, Any]:
-    """The settings that a run cannot change once it has begun, without empty tables."""
-    flat = config.flat()
+    """The settings that a run cannot change once it has begun, without empty tables, as a
+    checkpoint returns them."""
+    flat = json.loads(json.dumps(config.flat()))
     return {name: value for name, value in flat.items() if name != "rounds" and value != {}}
 
 
 def pack(state: TrainState) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Named tensors, and a dictionary for JSON."""
+    """Named tensors, and a dictionary for JSON; `versions` says what to do when it changes."""
     tensors, agent = agent_state(state.agent)
     statistics = state.observations.state_dict()
     tensors["observations.mean"] = statistics["mean"]
@@ -97,7 +99,7 @@ def pack(state: TrainState) -> tuple[dict[str, Tensor], dict[str, Any]]:
         "space": state.space.tree(),
         "agent": agent,
         "observations": statistics["count"],
-        "rewards": {mode: scale.state_dict() for mode, scale in state.rewards.items()},
+        "rewards": state.rewards.state_dict(),
         "detector": state.detector.state_dict(),
         "escalation": state.escalation.state_dict(),
         "gradients": state.gradients.state_dict(),
@@ -117,14 +119,13 @@ def unpack(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> TrainState
             space=space,
             agent=agent,
             observations=space.new_normalizer(),
-            rewards={str(mode): RewardNormalizer() for mode in meta["rewards"]},
+            rewards=RewardNormalizer(),
             round=int(meta["round"]),
         )
         state.observations.load_state_dict(
             {"mean": tensors[own[0]], "var": tensors[own[1]], "count": meta["observations"]}
         )
-        for mode, scale in state.rewards.items():
-            scale.load_state_dict(meta["rewards"][mode])
+        state.rewards.load_state_dict(meta["rewards"])
         state.detector.load_state_dict(meta["detector"])
         state.escalation.load_state_dict(meta["escalation"])
         state.gradients.load_state_dict(meta["gradients"])

@@ -19,6 +19,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import torch
 
+from esper.growth.devices import find_device
 from esper.leyline import ActionMasks, ConfigError, EsperError, History
 from esper.simic.agent.rollout import Step, VectorEnv
 from esper.simic.training.config import TrainingConfig
@@ -42,14 +43,6 @@ class WorkerLostError(Exception):
     """A worker is gone; the message is the reason, as far as it is known."""
 
 
-def available_devices() -> list[str]:
-    """The names of the devices that torch finds in this machine."""
-    kind = torch.accelerator.current_accelerator(check_available=True)
-    if kind is None:
-        return ["cpu"]
-    return ["cpu", *(f"{kind.type}:{index}" for index in range(torch.accelerator.device_count()))]
-
-
 def _usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
@@ -57,10 +50,12 @@ def _usable_cores() -> int:
 
 
 def worker_devices(
-    workers: int | Literal["auto"] | None, devices: Sequence[str] | None
+    workers: int | Literal["auto"] | None,
+    devices: Sequence[str] | None,
+    device: str | None = None,
 ) -> tuple[str, ...]:
-    """The device of each worker: `workers` times the CPU ("auto": one worker per core that this
-    process may use), or else `devices`; by default one worker on the CPU.
+    """The device of each worker: `workers` times `device`, by default the CPU ("auto": one worker
+    per core that this process may use), or else `devices`; by default one worker.
 
     Raises ConfigError if both are given, and for devices that do not exist.
     """
@@ -69,16 +64,12 @@ def worker_devices(
             workers = _usable_cores()
         if workers is not None and workers < 1:
             raise ConfigError(f"there must be at least one worker, got {workers}")
-        return ("cpu",) * (workers or 1)
+        return (str(find_device(device)),) * (workers or 1)
     if workers is not None:
         raise ConfigError("each of the devices has a worker of its own; leave out workers")
     if not devices:
         raise ConfigError("the list of devices is empty; name one, such as cpu, or leave it out")
-    known = available_devices()
-    for name in devices:
-        if name not in known:
-            raise ConfigError(f"no device {name!r}; torch finds {', '.join(known)} here")
-    return tuple(devices)
+    return tuple(str(find_device(name)) for name in devices)
 
 
 @dataclass(frozen=True)

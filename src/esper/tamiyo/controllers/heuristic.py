@@ -112,7 +112,16 @@ class HeuristicController:
         actions = wait(situation.n_envs)
         self._germinate(situation, actions)
         self._decide(situation, actions, live.argmax(axis=1), occupied & situation.running)
+        self._audit(situation, actions)
         return actions
+
+    def _audit(self, s: Situation, actions: np.ndarray) -> None:
+        """Remove the kept seed without which the network is best, where nothing else is done."""
+        audited = s.masks.slot[:, LifecycleOp.CULL] & (s.table.stage == SeedStage.FOSSILIZED)
+        worth = np.where(audited, np.nan_to_num(s.table.contribution, nan=np.inf), np.inf)
+        harmful = (worth.min(axis=1) < 0.0) & (actions[:, OP] == LifecycleOp.WAIT)
+        actions[harmful, OP] = LifecycleOp.CULL
+        actions[harmful, SLOT] = worth.argmin(axis=1)[harmful]
 
     def _remember_culls(self, s: Situation) -> None:
         """Penalties decay every step; a culled seed adds to that of its blueprint."""

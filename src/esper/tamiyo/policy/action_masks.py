@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from esper.growth.blueprints.catalogue import NOOP, BlueprintCatalogue
-from esper.growth.lifecycle import gate_passes
+from esper.growth.lifecycle import gate_passes, removable
 from esper.growth.slot_table import SlotTable
 from esper.leyline import (
     BLEND_NAMES,
@@ -84,7 +84,8 @@ def compute_action_masks(
     slot[:, LifecycleOp.GERMINATE] = (
         (table.stage == SeedStage.DORMANT) & blueprint.any(axis=2) & below_limit[:, None]
     )
-    slot[:, LifecycleOp.CULL] = IS_LIVE[table.stage] & (table.epochs_total >= MIN_CULL_AGE)
+    live = IS_LIVE[table.stage] & (table.epochs_total >= MIN_CULL_AGE)
+    slot[:, LifecycleOp.CULL] = live | removable(table, settings)
     slot[:, LifecycleOp.FOSSILIZE] = (table.stage == SeedStage.HOLDING) & gate_passes(
         GateLevel.G5, table, settings
     )

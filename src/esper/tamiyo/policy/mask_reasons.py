@@ -40,6 +40,8 @@ def why_no_slot(s: Situation, env: int, op: LifecycleOp, slot: int) -> str | Non
             return "no blueprint fits it and what is left to spend"
         return f"the network holds {s.max_seeds} seeds, as many as it may"
     if op == LifecycleOp.CULL:
+        if stage == SeedStage.FOSSILIZED:
+            return "its seed is kept, and not audited now"
         if not IS_LIVE[stage]:
             return f"it holds no live seed ({stage.name})"
         return f"its seed is not {MIN_CULL_AGE} epochs old"

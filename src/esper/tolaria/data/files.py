@@ -11,6 +11,7 @@ from typing import BinaryIO, cast
 from esper.leyline import ConfigError, DataMissingError
 
 CHUNK = 1 << 20
+SEPARATOR = b"<|endoftext|>"  # between the documents of a text file
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ def locate(folder: Path, name: str) -> Path | None:
     return next((path for path in (folder / name, folder / f"{name}.gz") if path.is_file()), None)
 
 
-def _chunks(path: Path) -> Iterator[bytes]:
+def read_chunks(path: Path) -> Iterator[bytes]:
     """The contents of a file, decompressed if it ends in .gz; ConfigError for a damaged one."""
     try:
         with cast(BinaryIO, gzip.open(path) if path.suffix == ".gz" else path.open("rb")) as stream:
@@ -47,7 +48,7 @@ def read(folder: Path, name: str) -> bytes:
             f"data set {folder.name}: {name} is missing in {folder}; run `esper data get "
             f"{folder.name}`, put the file there, or set ESPER_DATA to another data folder"
         )
-    return b"".join(_chunks(path))
+    return b"".join(read_chunks(path))
 
 
 def find_text(folder: Path) -> Path | None:
@@ -74,7 +75,7 @@ def verify(folder: Path, files: Iterable[DataFile]) -> tuple[list[str], list[str
 def _fault(path: Path, file: DataFile) -> str:
     digest = sha256()
     try:
-        for chunk in _chunks(path):
+        for chunk in read_chunks(path):
             digest.update(chunk)
     except ConfigError as error:
         return str(error)

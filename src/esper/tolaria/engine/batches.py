@@ -1,5 +1,6 @@
 """Sources of batches: tensors in memory, or loaders of the user."""
 
+import copy
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from esper.growth.devices import has_room
 from esper.growth.sites import CallInput, batch_size
 from esper.leyline import ConfigError, EsperWarning
 
@@ -47,8 +49,8 @@ class TensorSource:
     """Data in memory, shuffled every epoch.
 
     An epoch has at most `max_batches` batches, a random part of the data each time.
-    `augment(inputs, generator)`, if given, changes a batch of training inputs. Validation batches
-    have `val_batch` examples.
+    `augment(inputs, generator)`, if given, changes a batch of training inputs, on their device; the
+    generator is one of the CPU. Validation batches have `val_batch` examples.
     """
 
     def __init__(
@@ -69,6 +71,17 @@ class TensorSource:
         self.train, self.val, self.batch, self.augment = train, val, batch, augment
         self.max_batches, self.val_batch = max_batches, val_batch
 
+    def on(self, device: torch.device) -> "TensorSource":
+        """The same batches from data that is kept on the device, if it has room for them."""
+        tensors = (*self.train, *self.val)
+        if device.type == "cpu" or not has_room(tensors, device):
+            return self
+        moved = copy.copy(self)
+        moved.train, moved.val = (
+            (inputs.to(device), targets.to(device)) for inputs, targets in (self.train, self.val)
+        )
+        return moved
+
     def train_order(self, generator: torch.Generator) -> Tensor:
         """The indices of an epoch's examples, in order."""
         return torch.randperm(len(self.train[0]), generator=generator)
@@ -76,7 +89,7 @@ class TensorSource:
     def train_batches(self, key: int) -> Iterator[Batch]:
         generator = torch.Generator().manual_seed(key)
         inputs, targets = self.train
-        order = self.train_order(generator)
+        order = self.train_order(generator).to(inputs.device)
         for rows in order.split(self.batch)[: self.max_batches]:
             x = inputs[rows]
             yield (x if self.augment is None else self.augment(x, generator)), targets[rows]

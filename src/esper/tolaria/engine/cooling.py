@@ -12,13 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esper.growth.grown_module import keyed
+from esper.growth.devices import on_device
+from esper.growth.generators import keyed
 from esper.growth.sites import batch_size, call_model, evaluating
 from esper.leyline import draw_key
 from esper.leyline.constants import COOLING_ANSWERS, COOLING_SAMPLES
 from esper.tolaria.engine.batches import Batch
 from esper.tolaria.engine.population import Population
-from esper.tolaria.engine.recipe import HostRecipe, on_device
+from esper.tolaria.engine.recipe import HostRecipe, target_for
 from esper.tolaria.engine.starvation import answers, find_tau
 
 
@@ -56,11 +57,11 @@ class Cooler:
         """Logits and classes of some training examples, and the number of examples."""
         network, data = self.population.network(env), self.recipe.data
         logits, classes, samples = list[Tensor](), list[Tensor](), 0
-        with evaluating(network), keyed(key):
+        with evaluating(network), keyed(key, [self.device]):
             for batch in data.train_batches(key):
                 inputs, target = _first(batch, COOLING_SAMPLES - samples)
                 output = call_model(network, on_device(inputs, self.device))
-                found = answers(output, on_device(target, self.device))
+                found = answers(output, target_for(output, target))
                 samples += batch_size(inputs)
                 if found is None:
                     return None, samples

@@ -11,10 +11,13 @@ import numpy as np
 from esper.growth.lifecycle import age
 from esper.growth.slot_table import SlotTable
 from esper.leyline import (
+    OP,
+    SLOT,
     InvalidStateMachineError,
     LifecycleOp,
     NullRecorder,
     Recorder,
+    SeedStage,
     TrainingSignals,
 )
 from esper.leyline.constants import COOLING_STARVED, COOLING_TARGET
@@ -81,6 +84,7 @@ class GrowthCycle:
         self.best: list[SavedHost | None] = [None] * self.n_envs
         self.best_score = np.full(self.n_envs, -np.inf)
         self.culled_before = np.zeros(self.n_envs, dtype=np.int64)
+        self.removed_kept = np.full(self.n_envs, -1)  # the slot of a kept seed that was removed
         self.macs_between = np.zeros(self.n_envs, dtype=np.int64)  # spent since the last step
         self.actions = wait(self.n_envs)
         self.before: Situation | None = None
@@ -112,6 +116,9 @@ class GrowthCycle:
         self.before, self.actions = self.situation, actions.copy()
         self.step_count += 1
         self._cool_where_seeds_come()
+        slot, op = actions[:, SLOT], actions[:, OP]
+        kept = self.table.stage[np.arange(self.n_envs), slot] == SeedStage.FOSSILIZED
+        self.removed_kept = np.where(kept & (op == LifecycleOp.CULL), slot, -1)
         fossilized = self.garden.apply(actions, self.step_count, self.score)
         # Kept seeds are permanent: a rollback of the next epoch must not lose them.
         self._save(fossilized)
@@ -133,15 +140,18 @@ class GrowthCycle:
             self._on_trial(),
             self.tracker.noise,
         )
+        missed = acted & ~verdict.rollback & self._missed(validation)
         age(self.table, acted)
         for env in np.flatnonzero(verdict.panic).tolist():
             self.recorder.event(panic_event(env, self.step_count, verdict, validation.loss[env]))
-        self._record_epoch(validation, train, acted & ~verdict.rollback, verdict.panic)
+        self._record_epoch(validation, train, acted & ~verdict.rollback & ~missed, verdict.panic)
         if verdict.rollback.any():
             validation = self._roll_back(verdict, validation)
+        if missed.any():
+            validation = self._bring_back(missed, validation)
         self.score = np.where(acted, validation.score, self.score)
         # rho of a restored host is not known.
-        self.rho = np.where(acted, np.where(verdict.rollback, np.nan, train.rho), self.rho)
+        self.rho = np.where(acted, np.where(verdict.rollback | missed, np.nan, train.rho), self.rho)
         # Stages do not advance while a network is broken: its scores say nothing about seeds.
         healthy = acted & ~verdict.panic
         self.garden.tick(healthy, self.step_count)
@@ -354,6 +364,27 @@ class GrowthCycle:
         self.garden.record(restored, verdict.rollback)
         self._save(verdict.rollback)
         return broken.updated(verdict.rollback, restored)
+
+    def _missed(self, validation: Validation) -> np.ndarray:
+        """bool[E]: where the score has fallen by more than noise since a kept seed was removed."""
+        least = self.score - np.nan_to_num(self.tracker.noise)
+        return (self.removed_kept >= 0) & ~(validation.score >= least)
+
+    def _bring_back(self, envs: np.ndarray, without: Validation) -> Validation:
+        """Undo the removals of kept seeds in `envs` (bool[E]), and the epoch after them."""
+        which = np.flatnonzero(envs)
+        slots = self.removed_kept[which]
+        self.garden.bring_back(
+            which, slots, [self.governor.last_healthy(env) for env in which.tolist()]
+        )
+        for env, slot in zip(which.tolist(), slots.tolist(), strict=True):
+            event = self.garden.event_log.removal_undone(
+                self.table, env, slot, self.step_count, self.score[env], without.score[env]
+            )
+            self.recorder.event(event)
+        restored = self.garden.evaluate(envs)
+        self.garden.record(restored, envs)
+        return without.updated(envs, restored)
 
     # --- the end -------------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from esper.leyline import (
 )
 from esper.leyline.events import (
     Event,
+    RemovalUndone,
     SeedCulled,
     SeedFossilized,
     SeedGateEvaluated,
@@ -84,6 +85,15 @@ class EventLog:
             else:
                 events.append(SeedFossilized(**names, **life))
         return events
+
+    def removal_undone(
+        self, table: SlotTable, env: int, slot: int, step: int, before: float, without: float
+    ) -> Event:
+        return RemovalUndone(
+            **self._names(table, env, slot, step),
+            score_before=before,
+            score_without=absent(without),
+        )
 
     def closed_gates(
         self, table: SlotTable, settings: GrowthSettings, running: np.ndarray, step: int

@@ -19,6 +19,7 @@ from esper.growth.lifecycle import (
     germinate,
     move,
     one_slot,
+    remove_kept,
     tick,
 )
 from esper.growth.seed_slot import valve_params
@@ -155,6 +156,11 @@ class Garden:
                     new = one_slot(self.table, env, slot)
                     changes += act_from_start(self.table, new, self.settings)
                     self._show_blend(env, slot)
+            elif op == LifecycleOp.CULL and self.table.stage[env, slot] == SeedStage.FOSSILIZED:
+                where = one_slot(self.table, env, slot)
+                changes.append(remove_kept(self.table, where, self.settings))
+                self._remove(where)
+                self.counts["fossilized"][env] -= 1
             elif op == LifecycleOp.CULL:
                 changes.append(self._cull(one_slot(self.table, env, slot), "controller"))
             else:
@@ -299,6 +305,14 @@ class Garden:
         self.population.restore(envs, [each.host for each in saved])
         for env, each in zip(envs.tolist(), saved, strict=True):
             self.table.set_row(env, each.row)
+
+    def bring_back(self, envs: np.ndarray, slots: np.ndarray, saved: Sequence[SavedHost]) -> None:
+        """Restore the hosts `envs` (int[n]) as they were before the kept seeds in `slots` (int[n])
+        were removed; another grace period begins."""
+        self.restore(envs, saved)
+        self.table.epochs_in_stage[envs, slots] = 0
+        self.counts["culled"][envs] -= 1
+        self.counts["fossilized"][envs] += 1
 
     def on_trial(self) -> np.ndarray:
         """bool[E, S]: seeds that act on the output and are not yet kept."""

@@ -3,17 +3,57 @@ before gradients are clipped.
 """
 
 import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from esper.growth.devices import to_host
 from esper.growth.grown_module import GrownModule
 from esper.growth.slot_table import GradientReading, measurements
 from esper.leyline import IS_ACTIVE
 
 STRIDE = 10
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """Norms in one batch, still on the device: of the host's gradients; for each seed those of its
+    n tensors [n], and in total, after and before clipping. `counts` are the numbers of tensors."""
+
+    host: Tensor
+    norms: list[Tensor]
+    totals: list[tuple[Tensor, Tensor]]
+    counts: list[int]
+
+    def tensors(self) -> list[Tensor]:
+        return [self.host, *self.norms, *(each for pair in self.totals for each in pair)]
+
+    def filled(self, values: Iterator[Tensor]) -> "_Reading":
+        """The same with the next `values`, in the order of `tensors`."""
+        host, norms = next(values), [next(values) for _ in self.norms]
+        return replace(
+            self, host=host, norms=norms, totals=[(next(values), next(values)) for _ in self.totals]
+        )
+
+    @property
+    def overflowed(self) -> bool:
+        return not all(bool(tensor.isfinite().all()) for tensor in self.tensors())
+
+    def of(self, seed: int, params: int, host_params: int) -> GradientReading:
+        norm, unclipped = self.totals[seed]
+        return GradientReading(
+            norm=float(norm),
+            unclipped_norm=float(unclipped),
+            host_norm=float(self.host),
+            params=params,
+            host_params=host_params,
+            live_tensors=sum(0.0 < norm < math.inf for norm in self.norms[seed].tolist()),
+            tensors=self.counts[seed],
+        )
 
 
 class GradientMeter:
@@ -24,8 +64,8 @@ class GradientMeter:
     def __init__(self, network: GrownModule) -> None:
         self.network = network
         self.slots = [i for i, slot in network.each_slot() if IS_ACTIVE[slot.stage]]
-        self.batches = 0
-        self.readings: dict[int, list[dict[str, float]]] = {i: [] for i in self.slots}
+        self.batches, self.scaled = 0, False
+        self.readings: list[_Reading] = []
         self.stored: dict[nn.Parameter, Tensor] = {}
         self.watched: list[nn.Parameter] = []
 
@@ -49,32 +89,27 @@ class GradientMeter:
             assert isinstance(param, nn.Parameter)
             self.stored[param] = param.grad.detach().norm()
 
-    def observe(self) -> None:
+    def observe(self, scale: Tensor | None = None, *, scaled: bool = False) -> None:
+        """With `scaled` gradients, those of a GradScaler, batches that overflow are not counted;
+        `scale` is what they are still multiplied by."""
+        self.scaled |= scaled
         if self.slots and self.batches % STRIDE == 0:
-            self._measure()
+            self._measure(scale)
         self.stored.clear()
         self.batches += 1
 
     @torch.no_grad()
-    def _measure(self) -> None:
-        host_params = self.network.host_parameters()
-        host = _total(self._unclipped(host_params))
-        n_host = sum(p.numel() for p in host_params)
-        for index in self.slots:
-            params = self.network.seed_parameters(index)
-            norms = _norms(params)
-            reading = GradientReading(
-                norm=_total(norms),
-                unclipped_norm=_total(self._unclipped(params)),
-                host_norm=host,
-                params=sum(p.numel() for p in params),
-                host_params=n_host,
-                live_tensors=sum(0.0 < norm < math.inf for norm in norms.tolist()),
-                tensors=len(params),
-            )
-            self.readings[index].append(
-                {name: float(measure(reading)) for name, measure in measurements().items()}
-            )
+    def _measure(self, scale: Tensor | None) -> None:
+        seeds = [self.network.seed_parameters(index) for index in self.slots]
+        host = _total(self._unclipped(self.network.host_parameters()))
+        norms = [_norms(params) for params in seeds]
+        if scale is not None:
+            norms = [own / scale.to(own.device) for own in norms]
+        totals = [
+            (_total(own), _total(self._unclipped(params)))
+            for own, params in zip(norms, seeds, strict=True)
+        ]
+        self.readings.append(_Reading(host, norms, totals, [len(params) for params in seeds]))
 
     def _unclipped(self, params: list[nn.Parameter]) -> Tensor:
         """[n]: norms stored in the backward pass, else those of the current gradients."""
@@ -86,18 +121,35 @@ class GradientMeter:
         n_slots = len(self.network.sites)
         columns = {name: np.full(n_slots, np.nan) for name in measurements()}
         columns["healthy"] = np.ones(n_slots, dtype=bool)
-        for index in self.slots:
-            readings = self.readings[index]
-            for name in measurements() if readings else ():
-                columns[name][index] = np.mean([reading[name] for reading in readings])
-            columns["healthy"][index] = _all_finite(self.network.seed_parameters(index))
+        params = [self.network.seed_parameters(index) for index in self.slots]
+        finite, readings = self._fetched(params)
+        n_host = sum(p.numel() for p in self.network.host_parameters())
+        for number, index in enumerate(self.slots):
+            size = sum(p.numel() for p in params[number])
+            found = [reading.of(number, size, n_host) for reading in readings]
+            for name, measure in measurements().items() if found else ():
+                columns[name][index] = np.mean([float(measure(reading)) for reading in found])
+            columns["healthy"][index] = finite[number]
         return columns
+
+    def _fetched(self, seeds: list[list[nn.Parameter]]) -> tuple[list[bool], list["_Reading"]]:
+        """Whether all parameters of each seed are finite, and the readings, after one transfer from
+        the device."""
+        sizes = [_together(_foreach_norm([p.detach() for p in own], math.inf)) for own in seeds]
+        tensors = [tensor for reading in self.readings for tensor in reading.tensors()]
+        host = iter(to_host([*sizes, *tensors]))
+        finite = [bool(next(host).isfinite().all()) for _ in seeds]
+        found = [reading.filled(host) for reading in self.readings]
+        return finite, [each for each in found if not (self.scaled and each.overflowed)]
 
 
 def _norms(params: list[nn.Parameter]) -> Tensor:
     """[n]: norms of the n gradients that are not None."""
-    grads = [p.grad for p in params if p.grad is not None]
-    return _together(list(torch._foreach_norm(grads)) if grads else [])
+    return _together(_foreach_norm([p.grad for p in params if p.grad is not None]))
+
+
+def _foreach_norm(tensors: list[Tensor], order: float = 2.0) -> list[Tensor]:
+    return list(torch._foreach_norm(tensors, ord=order)) if tensors else []
 
 
 def _together(norms: list[Tensor]) -> Tensor:
@@ -105,11 +157,5 @@ def _together(norms: list[Tensor]) -> Tensor:
     return torch.stack([n.to(norms[0].device) for n in norms]) if norms else torch.empty(0)
 
 
-def _total(norms: Tensor) -> float:
-    return float(torch.linalg.vector_norm(norms)) if len(norms) else 0.0
-
-
-def _all_finite(params: list[nn.Parameter]) -> bool:
-    values = [param.detach() for param in params]
-    largest = torch._foreach_norm(values, ord=math.inf) if values else ()
-    return all(math.isfinite(value) for value in map(float, largest))
+def _total(norms: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(norms)

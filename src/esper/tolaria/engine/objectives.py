@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from esper.growth.sites import tensors_in
+from esper.growth.nested import tensors_in
 from esper.leyline import ConfigError
 
 Objective = Callable[[Any, Any], Tensor]

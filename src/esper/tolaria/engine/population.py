@@ -2,16 +2,19 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
+from esper.growth.devices import devices_of, on_device, to_host
 from esper.growth.export import export
-from esper.growth.grown_module import GrownModule, keyed
+from esper.growth.generators import keyed
+from esper.growth.grown_module import GrownModule
 from esper.growth.optimizer import (
     add_slot_groups,
     forget,
@@ -22,11 +25,12 @@ from esper.growth.optimizer import (
 from esper.growth.output_scale import scale_output
 from esper.growth.sites import batch_size, call_model, evaluating
 from esper.growth.snapshot import HostSnapshot, restore_snapshot, take_snapshot
-from esper.leyline import SeedStage, draw_key
+from esper.leyline import ConfigError, SeedStage, draw_key
+from esper.leyline.growth_settings import Snapshots
 from esper.tolaria.engine.batches import Batch, batch_factors
 from esper.tolaria.engine.gradients import GradientMeter
 from esper.tolaria.engine.objectives import WholeSetScore
-from esper.tolaria.engine.recipe import HostRecipe, new_network, on_device
+from esper.tolaria.engine.recipe import HostRecipe, new_network, target_for
 from esper.tolaria.engine.starvation import STRIDE, batch_rho
 
 
@@ -119,14 +123,20 @@ class Population(Hosts, Protocol):
 
 
 class ModuleHosts:
-    """E hosts that are ordinary modules, each with an optimizer that has a group for each slot."""
+    """E hosts that are ordinary modules, each with an optimizer that has a group for each slot, and
+    with a GradScaler in half precision.
+
+    `snapshots` says where they are kept: `host` is CPU memory.
+    """
 
     keys: np.ndarray
     networks: list[GrownModule]
     optimizers: list[Optimizer]
+    scalers: Sequence[GradScaler] = ()
+    snapshots: Snapshots = "host"
 
     def example(self) -> Any:
-        """One input, on the device of the hosts."""
+        """One input."""
         raise NotImplementedError
 
     @property
@@ -154,11 +164,17 @@ class ModuleHosts:
         sync_slot_group(self.optimizers[env], slot_id, network.seed_parameters(slot))
 
     def snapshot(self, envs: np.ndarray) -> list[HostSnapshot]:
-        return [take_snapshot(self.networks[env], self.optimizers[env]) for env in envs.tolist()]
+        return [self._snapshot(env) for env in envs.tolist()]
+
+    def _snapshot(self, env: int) -> HostSnapshot:
+        taken = take_snapshot(self.networks[env], self.optimizers[env], self.snapshots)
+        return replace(taken, scaler=self.scalers[env].state_dict()) if self.scalers else taken
 
     def restore(self, envs: np.ndarray, snapshots: Sequence[HostSnapshot]) -> None:
         for env, snapshot in zip(envs.tolist(), snapshots, strict=True):
             restore_snapshot(self.networks[env], self.optimizers[env], snapshot)
+            if self.scalers:
+                self.scalers[env].load_state_dict(snapshot.scaler)
 
     def cool(self, env: int, tau: float) -> str | None:
         reason = scale_output(self.networks[env], self.example(), tau)
@@ -177,18 +193,33 @@ class LoopedPopulation(ModuleHosts):
     """
 
     def __init__(
-        self, recipe: HostRecipe, keys: Iterable[int], device: str | torch.device = "cpu"
+        self,
+        recipe: HostRecipe,
+        keys: Iterable[int],
+        device: str | torch.device = "cpu",
+        snapshots: Snapshots = "host",
     ) -> None:
-        self.recipe = recipe
+        self.recipe, self.snapshots = recipe, snapshots
         self.keys = np.array(list(keys), dtype=np.int64)
         self.device = torch.device(device)
         self.networks = [new_network(recipe, int(key), self.device) for key in self.keys]
         self.optimizers = [recipe.optimizer(each.host_parameters()) for each in self.networks]
         for optimizer in self.optimizers:
             add_slot_groups(optimizer, self.template.slot_config.slot_ids)
+        if recipe.precision == "fp16":
+            self._check_parameters()
+            self.scalers = [GradScaler(self.device.type) for _ in self.keys]
+
+    def _check_parameters(self) -> None:
+        types = {str(p.dtype).removeprefix("torch.") for p in self.template.host_parameters()}
+        if "float16" in types:
+            raise ConfigError(
+                "precision fp16 needs parameters in float32, and the model has some in float16; "
+                "call model.float() first"
+            )
 
     def example(self) -> Any:
-        return on_device(self.recipe.data.example(), self.device)
+        return self.recipe.data.example()
 
     def train_epoch(
         self, running: np.ndarray, step: int, rates: np.ndarray | None = None
@@ -217,11 +248,12 @@ class LoopedPopulation(ModuleHosts):
         # Host and seeds are clipped separately, so that a seed cannot shrink the host's gradients.
         groups = [params for params in (host, *seeds) if params]
         trained = [param for params in groups for param in params]
-        readings, sizes, rhos = [], list[int](), list[Tensor]()
+        scaler = self.scalers[env] if self.scalers else None
+        readings, sizes, rhos = list[Tensor](), list[int](), list[Tensor]()
         scheduled = bool((rates != 1.0).any())
         batches = recipe.data.size().batches if scheduled else None
         with (
-            keyed(draw_key(key, "noise", step)),
+            keyed(draw_key(key, "noise", step), devices_of(network)),
             scaled_rates(optimizer) if scheduled else nullcontext() as scale,
             without_empty_groups(optimizer),
         ):
@@ -232,25 +264,40 @@ class LoopedPopulation(ModuleHosts):
                     param.grad = None
                 with self._casting():
                     output = call_model(network.entry, inputs)
+                    target = target_for(output, target)
                     loss = recipe.loss(output, target)
-                loss.backward()
+                if scaler is None:
+                    loss.backward()
+                else:
+                    scaler.scale(loss).backward()
+                    scaler.unscale_(optimizer)
                 # Before clipping.
-                meter.observe()
+                meter.observe(scaled=scaler is not None)
                 if recipe.max_grad_norm is not None:
                     for params in groups:
                         nn.utils.clip_grad_norm_(params, recipe.max_grad_norm)
                 if scale is not None:
                     scale(float(batch_factors(rates, len(sizes), batches)))
-                optimizer.step()
+                if scaler is None:
+                    optimizer.step()
+                else:
+                    scaler.step(optimizer)
+                    scaler.update()
                 with torch.no_grad():
-                    readings += [loss.detach(), recipe.score(output, target)]
+                    readings += _together(loss.detach(), recipe.score(output, target))
                     if len(sizes) % STRIDE == 0:
                         rhos.append(batch_rho(recipe.loss, output, target))
                 sizes.append(batch_size(inputs))
         # One transfer from the device per epoch.
-        values = np.array(torch.stack(readings).tolist()).reshape(-1, 2)
-        loss_mean, score_mean = np.average(values, axis=0, weights=sizes).tolist()
-        return (loss_mean, score_mean, float(torch.stack(rhos).mean())), sum(sizes)
+        measured, rho = to_host([torch.stack(readings), torch.stack(rhos).mean()])
+        values, weights = np.array(measured.tolist()).reshape(-1, 2), np.array(sizes)
+        if scaler is not None:
+            # Steps that overflow are skipped, so they are no sign of damage.
+            finite = np.isfinite(values[:, 0])
+            if finite.any():
+                values, weights = values[finite], weights[finite]
+        loss_mean, score_mean = np.average(values, axis=0, weights=weights).tolist()
+        return (loss_mean, score_mean, float(rho)), sum(sizes)
 
     def evaluate(self, envs: np.ndarray, present: np.ndarray) -> Evaluation:
         means, alpha, samples = np.empty((len(envs), 2)), np.empty(present.shape), 0
@@ -261,23 +308,28 @@ class LoopedPopulation(ModuleHosts):
 
     def _evaluate_one(self, env: int, present: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
         """Mean loss and score [K, 2] of the coalitions, the alphas applied [S], and the samples."""
-        recipe, network, samples = self.recipe, self.networks[env], 0
-        totals = torch.zeros(len(present), 2, dtype=torch.float64, device=self.device)
+        recipe, network = self.recipe, self.networks[env]
+        readings, sizes = list[Tensor](), list[int]()
         whole = recipe.score if isinstance(recipe.score, WholeSetScore) else None
         tallies = [] if whole is None else [whole.tally() for _ in present]
         with evaluating(network), self._casting():
             for inputs, target in self._batches(recipe.data.val_batches()):
-                size = batch_size(inputs)
                 for k, coalition in enumerate(present):
                     with network.coalition(coalition.tolist()):
                         output = call_model(network, inputs)
-                    readings = [recipe.loss(output, target), recipe.score(output, target)]
-                    totals[k] += torch.stack(readings) * size
+                    target = target_for(output, target)
+                    loss, score = recipe.loss(output, target), recipe.score(output, target)
+                    readings += _together(loss, score)
                     if tallies:
                         tallies[k].add(output, target)
-                samples += size
+                sizes.append(batch_size(inputs))
         alpha = np.array([slot.applied_alpha() for _, slot in network.each_slot()])
-        means = (totals / samples).cpu().numpy()
+        # One transfer from the device.
+        (measured,) = to_host([torch.stack(readings)])
+        totals, samples = np.zeros((len(present), 2)), sum(sizes)
+        for values, size in zip(measured.view(len(sizes), -1, 2), sizes, strict=True):
+            totals += (values * size).double().numpy()
+        means = totals / samples
         if tallies:
             means[:, 1] = [tally.result() for tally in tallies]
         return means, alpha, samples
@@ -289,7 +341,13 @@ class LoopedPopulation(ModuleHosts):
         """Autocast if the recipe says so; else an autocast of the caller stays in effect."""
         if self.recipe.precision == "fp32":
             return nullcontext()
-        return torch.autocast(self.device.type, torch.bfloat16)
+        half = torch.float16 if self.recipe.precision == "fp16" else torch.bfloat16
+        return torch.autocast(self.device.type, half)
 
     def _batches(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         return ((on_device(x, self.device), on_device(y, self.device)) for x, y in batches)
+
+
+def _together(loss: Tensor, score: Tensor) -> list[Tensor]:
+    """Both on one device: the user's score may be on the CPU."""
+    return [loss, score.to(loss.device)]

@@ -9,9 +9,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from esper.growth.blueprints.catalogue import BlueprintCatalogue
+from esper.growth.devices import devices_of
 from esper.growth.export import export
-from esper.growth.grown_module import GrownModule, keyed
-from esper.growth.sites import Layouts, SlotChoice, map_tensors
+from esper.growth.generators import keyed
+from esper.growth.grown_module import GrownModule
+from esper.growth.nested import map_tensors, tensors_in
+from esper.growth.sites import Layouts, SlotChoice
 from esper.leyline import ConfigError, draw_key
 from esper.leyline.growth_settings import Precision
 from esper.tolaria.engine.batches import DataSource
@@ -22,8 +25,8 @@ from esper.tolaria.engine.objectives import Objective
 class HostRecipe:
     """How to make one host and train it. `build` runs with torch's generators seeded by the key.
 
-    With `precision` bf16 the products of forward and backward passes are computed in bfloat16;
-    parameters, optimizer and objectives stay in float32.
+    With `precision` bf16 or fp16 the products of forward and backward passes are computed in that
+    format; parameters, optimizer and objectives stay in float32.
     `layout` and `causal` are those of `GrownModule.wrap`.
     `weights` are the state dicts of trained hosts, by key.
     """
@@ -43,7 +46,8 @@ class HostRecipe:
 
     def __post_init__(self) -> None:
         if self.precision not in get_args(Precision):
-            raise ConfigError(f"precision must be fp32 or bf16, got {self.precision!r}")
+            known = ", ".join(get_args(Precision))
+            raise ConfigError(f"precision must be one of {known}, got {self.precision!r}")
         if self.max_grad_norm is not None and self.max_grad_norm <= 0:
             raise ConfigError(f"max_grad_norm must be above 0 or None, got {self.max_grad_norm}")
 
@@ -51,8 +55,10 @@ class HostRecipe:
 def new_host(recipe: HostRecipe, key: int, device: torch.device) -> nn.Module:
     """The host of a key, with initial or given weights. Raises ConfigError if it has no trainable
     parameters, or if its weights are missing."""
-    with keyed(draw_key(key, "host")):
-        host = recipe.build().to(device)
+    with keyed(draw_key(key, "host"), [device]):
+        host = recipe.build()
+    if len(devices_of(host)) < 2:  # else its parts stay where they are
+        host.to(device)
     if not any(p.requires_grad for p in host.parameters()):
         raise ConfigError(f"{type(host).__name__} has no trainable parameters")
     if recipe.weights is not None:
@@ -75,11 +81,10 @@ def _load_weights(host: nn.Module, key: int, weights: Mapping[int, Mapping[str, 
 
 def new_network(recipe: HostRecipe, key: int, device: torch.device) -> GrownModule:
     """The host of a key with its slots. Raises ConfigError for impossible slots."""
-    host, example = new_host(recipe, key, device), on_device(recipe.data.example(), device)
     return GrownModule.wrap(
-        host,
+        new_host(recipe, key, device),
         recipe.slots,
-        example,
+        recipe.data.example(),
         recipe.catalogue,
         layout=recipe.layout,
         causal=recipe.causal,
@@ -88,12 +93,10 @@ def new_network(recipe: HostRecipe, key: int, device: torch.device) -> GrownModu
 
 def export_network(recipe: HostRecipe, network: GrownModule) -> nn.Module:
     """`network`, of this recipe, as a plain module."""
-    device = next(network.parameters()).device
-    return export(network, on_device(recipe.data.example(), device))
+    return export(network, recipe.data.example())
 
 
-def on_device(value: Any, device: torch.device) -> Any:
-    """`value` with all tensors in it on the device."""
-    if device.type == "cpu":
-        return value
-    return map_tensors(lambda tensor: tensor.to(device), value)
+def target_for(output: Any, target: Any) -> Any:
+    """The target on the device of the output, which may not be that of the input."""
+    device = next((tensor.device for tensor in tensors_in(output)), None)
+    return target if device is None else map_tensors(lambda tensor: tensor.to(device), target)

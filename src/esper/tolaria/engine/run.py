@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from esper.growth.devices import find_device
 from esper.growth.grown_module import GrownModule
 from esper.growth.snapshot import HostSnapshot, take_snapshot
 from esper.leyline import (
@@ -25,6 +26,7 @@ from esper.leyline.events import ShapleyComputed
 from esper.leyline.growth_settings import GrowthSettings, PopulationKind, RateSchedule, Topology
 from esper.tamiyo.situation import Controller, GivesReasons
 from esper.tolaria.engine.attribution import attribute_seeds
+from esper.tolaria.engine.batches import TensorSource
 from esper.tolaria.engine.cooling import Cooler
 from esper.tolaria.engine.cycle import GrowthCycle
 from esper.tolaria.engine.environment import GrowthEnv
@@ -93,11 +95,15 @@ def make_env(
     keys: Iterable[int],
     settings: GrowthSettings,
     recorder: Recorder | None = None,
-    device: str | torch.device = "cpu",
+    device: str | torch.device | None = None,
 ) -> GrowthEnv:
-    """One environment for each key. Initial weights, order of batches and noise depend on the key
-    alone, so that runs with the same key are paired. Raises ConfigError, with the reason, if the
-    population is `fused` and the hosts cannot be fused."""
+    """One environment for each key, on the device, by default that of the settings. Initial
+    weights, order of batches and noise depend on the key alone, so that runs with the same key are
+    paired. Raises ConfigError, with the reason, if the population is `fused` and the hosts cannot
+    be fused."""
+    device = find_device(settings.device) if device is None else torch.device(device)
+    if isinstance(recipe.data, TensorSource):
+        recipe = replace(recipe, data=recipe.data.on(device))
     if settings.precision is not None:
         recipe = replace(recipe, precision=settings.precision)
     if settings.max_grad_norm is not None:
@@ -107,7 +113,10 @@ def make_env(
     if kind == "auto":
         kind = choose_population(recipe, len(keys), kind, device)
     population: Population
-    population = (FusedPopulation if kind == "fused" else LoopedPopulation)(recipe, keys, device)
+    if kind == "fused":
+        population = FusedPopulation(recipe, keys, device)
+    else:
+        population = LoopedPopulation(recipe, keys, device, settings.snapshots)
     output, (_, target) = population.template.output, next(recipe.data.val_batches())
     cools = settings.cools and can_starve(recipe.loss)
     return GrowthEnv(
@@ -116,7 +125,7 @@ def make_env(
         random_guess_loss=random_guess_loss(recipe.loss, output.outputs if output else None),
         recorder=recorder,
         answers_per_sample=answers_per_sample(recipe.score, target),
-        cooler=Cooler(population, recipe, torch.device(device)) if cools else None,
+        cooler=Cooler(population, recipe, device) if cools else None,
         data_size=None if settings.max_train_macs is None else recipe.data.size(),
     )
 
@@ -162,7 +171,7 @@ def play_run(
     recorder: Recorder | None = None,
     *,
     task: str,
-    device: str | torch.device = "cpu",
+    device: str | torch.device | None = None,
     attribute: bool = False,
     session: Session | None = None,
 ) -> list[Finished]:

@@ -18,28 +18,41 @@ HALVINGS = 60
 def answers(output: Any, target: Any) -> tuple[Tensor, Tensor] | None:
     """Logits [N, K] and classes [N] of a batch, without ignored ones; None if this is no
     classification by class indices."""
+    found = _classification(output, target)
+    if found is None:
+        return None
+    logits, classes = found
+    counted = classes != IGNORED
+    return logits[counted], classes[counted]
+
+
+def _classification(output: Any, target: Any) -> tuple[Tensor, Tensor] | None:
+    """As `answers`, with those that are IGNORED."""
     if not isinstance(target, Tensor) or target.is_floating_point():
         return None
     logits = prediction(output)
     if logits.dim() != target.dim() + 1 or logits.shape[-1] < 2:
         return None
-    logits, classes = logits.flatten(0, -2), target.flatten()
-    counted = classes != IGNORED
-    return logits[counted], classes[counted]
+    return logits.flatten(0, -2), target.flatten()
 
 
 def starvation(logits: Tensor, classes: Tensor) -> Tensor:
     """rho: the mean of ||softmax(z) - onehot(y)||, the norm of the gradient of the loss by the
-    logits [..., N, K], for classes [..., N]. Near 0 nothing is left to learn."""
+    logits [..., N, K], for classes [..., N] that are not IGNORED. Near 0 nothing is left to
+    learn."""
+    # Without selecting rows: a GPU would have to wait for their number.
+    counted = classes != IGNORED
     gap = logits.softmax(dim=-1)
-    gap = gap.scatter_add(-1, classes[..., None], -torch.ones_like(gap[..., :1]))
-    return gap.norm(dim=-1).mean(dim=-1)
+    right = torch.where(counted, classes, 0)[..., None]
+    gap = gap.scatter_add(-1, right, -torch.ones_like(gap[..., :1]))
+    return torch.where(counted, gap.norm(dim=-1), 0.0).sum(dim=-1) / counted.sum(dim=-1)
 
 
 def find_tau(logits: Tensor, classes: Tensor) -> tuple[float, float]:
     """(rho, tau) of logits [N, K]: for a starved host tau is the factor with which rho becomes
     COOLING_TARGET, else 1. It always exists: with the factor 0 rho is sqrt(1 - 1/K)."""
-    logits = logits.double()
+    # On the CPU: the bisection would wait for a GPU in every step, and MPS has no float64.
+    logits, classes = logits.cpu().double(), classes.cpu()
     rho = float(starvation(logits, classes))
     if not rho < COOLING_STARVED:
         return rho, 1.0
@@ -60,7 +73,7 @@ def can_starve(loss: Objective) -> bool:
 
 def batch_rho(loss: Objective, output: Any, target: Any) -> Tensor:
     """rho of a training batch; NaN if it is not defined."""
-    found = answers(output, target) if can_starve(loss) else None
+    found = _classification(output, target) if can_starve(loss) else None
     if found is None:
         return torch.tensor(math.nan)
     return starvation(found[0].detach().float(), found[1])

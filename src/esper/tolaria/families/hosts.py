@@ -1,6 +1,5 @@
 """The trained hosts of a family's members: trained once, then kept in the data folder."""
 
-import fcntl
 import hashlib
 import logging
 from collections.abc import Iterator, Mapping
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from esper.growth.storage import read_tree, write_tree
 from esper.leyline import ConfigError
+from esper.leyline.locks import wait_for_lock
 from esper.tamiyo.controllers.static import StaticController
 from esper.tolaria.data.splits import DataSplits
 from esper.tolaria.engine.recipe import Precision, new_network
@@ -119,5 +119,5 @@ def _locked(folder: Path) -> Iterator[None]:
     """One of several processes that need the same hosts trains them; the others wait."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with (folder.parent / f"lock-{folder.name[0]}").open("ab") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        wait_for_lock(file)
         yield

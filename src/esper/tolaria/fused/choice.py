@@ -15,7 +15,8 @@ from torch import nn
 from torch.optim import AdamW
 
 from esper.growth.blueprints.catalogue import BlueprintSpec, OutputSpec, count_params
-from esper.growth.grown_module import GrownModule, keyed
+from esper.growth.generators import keyed
+from esper.growth.grown_module import GrownModule
 from esper.growth.hosts.cnn import CNNHost
 from esper.growth.hosts.mlp import MLPHost
 from esper.leyline import ConfigError, InjectionSpec

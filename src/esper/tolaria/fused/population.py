@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from esper.growth.devices import on_device, to_host
 from esper.growth.grown_module import GrownModule
 from esper.growth.output_scale import scale_output
 from esper.growth.slot_table import measurements
@@ -19,7 +20,7 @@ from esper.leyline import (
 )
 from esper.tolaria.engine.batches import TensorSource, batch_factors
 from esper.tolaria.engine.population import Evaluation, TrainReadings
-from esper.tolaria.engine.recipe import HostRecipe, new_host, new_network, on_device
+from esper.tolaria.engine.recipe import HostRecipe, new_host, new_network
 from esper.tolaria.engine.starvation import STRIDE, can_starve, starvation
 from esper.tolaria.fused.choice import refuse_unless_fusable
 from esper.tolaria.fused.network import CoalitionNet, Group, Seed, TrainNet, Trunk
@@ -117,9 +118,13 @@ class FusedPopulation:
         if envs:
             (loss[envs], score[envs], rho[envs]), sizes = self._train(envs, step, seeds, rates)
         seeds["healthy"] = np.ones(shape, dtype=bool)
-        for env, slot, seed in self._active(range(len(self.keys))):
-            finite = [bool(row.values[0].isfinite().all()) for row in seed.rows]
-            seeds["healthy"][env, slot] = all(finite)
+        active = self._active(range(len(self.keys)))
+        finite = [
+            torch.stack([row.values[0].isfinite().all() for row in seed.rows]).all()
+            for _, _, seed in active
+        ]
+        for (env, slot, _), healthy in zip(active, to_host(finite), strict=True):
+            seeds["healthy"][env, slot] = bool(healthy)
         return TrainReadings(loss, score, np.isfinite(loss), len(sizes), sum(sizes), seeds, rho)
 
     def _switch(self, *, training: bool) -> None:
@@ -171,7 +176,6 @@ class FusedPopulation:
             factors = None
             if row_rates is not None:
                 factors = torch.from_numpy(batch_factors(row_rates, len(sizes), batches))
-                factors = factors.to(self.device)
             arena.step(gradient, self.adamw, factors)
             with torch.no_grad():
                 readings.append(torch.stack([losses.detach(), self.scores(output, target)]))
@@ -180,9 +184,9 @@ class FusedPopulation:
             sizes.append(size)
         meter.fill(columns)
         self._store(arena, envs, active)
-        values = torch.stack(readings).double().cpu().numpy()
+        values = torch.stack(readings).cpu().double().numpy()
         means = np.average(values, axis=0, weights=sizes)
-        rho = torch.stack(rhos).double().mean(dim=0).cpu().numpy()
+        rho = torch.stack(rhos).cpu().double().mean(dim=0).numpy()
         return np.stack([*means, rho]), sizes
 
     def _rho(self, output: Tensor, target: Tensor) -> Tensor:
@@ -234,20 +238,23 @@ class FusedPopulation:
         seeds = [self.seeds[env] for env in chosen.tolist()]
         params = stack([self.hosts[env] for env in chosen.tolist()])
         net = CoalitionNet(self.trunk, params, seeds, hosts, present, self.device)
-        totals = torch.zeros(len(envs), 2, dtype=torch.float64, device=self.device)
+        readings, sizes = list[Tensor](), list[int]()
         opened: dict[tuple[int, bool], Tensor] = {}
-        samples = 0
         for inputs, target in self.data.val_batches():
             size = len(target)
-            output, alphas = net.forward(inputs[aligned(size)].to(self.device))
+            output, alphas = net.forward(on_device(inputs[aligned(size)], self.device))
             output = output[:, :size]
-            targets = target.to(self.device).expand(len(envs), *target.shape)
+            targets = on_device(target, self.device).expand(len(envs), *target.shape)
             found = [self.losses(output, targets), self.scores(output, targets)]
-            totals += torch.stack(found, dim=1) * size
+            readings.append(torch.stack(found, dim=1))
             for where, alpha in alphas.items():
                 opened[where] = opened.get(where, torch.zeros(())) + alpha[:, :size].sum(dim=(1, 2))
-            samples += size
-        means = (totals / samples).cpu().numpy()
+            sizes.append(size)
+        totals, samples = np.zeros((len(envs), 2)), sum(sizes)
+        # One transfer from the device.
+        for values, size in zip(torch.stack(readings).cpu(), sizes, strict=True):
+            totals += (values * size).double().numpy()
+        means = totals / samples
         return Evaluation(means[:, 0], means[:, 1], self._applied(net, opened, samples), samples)
 
     def _applied(
@@ -273,8 +280,7 @@ class FusedPopulation:
 
     def cool(self, env: int, tau: float) -> str | None:
         network = self.network(env)
-        example = on_device(self.recipe.data.example(), self.device)
-        reason = scale_output(network, example, tau)
+        reason = scale_output(network, self.recipe.data.example(), tau)
         if reason is None:
             self.hosts[env] = self.host_kind.new_row(network.host)
             for index, seed in enumerate(self.seeds[env]):

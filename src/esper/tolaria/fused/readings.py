@@ -24,7 +24,7 @@ class Meter:
     ) -> None:
         self.arena, self.active = arena, active
         self.batches = 0
-        self.readings: list[tuple[np.ndarray, np.ndarray]] = []
+        self.readings: list[tuple[Tensor, Tensor]] = []
         starts = np.cumsum([0, *(n for _, n in arena.banks)]).tolist()
         following = dict(zip((kind for kind, _ in arena.banks), starts, strict=False))
         # The row with which each row counts: that of its seed for a valve, else its own.
@@ -51,17 +51,19 @@ class Meter:
         """Call it for every batch; it measures every STRIDE-th, from the first."""
         if self.active and self.batches % STRIDE == 0:
             tensors, norms = self.arena.norms(gradient)
-            alive = ((tensors > 0) & tensors.isfinite()).double()
+            alive = ((tensors > 0) & tensors.isfinite()).to(norms.dtype)
             alive = torch.zeros_like(norms).index_add_(0, self.arena.owner, alive)
             norm = self._sum_by_owner(norms.square()).sqrt()
-            self.readings.append((norm.cpu().numpy(), self._sum_by_owner(alive).cpu().numpy()))
+            self.readings.append((norm, self._sum_by_owner(alive)))
         self.batches += 1
 
     def fill(self, columns: dict[str, np.ndarray]) -> None:
         """Write the means of the epoch into columns [E, S]."""
         if not self.readings:
             return
-        norms, alive = (np.stack(each) for each in zip(*self.readings, strict=True))
+        # One transfer from the device.
+        found = torch.stack([torch.stack(each) for each in self.readings]).cpu().double().numpy()
+        norms, alive = found.transpose(1, 0, 2)
         kinds = [[row.kind for row in seed.rows] for _, _, seed in self.active]
         sizes = np.array([sum(kind.size for kind in held) for held in kinds])
         tensors = np.array([sum(len(kind.sizes) for kind in held) for held in kinds])

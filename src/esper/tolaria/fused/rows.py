@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from esper.growth.devices import on_device, wide_dtype
+
 Params = dict[Tensor, Tensor]
 
 
@@ -75,7 +77,8 @@ class Arena:
             steps += [row.steps for row in rows]
         self.values = torch.cat(values, dim=1)
         device = self.values.device
-        self.steps = torch.tensor(steps, dtype=torch.float64, device=device)
+        # On the CPU, in float64: see `step`.
+        self.steps = torch.tensor(steps, dtype=torch.float64)
         self.owner = torch.tensor(owners, device=device)
         tensors = torch.arange(len(owners), device=device)
         self.tensor = tensors.repeat_interleave(torch.tensor(lengths, device=device))
@@ -101,8 +104,9 @@ class Arena:
         return torch.cat([grad.reshape(-1) for grad in found])
 
     def norms(self, gradient: Tensor) -> tuple[Tensor, Tensor]:
-        """Norm of the gradient of every parameter tensor and of every row, float64."""
-        squares = gradient.double().square()
+        """Norm of the gradient of every parameter tensor and of every row, as exact as the device
+        can."""
+        squares = gradient.to(wide_dtype(gradient.device.type)).square()
         tensors = squares.new_zeros(len(self.owner)).index_add_(0, self.tensor, squares)
         rows = squares.new_zeros(len(self.steps)).index_add_(0, self.owner, tensors)
         return tensors.sqrt(), rows.sqrt()
@@ -112,7 +116,7 @@ class Arena:
         self, gradient: Tensor, settings: dict[str, Any], factors: Tensor | None = None
     ) -> None:
         """One step of AdamW with the `settings` of a parameter group of torch's; `factors` [rows],
-        float64, multiply the learning rate of each row."""
+        float64 on the CPU, multiply the learning rate of each row."""
         params, mean, square = self.values
         (beta1, beta2), decay = settings["betas"], settings["weight_decay"]
         self.steps += 1
@@ -120,13 +124,14 @@ class Arena:
         lr = settings["lr"] * (torch.ones_like(self.steps) if factors is None else factors)
         rate = lr / (1.0 - beta1**self.steps)
         scale = (1.0 - beta2**self.steps).rsqrt()
+        of_rows = torch.stack([1.0 - lr * decay, rate, scale]).float()
+        kept, rate, scale = on_device(of_rows, params.device).index_select(1, self.row)
         if decay:
-            kept = 1.0 - lr * decay
-            params.mul_(kept.float().index_select(0, self.row))
+            params.mul_(kept)
         mean.lerp_(gradient, 1.0 - beta1)
         square.mul_(beta2).addcmul_(gradient, gradient, value=1.0 - beta2)
-        below = square.sqrt().mul_(scale.float().index_select(0, self.row)).add_(settings["eps"])
-        params.sub_(rate.float().index_select(0, self.row).mul_(mean).div_(below))
+        below = square.sqrt().mul_(scale).add_(settings["eps"])
+        params.sub_(rate.mul_(mean).div_(below))
 
     def rows(self) -> dict[Kind, list[Row]]:
         """New rows of every bank, in memory of their own: a snapshot must not keep the arena."""

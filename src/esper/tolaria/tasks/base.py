@@ -1,7 +1,7 @@
 """The class `Task`: data, a host with slots, and how to train it."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -9,13 +9,14 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from esper.growth.blueprints.catalogue import BlueprintCatalogue, default_catalogue
+from esper.growth.devices import input_device, on_device
 from esper.growth.sites import evaluating
 from esper.leyline import ConfigError
 from esper.leyline.growth_settings import RateSchedule
 from esper.tolaria.data.splits import DataSplits
 from esper.tolaria.engine.batches import VAL_BATCH, TensorSource
 from esper.tolaria.engine.objectives import Objective, accuracy, cross_entropy
-from esper.tolaria.engine.recipe import HostRecipe, Precision
+from esper.tolaria.engine.recipe import HostRecipe, Precision, target_for
 
 
 @dataclass(frozen=True)
@@ -62,18 +63,29 @@ class Task:
             if (getattr(self, make) is None) != (not getattr(self, sizes)):
                 raise ConfigError(f"give task {self.name!r} both {make} and {sizes}, or neither")
 
+    def adjusted(self, slots: str | None = None, batch: int | None = None) -> "Task":
+        """With other slots, as names separated by commas, and another batch; None keeps them."""
+        if batch is not None and batch < 1:
+            raise ConfigError(f"batch must be at least 1, got {batch}")
+        names = self.slots if slots is None else tuple(name.strip() for name in slots.split(","))
+        if len(set(names)) < len(names):
+            raise ConfigError(f"slots={slots!r} names a module twice; leave one out")
+        return replace(self, slots=names, batch=self.batch if batch is None else batch)
+
     def optimizer(self, params: Iterable[nn.Parameter]) -> Optimizer:
         # One kernel for all parameters: saves a fifth of the training time of a small host.
         return AdamW(params, lr=self.learning_rate, weight_decay=self.weight_decay, fused=True)
 
     def score_on(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> float:
         """Mean score of a network over examples."""
-        total = 0.0
+        device, size, scores = input_device(model), self.val_batch, list[Tensor]()
+        parts = inputs.split(size)
         with evaluating(model):
-            size = self.val_batch
-            for x, y in zip(inputs.split(size), targets.split(size), strict=True):
-                total += float(self.score(model(x), y)) * len(x)
-        return total / len(inputs)
+            for x, y in zip(parts, targets.split(size), strict=True):
+                output = model(on_device(x, device))
+                scores.append(self.score(output, target_for(output, y)))
+        found = torch.stack(scores).tolist()
+        return sum(s * len(x) for s, x in zip(found, parts, strict=True)) / len(inputs)
 
     def recipe(self, data: DataSplits, catalogue: BlueprintCatalogue | None = None) -> HostRecipe:
         """How to make and train a host on the training and validation splits of `data`. The default

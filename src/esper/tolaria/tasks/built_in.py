@@ -155,6 +155,28 @@ TINYSTORIES = Task(
     learning_rate=1e-3,
     max_grad_norm=1.0,
 )
+LINUXDOCS = Task(
+    name="linuxdocs",
+    description="next byte of the documentation of Linux, a transformer of four layers",
+    data_set="linuxdocs",
+    load=text.load_linuxdocs,
+    build=partial(
+        TransformerHost,
+        vocab=256,
+        n_embd=128,
+        n_head=4,
+        n_layer=4,
+        block_size=text.LINUXDOCS_BLOCK_SIZE,
+        dropout=0.0,
+        num_segments=4,
+    ),
+    slots=block_slots(4),
+    steps=30,
+    batch=32,
+    batches_per_epoch=32,
+    learning_rate=1e-3,
+    max_grad_norm=1.0,
+)
 BUILT_IN = (
     DIGITS,
     PYDOCS,
@@ -167,6 +189,7 @@ BUILT_IN = (
     CIFAR10_2K_WIDE,
     CIFAR10_10K,
     TINYSTORIES,
+    LINUXDOCS,
 )
 
 
