@@ -64,6 +64,7 @@ def main() -> None:
         plain = body.export()  # a module that needs neither Esper nor DDP
         print(type(plain).__name__, sum(p.numel() for p in plain.parameters()))
     if several:
+        dist.barrier()  # no process ends while another one still works
         dist.destroy_process_group()
 
 

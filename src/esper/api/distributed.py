@@ -69,14 +69,15 @@ def in_processes() -> bool:
 
 class Processes:
     """The processes that train one model together. Each calls the same methods in the same order;
-    a process that is alone (`group` is None) exchanges nothing.
+    a process that is alone exchanges nothing.
 
     `weight` is that of the scores of this process in means.
     """
 
     def __init__(self, group: Any = None) -> None:
-        self.group = group
         self.size = 1 if group is None else dist.get_world_size(group)
+        # None is the default group: it must be free to end before this object does.
+        self.group = None if group is None or group is dist.group.WORLD else group
         self.weight = 1.0
 
     @staticmethod
