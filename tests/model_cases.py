@@ -545,9 +545,6 @@ MODELS: dict[str, ModelCase] = {
     "traced, branch": case(
         lambda: fx.symbolic_trace(perceptron()), vectors, {"0": "branch"}, "needs a host whose"
     ),
-    "data parallel": case(
-        lambda: nn.DataParallel(perceptron()), vectors, {"module.0": "branch", "module.2": "mlp"}
-    ),
     "one channel": case(
         lambda: nn.Sequential(nn.Linear(8, 1), nn.Linear(1, 3)), vectors, {"0": "mlp"}
     ),

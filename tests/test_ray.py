@@ -211,7 +211,7 @@ def test_a_network_that_cannot_be_trained_says_why_in_one_sentence(connected: An
         (["train", "ppo", "--ray", "127.0.0.1:1"], "no Ray cluster answers at 127.0.0.1:1 (Conn"),
         (["evaluate", "--ray", "127.0.0.1:1"], "use the address local"),
         (["evaluate", "--ray", "everywhere"], "'everywhere' is not the address of a Ray cluster"),
-        (["train", "ppo", "--ray", "local", "--devices", "cpu"], "leave out --devices"),
+        (["train", "ppo", "--ray", "local", "--device", "cpu"], "leave out --device"),
     ],
 )
 def test_bad_addresses_are_one_sentence(

@@ -267,11 +267,6 @@ def compiled() -> Loop:
     return loop
 
 
-def parallel() -> Loop:
-    with keyed(0):
-        return Loop(nn.DataParallel(perceptron()), slots=["module.0", "module.2"])
-
-
 def flat(optimizer: str, **settings: Any) -> Callable[[], Loop]:
     return optimised(lambda params: getattr(optim, optimizer)(params, **settings))
 
@@ -312,7 +307,6 @@ LOOPS: dict[str, Callable[[], Loop]] = {
     "per-layer rates": per_layer,
     "frozen backbone": frozen,
     "torch.compile": compiled,
-    "data parallel loop": parallel,
 }
 
 

@@ -117,7 +117,7 @@ def test_damaged_folders_do_not_hide_the_others(damaged, monkeypatch, capsys):
     states = {line["name"]: line["state"] for line in json.loads(capsys.readouterr().out)}
     assert states.pop("whole") == "finished"
     assert set(states) == set(DAMAGE)
-    readable = {"wrong-summary", "wrong-row", "wrong-outcome"}
+    readable = {"deep-summary", "wrong-summary", "wrong-row", "wrong-outcome"}
     assert {name for name, state in states.items() if state != "broken"} <= readable
 
 

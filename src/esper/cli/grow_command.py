@@ -149,10 +149,11 @@ def _conclude(arms: "Arms", task: "Task") -> None:
     from esper.observatory.picture import draw_growth
     from esper.observatory.run_directory import MODEL, write_summary
     from esper.observatory.terminal import growth_summary, print_spaced
+    from esper.tolaria.engine.objectives import named
 
     output, settings, data = arms.output, arms.settings, arms.data
     trained, others = arms.trained, arms.others
-    out, score = settings.folder, task.score.__name__
+    out, score = settings.folder, named(task.score).__name__
     order = (HOST, CONTINUE, COOLED, "host alone", "grown", "from scratch", SCRATCH)
     labels = [label for label in order if label in trained]
     rows = [

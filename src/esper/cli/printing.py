@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from esper.leyline.errors import visible
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -78,9 +80,10 @@ def print_table(console: "Console", headings: Iterable[str], rows: Iterable[Iter
     from rich.markup import escape
     from rich.table import Table
 
+    # Control characters are replaced first, because that makes a cell longer.
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in headings:
-        table.add_column(escape(heading), overflow="fold")
+        table.add_column(escape(visible(heading)), overflow="fold")
     for row in rows:
-        table.add_row(*map(escape, row))
+        table.add_row(*(escape(visible(cell)) for cell in row))
     console.print(table)

@@ -68,11 +68,10 @@ def read_sealed(
         )
     sums = manifest.get("sha256")
     for name in names:
-        # Before it is read, so that a damaged file cannot fill the memory.
-        found = _checksum(path, name, within or path)
+        contents[name] = _read(path, name, within or path)
+        found = hashlib.sha256(contents[name]).hexdigest()
         if not isinstance(sums, dict) or sums.get(name) != found:
             raise DamagedCheckpointError(f"{path / name} is damaged: its checksum is wrong")
-        contents[name] = _read(path, name, within or path)
     return contents
 
 
@@ -118,14 +117,6 @@ def _read(path: Path, name: str, within: Path, most: int | None = None) -> bytes
         return read_bytes(_inside(path / name, within), most)
     except ConfigError as error:
         raise DamagedCheckpointError(str(error)) from error
-
-
-def _checksum(path: Path, name: str, within: Path) -> str:
-    try:
-        with _inside(path / name, within).open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise DamagedCheckpointError(f"{path / name} cannot be read: {error.strerror}") from error
 
 
 def _inside(file: Path, within: Path) -> Path:

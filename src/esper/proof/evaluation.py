@@ -21,6 +21,7 @@ from esper.proof.statistics import require_scipy
 from esper.proof.work import LocalWorker, WorkerPool
 from esper.tamiyo.situation import Controller
 from esper.tolaria.data.splits import DataSplits
+from esper.tolaria.engine.objectives import named
 from esper.tolaria.engine.run import GrowthSettings, make_env
 from esper.tolaria.fused.choice import PopulationKind, choose_population
 from esper.tolaria.tasks.base import Task
@@ -96,7 +97,7 @@ def _report(
     summaries = [summary(arm, results) for arm in arms]
     return EvaluationReport(
         task=task.name,
-        score=task.score.__name__,
+        score=named(task.score).__name__,
         scenario=settings.scenario,
         extra=settings.extra,
         arms_wanted=settings.arms,

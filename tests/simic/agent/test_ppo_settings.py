@@ -60,5 +60,6 @@ def test_d31_every_setting_of_ppo_has_an_effect(name):
 
 
 def test_d31_no_setting_is_left_out():
-    """What compile_backend does is seen in test_agent_compile.py."""
-    assert {f.name for f in fields(PPOConfig)} == SETTINGS.keys() | {"compile_backend"}
+    """Tests of compilation and of masks show what the two others do."""
+    others = {"compile_backend", "validate_masks"}
+    assert {f.name for f in fields(PPOConfig)} == SETTINGS.keys() | others

@@ -51,8 +51,7 @@ def score_of(state: TrainState, envs: int = 512) -> float:
     scaled = ScaledEnv(
         analytic.AnalyticGrowth(envs, key=10_000),
         _frozen(state.observations),
-        {"objective": RewardNormalizer()},
-        lambda env: "objective",
+        RewardNormalizer(),
         Clock(),
     )
     buffer = state.agent.new_buffer(envs, analytic.HORIZON)

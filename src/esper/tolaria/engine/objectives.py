@@ -156,7 +156,7 @@ def with_axis(objective: Objective, axis: int | None) -> Objective:
     return partial(known, axis=axis)
 
 
-def named(objective: Objective) -> Objective:
+def named(objective: Objective) -> Any:
     """Without the axis that `with_axis` has fixed."""
     return objective.func if isinstance(objective, partial) else objective
 

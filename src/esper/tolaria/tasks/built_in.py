@@ -12,10 +12,13 @@ from esper.growth.hosts.transformer import TransformerHost
 from esper.leyline import ConfigError
 from esper.leyline.growth_settings import RateSchedule
 from esper.tolaria.data import images, text
+from esper.tolaria.engine.objectives import accuracy, cross_entropy, with_axis
 from esper.tolaria.tasks.base import Task, block_slots
 
 ENTRY_POINT_GROUP = "esper.tasks"
 PYDOCS_BLOCK_SIZE = 64
+# Said, because a context may have as many positions as there are classes of bytes.
+OF_BYTES: dict[str, Any] = {"loss": with_axis(cross_entropy, -1), "score": with_axis(accuracy, -1)}
 
 
 def cnn_of_width(width: int, **options: Any) -> nn.Module:
@@ -58,6 +61,7 @@ PYDOCS = Task(
     description="next byte of Python's documentation, a small causal transformer",
     data_set="pydocs",
     load=partial(text.load_pydocs, block_size=PYDOCS_BLOCK_SIZE),
+    **OF_BYTES,
     build=partial(
         TransformerHost,
         vocab=256,
@@ -148,6 +152,7 @@ TINYSTORIES = Task(
     description="next byte of short stories, a transformer of six layers",
     data_set="tinystories",
     load=text.load_tinystories,
+    **OF_BYTES,
     build=partial(TransformerHost, vocab=256, block_size=text.TINYSTORIES_BLOCK_SIZE),
     slots=block_slots(3, stride=2),
     steps=50,
@@ -160,6 +165,7 @@ LINUXDOCS = Task(
     description="next byte of the documentation of Linux, a transformer of four layers",
     data_set="linuxdocs",
     load=text.load_linuxdocs,
+    **OF_BYTES,
     build=partial(
         TransformerHost,
         vocab=256,
