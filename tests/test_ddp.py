@@ -337,7 +337,7 @@ def test_other_kinds_of_parallel_training_are_refused() -> None:
         assert "use DistributedDataParallel" in str(found[name])
 
 
-@pytest.mark.heavy
+@pytest.mark.soak
 def test_the_example_runs_under_torchrun(tmp_path: Path) -> None:
     example = Path(__file__).parents[1] / "examples" / "ddp_loop.py"
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]

@@ -155,7 +155,13 @@ def kept(folder: Path) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("settings", [SCRATCH, TRAINED], ids=["scratch", "trained"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param(SCRATCH, id="scratch", marks=pytest.mark.soak),
+        pytest.param(TRAINED, id="trained"),
+    ],
+)
 def test_an_evaluation_is_the_same_on_a_cluster(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, connected: Any, settings: EvaluationSettings
 ) -> None:

@@ -37,7 +37,7 @@ from view_support import outcome, write_run
 LONG = "a" * 300
 SURROGATE = "run\udcff"  # how Python reads a byte that is no text
 FAST = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 
@@ -464,7 +464,7 @@ def test_any_script_is_read_or_refused(text: str) -> None:
         parse_script(text, "plan.txt")
 
 
-@settings(FAST, max_examples=25)
+@settings(FAST, max_examples=15)
 @given(
     path=st.sampled_from(
         [

@@ -85,7 +85,9 @@ def test_a_trained_host_is_looked_at_and_then_goes_on() -> None:
     assert situation.masks.op[0, LifecycleOp.GERMINATE], "a seed can be planted right away"
     assert env.garden.train_macs[0] == env.garden.host_macs * found.samples
     assert env.best_score[0] == found.score[0]
-    env.step(wait(1))
+    before = env.garden.train_macs[0]
+    transition = env.step(wait(1))
+    assert transition.train_macs[0] == env.garden.train_macs[0] - before > 0
     by_itself.train_epoch(np.array([True]), 1)
     ours = env.population.networks[0].host.state_dict()  # type: ignore[attr-defined]
     assert same(ours, by_itself.networks[0].host.state_dict())
