@@ -126,8 +126,10 @@ def test_no_insured_episode_ends_far_below_its_twin() -> None:
 
 
 @pytest.mark.soak
-def test_no_insured_episode_of_300_ends_far_below_its_twin() -> None:
-    assert max(harm(300)) <= 1.0
+def test_no_insured_episode_of_500_ends_below_its_twin() -> None:
+    worst = max(harm(500))
+    print(f"insured, worst of 500: {-worst:+.2f} points against the twin")
+    assert worst <= 1e-4
 
 
 def test_when_growth_harms_the_model_is_its_twin() -> None:

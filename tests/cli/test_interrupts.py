@@ -101,7 +101,11 @@ def test_of_two_that_overwrite_one_folder_one_is_refused(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    "sql", ["select length(repeat('ab', 1000000000))", "select list_sort(range(200000000))"]
+    "sql",
+    [
+        "select length(repeat('ab', 1000000000))",
+        pytest.param("select list_sort(range(200000000))", marks=pytest.mark.soak),
+    ],
 )
 def test_what_duckdb_cannot_interrupt_ends_all_the_same(sql: str, tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", [outcome()])

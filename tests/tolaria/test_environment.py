@@ -296,7 +296,7 @@ def test_settling_brings_the_best_network_back(kind: str) -> None:
     assert all(s.stage == "FOSSILIZED" or s.counterfactual_contribution > 0 for s in outcome.seeds)  # type: ignore[operator]
 
 
-@pytest.mark.parametrize("task_name", ["digits", "pydocs"])
+@pytest.mark.parametrize("task_name", ["digits", pytest.param("pydocs", marks=pytest.mark.soak)])
 def test_the_heuristic_goes_through_full_lifecycles(task_name: str) -> None:
     from dataclasses import replace
     from pathlib import Path
