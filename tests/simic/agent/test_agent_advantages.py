@@ -47,3 +47,11 @@ def test_000_a2_advantages_and_losses_use_the_same_causal_table():
             expected = name in RELEVANT_HEADS[op]
             assert relevant[op, index].item() is expected
             assert bool(per_head[name][op]) is expected
+
+
+def test_two_steps_are_enough_to_normalize():
+    scaled = normalize_advantages(
+        torch.tensor([[1.0, 3.0, 9.0]]), torch.tensor([[True, True, False]])
+    )
+    expected = torch.tensor([[-(0.5**0.5), 0.5**0.5, 0.0]])
+    torch.testing.assert_close(scaled, expected)
