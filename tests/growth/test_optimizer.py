@@ -8,6 +8,7 @@ from torch.optim import lr_scheduler as lr
 
 from esper.growth.optimizer import (
     add_slot_groups,
+    scaled_rates,
     slot_group,
     sync_slot_group,
     without_empty_groups,
@@ -118,3 +119,12 @@ def test_steps_without_the_groups_of_empty_slots_are_the_same(name: str) -> None
         assert len(optimizer.param_groups) == 4
         found.append(list(network.parameters()))
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+def test_rates_are_multiplied_inside_and_restored_afterwards() -> None:
+    optimizer = SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    with scaled_rates(optimizer) as scale:
+        for factor in (0.25, 0.5):
+            scale(factor)
+            assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1 * factor)
+    assert optimizer.param_groups[0]["lr"] == 0.1
