@@ -250,9 +250,9 @@ class Body:
         Raises ConfigError, and changes nothing, if it is of another model, slots or optimizer.
         """
         optimizer = self.host.optimizer
-        if not isinstance(state, dict) or not {"cycle", "groups", "history"} <= set(state):
-            raise ConfigError("the state to load is none that state_dict() of a body returned")
         with self.processes.together():
+            if not isinstance(state, dict) or not {"cycle", "groups", "history"} <= set(state):
+                raise ConfigError("the state to load is none that state_dict() of a body returned")
             if len(optimizer.param_groups) != len(state["groups"]):
                 raise ConfigError(
                     f"the state is of an optimizer with {len(state['groups'])} parameter groups, "
