@@ -23,14 +23,13 @@ from statistics import median
 import torch
 
 from esper.growth.grown_module import keyed
-from esper.growth.hosts.cnn import CNNHost
+from esper.growth.hosts import CNNHost
 from esper.leyline.growth_settings import GrowthSettings
-from esper.tamiyo.controllers.random import RandomController
+from esper.tamiyo.controllers.simple import RandomController
 from esper.tolaria.data.splits import DataSplits
 from esper.tolaria.engine.environment import GrowthEnv
 from esper.tolaria.engine.population import LoopedPopulation
-from esper.tolaria.tasks import find_task
-from esper.tolaria.tasks.base import Task
+from esper.tolaria.tasks import Task, find_task
 from plain_loop import PlainCNNHost, PlainPopulation, augment
 
 GOALS = {"cifar10": 1.5, "cifar10_as_is": 1.5, "digits": 1.0, "pydocs": 0.97, "tiny": 1.0}

@@ -28,18 +28,16 @@ import numpy as np
 import torch
 
 from esper.growth.grown_module import keyed
-from esper.growth.hosts.cnn import CNNHost
+from esper.growth.hosts import CNNHost
 from esper.leyline import ActionMasks, draw_key, generator
 from esper.leyline.growth_settings import GrowthSettings
 from esper.simic.training.config import load_config
 from esper.simic.training.round_log import RoundLog
 from esper.simic.training.workers import growth_environments
-from esper.tolaria.data.shared import share
-from esper.tolaria.data.splits import DataSplits
+from esper.tolaria.data.splits import DataSplits, share
 from esper.tolaria.engine.environment import GrowthEnv
 from esper.tolaria.fused.choice import choose_population
-from esper.tolaria.tasks import find_task
-from esper.tolaria.tasks.base import Task
+from esper.tolaria.tasks import Task, find_task
 from plain_loop import PlainCNNHost, PlainPopulation
 
 STEPS, PLAIN_ENVS = 10, 8

@@ -24,7 +24,7 @@ from torch import nn
 
 from esper.growth.blueprints.catalogue import default_catalogue
 from esper.growth.grown_module import GrownModule, keyed
-from esper.growth.hosts.cnn import CNNHost
+from esper.growth.hosts import CNNHost
 from esper.growth.slot_table import SlotTable
 from esper.leyline import draw_key
 from esper.tolaria.engine.objectives import accuracy

@@ -14,8 +14,8 @@ from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
 from esper.growth.grown_module import GrownModule
-from esper.growth.hosts.cnn import CNNHost
-from esper.growth.nested import map_tensors
+from esper.growth.hosts import CNNHost
+from esper.growth.outputs import map_tensors
 from esper.growth.sites import call_model
 from esper.growth.snapshot import HostSnapshot, SeedSnapshot
 from esper.leyline import draw_key

@@ -23,13 +23,12 @@ import numpy as np
 import torch
 
 from esper.growth.blueprints.catalogue import count_params
-from esper.growth.hosts.cnn import CNNHost
-from esper.growth.hosts.mlp import MLPHost
+from esper.growth.hosts import CNNHost, MLPHost
 from esper.leyline import OP, LifecycleOp, generator
 from esper.leyline.growth_settings import GrowthSettings
 from esper.proof.arms import Plan, train
 from esper.tamiyo.controllers import make_controller
-from esper.tamiyo.controllers.random import RandomController
+from esper.tamiyo.controllers.simple import RandomController
 from esper.tamiyo.situation import Situation, wait
 from esper.tolaria.engine.environment import GrowthEnv
 from esper.tolaria.engine.population import LoopedPopulation

@@ -24,9 +24,9 @@ from claims.common import compare, means, print_comparisons, print_json, print_t
 from esper.leyline import ConfigError
 from esper.simic.recordings.episodes import join, load_episodes
 from esper.simic.training.config import TrainingConfig, load_config
+from esper.simic.training.env_specs import Space
 from esper.simic.training.loop import Hooks, run_training
 from esper.simic.training.round_log import RoundLog
-from esper.simic.training.space import Space
 from esper.simic.training.state import TrainState, new_state
 from replayed import Replayed, Table
 

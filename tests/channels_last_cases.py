@@ -12,7 +12,7 @@ from torch import Tensor
 
 from esper.growth.export import export
 from esper.growth.grown_module import GrownModule, keyed
-from esper.growth.hosts.cnn import CNNHost
+from esper.growth.hosts import CNNHost
 from esper.leyline import BLEND_NAMES, SeedStage
 from helpers import BLENDED, fitting, grads, loss_of, plant
 

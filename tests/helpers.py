@@ -13,16 +13,13 @@ from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 import esper
 from esper.growth.blueprints.catalogue import BlueprintCatalogue, BlueprintSpec, default_catalogue
 from esper.growth.grown_module import GrownModule, keyed
-from esper.growth.hosts.cnn import CNNHost
-from esper.growth.hosts.mlp import MLPHost
-from esper.growth.hosts.transformer import TransformerHost
+from esper.growth.hosts import CNNHost, MLPHost, TransformerHost
 from esper.leyline import Recorder, SeedStage
 from esper.leyline.growth_settings import GrowthSettings
 from esper.tolaria.engine.environment import GrowthEnv
 from esper.tolaria.engine.population import LoopedPopulation
 from esper.tolaria.fused.population import FusedPopulation
-from esper.tolaria.tasks import find_task
-from esper.tolaria.tasks.base import Task
+from esper.tolaria.tasks import Task, find_task
 
 BLENDED = {SeedStage.BLENDING: 0.4, SeedStage.HOLDING: 1.0, SeedStage.FOSSILIZED: 1.0}
 

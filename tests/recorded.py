@@ -11,7 +11,7 @@ from esper.simic.agent.network import FactoredRecurrentActorCritic, NetworkConfi
 from esper.simic.agent.types import MaskTensors
 from esper.simic.control.normalization import RunningMeanStd
 from esper.simic.recordings.episodes import Episodes
-from esper.simic.training.space import Space
+from esper.simic.training.env_specs import Space
 
 SPACE = Space(analytic.OBSERVATION_DIM, analytic.NUM_SLOTS, ("small", "middle", "large"))
 

@@ -7,7 +7,7 @@ import numpy as np
 from esper.growth.blueprints.catalogue import default_catalogue
 from esper.leyline import BLUEPRINT, OP, SLOT, LifecycleOp
 from esper.simic.recordings.episodes import Episodes
-from esper.simic.training.space import Space
+from esper.simic.training.env_specs import Space
 
 SPACE = Space.of(2, default_catalogue().names[:2], "set")
 HOSTS, CANDIDATES = 40, 4

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import esper
 from esper.growth.grown_module import keyed
-from esper.leyline import BLUEPRINT, OP, LifecycleOp, sealed
+from esper.leyline import BLUEPRINT, OP, LifecycleOp, files
 from esper.tamiyo.situation import Situation, wait
 from helpers import grow_arguments
 
@@ -141,9 +141,9 @@ def kill_while_saving(kind: str, count: int) -> None:
     """Die in a checkpoint: 'write', half-way through the nth file, or 'rename', before the nth
     checkpoint gets its name."""
     if kind == "write":
-        sealed._write = killing(count, sealed._write, _write_half)
+        files._write = killing(count, files._write, _write_half)
     if kind == "rename":
-        sealed.os.rename = killing(count, os.rename)
+        files.os.rename = killing(count, os.rename)
 
 
 def kill_in(plan: str, out: Path, **settings: Any) -> bool:

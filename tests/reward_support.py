@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from esper.growth.blueprints.catalogue import default_catalogue
-from esper.growth.hosts.mlp import MLPHost
+from esper.growth.hosts import MLPHost
 from esper.growth.slot_table import SlotTable
 from esper.leyline import (
     BLEND_NAMES,
@@ -25,10 +25,10 @@ from esper.simic.rewards.modes import MODES
 from esper.tamiyo.situation import Situation
 from esper.tolaria.engine.batches import TensorSource
 from esper.tolaria.engine.environment import GrowthEnv
+from esper.tolaria.engine.event_log import Transition
 from esper.tolaria.engine.objectives import accuracy, cross_entropy
 from esper.tolaria.engine.population import LoopedPopulation
 from esper.tolaria.engine.recipe import HostRecipe
-from esper.tolaria.engine.transition import Transition
 from helpers import episode_settings
 
 GAMMA = 0.995

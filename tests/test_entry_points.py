@@ -9,8 +9,8 @@ from esper.api import find_controller
 from esper.growth.blueprints import catalogue
 from esper.growth.blueprints.catalogue import BUILT_IN
 from esper.tamiyo import controllers
-from esper.tamiyo.controllers.static import StaticController
-from esper.tolaria.tasks import built_in as tasks
+from esper.tamiyo.controllers.simple import StaticController
+from esper.tolaria import tasks
 from esper.tolaria.tasks import find_task
 from helpers import everywhere, exploding
 

@@ -71,7 +71,7 @@ def test_the_governor_leaves_a_run_with_overflows_alone():
     env = make_env(task.recipe(data), [0], settings)
     assert isinstance(env.population, LoopedPopulation)
     set_scale(env.population, 2.0**24)
-    from esper.api.controllers import find_controller
+    from esper.api.callbacks import find_controller
 
     play(env, find_controller("scripted:early", len(task.slots)))
     assert env.garden.counts["rollbacks"].sum() == 0

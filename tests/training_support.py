@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from esper.api.training import resume_ppo, train_ppo
-from esper.growth.hosts.cnn import CNNHost
+from esper.growth.hosts import CNNHost
 from esper.leyline import BLUEPRINT, OP, SLOT, History, LifecycleOp
 from esper.leyline.growth_settings import user_settings
 from esper.simic import analytic
@@ -34,8 +34,7 @@ from esper.tolaria.data.splits import DataSplits
 from esper.tolaria.families import digits as digits_hosts
 from esper.tolaria.families.base import Family
 from esper.tolaria.governor import Governor
-from esper.tolaria.tasks import find_task
-from esper.tolaria.tasks.base import Task
+from esper.tolaria.tasks import Task, find_task
 from resume_support import kill_while_saving, killing, start_child
 
 # Every remedy against noise.

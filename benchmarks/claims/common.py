@@ -18,7 +18,7 @@ from statistics import fmean
 from typing import Any
 
 from esper.leyline import ConfigError
-from esper.leyline.few_pairs import few_pairs
+from esper.leyline.reports import few_pairs
 from esper.proof.statistics import holm, paired_difference
 from esper.tolaria.families.base import Member
 

@@ -32,17 +32,16 @@ from common import (
     run_missing,
 )
 from esper.growth.blueprints.modules import nearly_zero_
-from esper.growth.hosts.transformer import TransformerHost
+from esper.growth.hosts import TransformerHost
 from esper.growth.sites import evaluating
 from esper.leyline import BLUEPRINT, OP, SLOT, LifecycleOp
 from esper.leyline.growth_settings import GrowthSettings, RateSchedule
-from esper.tamiyo.controllers.static import StaticController
+from esper.tamiyo.controllers.simple import StaticController
 from esper.tamiyo.situation import Controller, Situation, wait
 from esper.tolaria.data.splits import DataSplits
 from esper.tolaria.data.text import load_pydocs, pydocs_text
 from esper.tolaria.engine.run import train
-from esper.tolaria.tasks import find_task
-from esper.tolaria.tasks.base import Task
+from esper.tolaria.tasks import Task, find_task
 
 CONTEXT = 64
 WIDTH = 16

@@ -8,7 +8,7 @@ import torch
 
 from esper.leyline import History
 from esper.leyline.events import SeedGerminated
-from esper.proof.families import play_member
+from esper.proof.arms import play_member
 from esper.tamiyo.situation import Controller
 from esper.tolaria.data.splits import DataSplits
 from esper.tolaria.engine.recipe import new_network

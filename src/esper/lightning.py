@@ -18,8 +18,7 @@ from torch import Tensor, nn
 
 from esper.api import Body, Slots, attach
 from esper.api.slots import as_slots
-from esper.growth.devices import devices_of
-from esper.growth.generators import keeping_generators
+from esper.growth.devices import devices_of, keeping_generators
 from esper.growth.grown_module import GrownModule
 from esper.growth.hooks import SEEDS_SAVED, clear_flag, set_flag
 from esper.growth.sites import SlotChoice, evaluating

@@ -18,7 +18,7 @@ from typing import Any
 from esper.api import Callback
 from esper.leyline import ConfigError, EpisodeOutcome, PackageMissingError
 from esper.leyline.events import Event
-from esper.observatory.event_text import in_words, is_listed
+from esper.observatory.formatting import in_words, is_listed
 from esper.observatory.reading import JsonLines, Row, number
 from esper.observatory.run_directory import ARMS, EVENTS, METRICS, OUTCOMES
 from esper.observatory.runs import (

@@ -22,8 +22,7 @@ from esper.api import Body, attach, list_slots, save_network
 from esper.api.distributed import Processes
 from esper.api.slots import Slots, as_slots
 from esper.growth.blueprints.catalogue import BlueprintCatalogue, default_catalogue
-from esper.growth.devices import devices_of
-from esper.growth.generators import keeping_generators
+from esper.growth.devices import devices_of, keeping_generators
 from esper.growth.hooks import SEEDS_SAVED, clear_flag, set_flag
 from esper.growth.optimizer import SLOT_KEY
 from esper.growth.sites import SlotChoice, evaluating

@@ -15,9 +15,9 @@ from torch.optim import AdamW
 
 import esper
 from architectures import MLP
-from esper.growth.compiled import without_graphs
 from esper.growth.export import largest_difference
 from esper.growth.grown_module import keyed
+from esper.growth.hooks import without_graphs
 from esper.leyline import ConfigError
 from esper.tamiyo.controllers.scripted import ScriptedController
 from helpers import grow_arguments

@@ -183,7 +183,7 @@ def test_the_command_says_it_and_as_json(
 
 
 def test_a_learned_controller_gives_reasons() -> None:
-    from esper.tamiyo.controllers.static import StaticController
+    from esper.tamiyo.controllers.simple import StaticController
     from esper.tamiyo.situation import GivesReasons
 
     assert issubclass(LearnedController, GivesReasons)

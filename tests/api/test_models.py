@@ -20,7 +20,7 @@ from torch.optim.swa_utils import AveragedModel
 import esper
 from esper.growth.export import export, largest_difference
 from esper.growth.grown_module import GrownModule, keyed
-from esper.growth.nested import tensors_in
+from esper.growth.outputs import tensors_in
 from esper.growth.sites import call_model
 from esper.leyline import BLEND_NAMES, ConfigError, EsperError, SeedStage
 from helpers import plant

@@ -9,7 +9,7 @@ import torch
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
 import esper
-from esper.leyline import ConfigError, sealed
+from esper.leyline import ConfigError, files
 from resume_support import EPOCHS, Own, Remembering, kill_in, own_run
 
 RECORD = ("metrics.jsonl", "events.jsonl", "outcomes.jsonl", "actions.txt", "config.toml")
@@ -112,8 +112,8 @@ def test_another_model_is_refused(tmp_path: Path) -> None:
 
 def test_a_run_without_checkpoints_is_left_alone(tmp_path: Path) -> None:
     own_run(tmp_path / "run")
-    for path in sealed.sealed_series(tmp_path / "run" / "checkpoints", "epoch"):
-        sealed.discard(path)
+    for path in files.sealed_series(tmp_path / "run" / "checkpoints", "epoch"):
+        files.discard(path)
     with pytest.raises(ConfigError, match="no checkpoint of an epoch"):
         own_run(tmp_path / "run")
     assert (tmp_path / "run" / "outcomes.jsonl").stat().st_size > 0
@@ -125,7 +125,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert kill_in("epoch:6", tmp_path / "run")
-    newest = sealed.sealed_series(tmp_path / "run" / "checkpoints", "epoch")[0]
+    newest = files.sealed_series(tmp_path / "run" / "checkpoints", "epoch")[0]
     (newest / "tensors.safetensors").write_bytes(b"damaged")
     found = own_run(tmp_path / "run")
     assert "checksum" in caplog.text

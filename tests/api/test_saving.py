@@ -12,9 +12,9 @@ from torch.optim.lr_scheduler import MultiStepLR, ReduceLROnPlateau
 import esper
 from architectures import MLP
 from esper.growth.grown_module import GrownModule
-from esper.growth.storage import read_tree, write_tree
+from esper.growth.snapshot import read_tree, write_tree
 from esper.leyline import ConfigError, ForgottenCallError, SeedStage
-from esper.leyline.sealed import DamagedCheckpointError
+from esper.leyline.files import DamagedCheckpointError
 from helpers import BLENDED, HOSTS, fitting, plant, wrap
 from loop_support import Loop
 from resume_support import Own, own_run

@@ -10,14 +10,14 @@ import torch
 
 from esper.api.training import resume_ppo, train_ppo
 from esper.leyline import ConfigError
-from esper.proof.families import validation_score
+from esper.proof.arms import validation_score
 from esper.simic import analytic
 from esper.simic.training.checkpoint import load_state
 from esper.simic.training.loop import run_training
 from esper.simic.training.policy_controller import LearnedController
 from esper.simic.training.round_log import RoundLog
 from esper.simic.training.state import BestPolicy
-from esper.tamiyo.controllers.static import StaticController
+from esper.tamiyo.controllers.simple import StaticController
 from esper.tolaria.data.catalogue import data_root
 from training_support import (
     RunHistory,

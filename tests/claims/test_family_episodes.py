@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from esper.leyline import EsperError
-from esper.proof import families
-from esper.proof.families import validation_score
+from esper.proof import arms
+from esper.proof.arms import validation_score
 from esper.tamiyo.controllers.scripted import ScriptedController
-from esper.tamiyo.controllers.static import StaticController
+from esper.tamiyo.controllers.simple import StaticController
 from esper.tolaria.families.hosts import hosts_of
 from family_episodes import play_family
 from training_support import tiny_family
@@ -59,7 +59,7 @@ def test_the_validation_score_is_of_validation_hosts_only(monkeypatch, spec):
         played.append(member)
         return None, []
 
-    monkeypatch.setattr(families, "play_member", play)
+    monkeypatch.setattr(arms, "play_member", play)
     with pytest.raises(EsperError, match="no validation host"):
         validation_score(FAMILY, StaticController(), spec[1], spec[2])
     assert played == list(FAMILY.members("validation"))

@@ -23,9 +23,9 @@ from esper.cli.grow_command import GrowSettings
 from esper.cli.learn_commands import ImitateSettings, OfflineSettings, RecordSettings
 from esper.cli.train_command import PPOSettings
 from esper.leyline import ConfigError, EsperError
-from esper.observatory.comparison import compare_runs
 from esper.observatory.query import query
 from esper.observatory.run_directory import RunDirectory
+from esper.observatory.summaries import compare_runs
 from esper.simic.training.checkpoint import save_checkpoint
 from esper.simic.training.config import TrainingConfig, load_config
 from esper.simic.training.env_specs import space_of

@@ -13,7 +13,7 @@ from esper.growth.blueprints.catalogue import (
 )
 from esper.growth.blueprints.modules import group_count, head_count
 from esper.growth.grown_module import GrownModule, keyed
-from esper.growth.hosts.transformer import TransformerHost
+from esper.growth.hosts import TransformerHost
 from esper.leyline import ConfigError, InjectionSpec, SeedStage
 
 CATALOGUE = default_catalogue()

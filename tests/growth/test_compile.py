@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
 
 from architectures import ARCHITECTURES
-from esper.growth.compiled import mark, unmark, without_graphs
 from esper.growth.export import export
 from esper.growth.grown_module import GrownModule
+from esper.growth.hooks import mark, unmark, without_graphs
 from esper.leyline import SeedStage
 
 

@@ -6,9 +6,15 @@ import pytest
 import torch
 
 from command_support import esper_here
-from esper.growth import generators
-from esper.growth.devices import available_devices, find_device, has_room, to_host
-from esper.growth.generators import keeping_generators, keyed
+from esper.growth import devices
+from esper.growth.devices import (
+    available_devices,
+    find_device,
+    has_room,
+    keeping_generators,
+    keyed,
+    to_host,
+)
 from esper.leyline import ConfigError
 
 CPU = torch.device("cpu")
@@ -55,7 +61,7 @@ def test_generators_of_devices_that_are_not_in_use_are_not_touched(
     def refuse(device: torch.device) -> None:
         raise AssertionError(f"{device} was touched")
 
-    monkeypatch.setattr(generators.torch, "get_device_module", refuse)
+    monkeypatch.setattr(devices.torch, "get_device_module", refuse)
     before = torch.get_rng_state()
     with keyed(7, [CPU]), keeping_generators([CPU]):
         first = torch.randn(3)

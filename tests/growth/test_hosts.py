@@ -5,9 +5,7 @@ import torch
 
 from esper.growth.blueprints.catalogue import count_params
 from esper.growth.grown_module import keyed
-from esper.growth.hosts.cnn import CNNHost
-from esper.growth.hosts.mlp import MLPHost
-from esper.growth.hosts.transformer import TransformerHost
+from esper.growth.hosts import CNNHost, MLPHost, TransformerHost
 from esper.leyline import ConfigError
 from helpers import grads, loss_of
 

@@ -13,8 +13,7 @@ from torch.nn.utils.rnn import pack_sequence
 
 from esper.growth.export import export, largest_difference
 from esper.growth.grown_module import GrownModule
-from esper.growth.nested import tensors_in
-from esper.growth.outputs import TensorLocation, locate_in_output, locate_in_slot
+from esper.growth.outputs import TensorLocation, locate_in_output, locate_in_slot, tensors_in
 from esper.leyline import ConfigError, SeedStage
 from helpers import plant
 

@@ -5,7 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from esper.gym.actions import FactoredActions, FlatActions
+from esper.gym.problem import FactoredActions, FlatActions
 from esper.leyline import HEAD_RELEVANCE, NUM_OPS, ActionMasks, LifecycleOp
 
 SIZES = (3, 4, 3, NUM_OPS)

@@ -16,12 +16,11 @@ from gymnasium.wrappers.vector import DictInfoToList, RecordEpisodeStatistics
 from stable_baselines3.common.env_checker import check_env as check_env_of_sb3
 
 import esper.gym
-from esper.gym.analytic import solution
-from esper.gym.problem import CELL, CURVE, STAGE_NAMES
+from esper.gym.problem import CELL, CURVE, STAGE_NAMES, solution
 from esper.leyline import ConfigError, LifecycleOp, PackageMissingError
 from esper.observatory.formatting import STAGE_COLOURS
 from esper.simic import analytic
-from esper.tamiyo.controllers.static import StaticController
+from esper.tamiyo.controllers.simple import StaticController
 from esper.tolaria.data.catalogue import data_root
 from esper.tolaria.engine.run import GrowthSettings, train
 from esper.tolaria.tasks import find_task

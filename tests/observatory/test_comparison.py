@@ -5,7 +5,7 @@ import pytest
 from rich.console import Console
 
 from esper.leyline import ConfigError
-from esper.observatory.comparison import compare_runs, comparison_table
+from esper.observatory.summaries import compare_runs, comparison_table
 from view_support import outcome, write_run
 
 

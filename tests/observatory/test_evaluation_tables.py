@@ -12,7 +12,7 @@ from esper.observatory.evaluation import (
     kept_seeds_table,
     write_evaluation,
 )
-from esper.observatory.evaluation_picture import draw_evaluation
+from esper.observatory.picture import draw_evaluation
 
 
 def test_the_tables_fit_into_eighty_columns() -> None:

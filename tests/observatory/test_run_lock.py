@@ -10,8 +10,8 @@ import esper
 from command_support import esper_here
 from esper.api.training import resume_ppo
 from esper.leyline import ConfigError
-from esper.observatory.comparison import compare_runs
 from esper.observatory.run_directory import RunDirectory
+from esper.observatory.summaries import compare_runs
 from esper.simic.training.loop import Hooks
 from training_support import same_run, tiny_run, tiny_task
 

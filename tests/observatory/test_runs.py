@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from esper.leyline import events
-from esper.observatory import event_text
-from esper.observatory.comparison import compare_curves
+from esper.observatory import formatting
 from esper.observatory.describe import describe, episode, summary_as_dict
 from esper.observatory.formatting import STAGE_COLOURS, safe_text, sanitize, stage_name
 from esper.observatory.report import write_report
 from esper.observatory.run_directory import RunDirectory
 from esper.observatory.runs import find_runs, fingerprint, summarize_run
+from esper.observatory.summaries import compare_curves
 from view_support import outcome, row, write_evaluation_folder, write_growth, write_training
 
 NASTY = "<script>alert(1)</script>\x1b[31m\u202eevil" + "x" * 10_000
@@ -149,7 +149,7 @@ def test_every_event_has_words():
         found += [kind.__name__] if not kind.__subclasses__() else []
     assert "SeedCulled" in found
     for name in found:
-        assert name in event_text.HIDDEN or event_text.in_words({"event": name}) != name, name
+        assert name in formatting.HIDDEN or formatting.in_words({"event": name}) != name, name
 
 
 def test_a_training_run_is_described_by_rounds_environments_and_choices(tmp_path: Path):

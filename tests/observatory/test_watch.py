@@ -12,7 +12,7 @@ from textual.widgets import DataTable, Static
 
 from command_support import esper_here
 from esper.observatory import watch_app
-from esper.observatory.quantities import HOST, POLICY
+from esper.observatory.formatting import HOST, POLICY
 from esper.observatory.run_directory import RunDirectory
 from esper.observatory.watch_app import WatchApp
 from esper.observatory.watch_text import columns_of, curve, sparkline

@@ -19,8 +19,14 @@ from torch.nn import functional as F
 import esper
 import pretend_device
 from command_support import esper_here
-from esper.growth.devices import devices_of, find_device, on_device, to_host
-from esper.growth.generators import generator_states, keyed
+from esper.growth.devices import (
+    devices_of,
+    find_device,
+    generator_states,
+    keyed,
+    on_device,
+    to_host,
+)
 from esper.leyline import ConfigError
 from esper.simic.training.checkpoint import load_state
 from esper.tolaria.engine.batches import TensorSource

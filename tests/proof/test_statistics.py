@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from esper.leyline.few_pairs import few_pairs
+from esper.leyline.reports import few_pairs
 from esper.proof.statistics import holm, paired_difference
 
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from esper.leyline import TrainingSignals, generator
-from esper.tamiyo.tracker import SignalTracker, _quartile, score_noise
+from esper.tamiyo.situation import SignalTracker, _quartile, score_noise
 
 
 def feed(

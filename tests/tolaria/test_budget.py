@@ -11,9 +11,8 @@ from torch import Tensor
 from esper.growth.blueprints.catalogue import default_catalogue
 from esper.leyline import ConfigError, LifecycleOp
 from esper.leyline.growth_settings import GrowthSettings, RateSchedule
-from esper.tamiyo.controllers.random import RandomController
 from esper.tamiyo.controllers.scripted import ScriptedController
-from esper.tamiyo.controllers.static import StaticController
+from esper.tamiyo.controllers.simple import RandomController, StaticController
 from esper.tamiyo.situation import Situation, wait
 from esper.tolaria.engine.population import LoopedPopulation
 from esper.tolaria.engine.recipe import HostRecipe

@@ -14,15 +14,15 @@ from esper.leyline import History, LifecycleOp
 from esper.leyline.constants import COOLING_SAMPLES, COOLING_STARVED, COOLING_TARGET
 from esper.leyline.events import CoolingRefused, GovernorPanic, HostCooled
 from esper.leyline.growth_settings import GrowthSettings, RateSchedule
-from esper.tamiyo.controllers.static import StaticController
+from esper.tamiyo.controllers.simple import StaticController
 from esper.tamiyo.situation import wait
+from esper.tolaria.engine.cooling import answers, batch_rho, find_tau, starvation
 from esper.tolaria.engine.environment import GrowthEnv
 from esper.tolaria.engine.objectives import cross_entropy, mse
 from esper.tolaria.engine.population import LoopedPopulation
 from esper.tolaria.engine.recipe import HostRecipe
 from esper.tolaria.engine.run import make_env, play, train
 from esper.tolaria.engine.saved_state import cycle_state, load_cycle_state
-from esper.tolaria.engine.starvation import answers, batch_rho, find_tau, starvation
 from helpers import small_digits
 
 BRANCH = default_catalogue().index("branch")

@@ -9,7 +9,7 @@ import torch
 
 from esper.leyline import ConfigError
 from esper.leyline.growth_settings import GrowthSettings
-from esper.tamiyo.controllers.static import StaticController
+from esper.tamiyo.controllers.simple import StaticController
 from esper.tolaria.engine.run import train
 from esper.tolaria.families import find_family
 from esper.tolaria.families import hosts as hosts_module

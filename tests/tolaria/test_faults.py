@@ -23,9 +23,8 @@ from esper.leyline.events import (
 )
 from esper.leyline.growth_settings import GrowthSettings
 from esper.tamiyo.controllers import make_controller
-from esper.tamiyo.controllers.random import RandomController
 from esper.tamiyo.controllers.scripted import ScriptedController
-from esper.tamiyo.controllers.static import StaticController
+from esper.tamiyo.controllers.simple import RandomController, StaticController
 from esper.tamiyo.situation import Situation
 from esper.tolaria.engine.environment import GrowthEnv
 from esper.tolaria.engine.population import LoopedPopulation

@@ -7,7 +7,7 @@ from torch import nn
 
 from esper.growth.blueprints.catalogue import default_catalogue
 from esper.growth.grown_module import keyed
-from esper.growth.hosts.cnn import CNNHost
+from esper.growth.hosts import CNNHost
 from esper.leyline import ConfigError, SeedStage, draw_key
 from esper.tolaria.engine.batches import LoaderSource, TensorSource
 from esper.tolaria.engine.objectives import (

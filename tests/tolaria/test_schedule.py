@@ -7,10 +7,10 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from esper.growth.grown_module import keyed
-from esper.growth.hosts.cnn import CNNHost
+from esper.growth.hosts import CNNHost
 from esper.leyline import ConfigError, draw_key
 from esper.leyline.growth_settings import GrowthSettings, RateSchedule
-from esper.tamiyo.controllers.static import StaticController
+from esper.tamiyo.controllers.simple import StaticController
 from esper.tolaria.engine.batches import LoaderSource, batch_factors
 from esper.tolaria.engine.run import make_env, play
 from helpers import small_digits

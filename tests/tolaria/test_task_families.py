@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from esper.growth.grown_module import keyed
-from esper.growth.hosts.cnn import CNNHost
+from esper.growth.hosts import CNNHost
 from esper.leyline import ConfigError
 from esper.tolaria.tasks import all_tasks
 

@@ -10,13 +10,13 @@ from torch import nn
 
 from esper.growth.blueprints.catalogue import default_catalogue
 from esper.growth.grown_module import GrownModule
-from esper.growth.hosts.cnn import CNNHost
+from esper.growth.hosts import CNNHost
 from esper.growth.slot_table import metrics_columns
 from esper.leyline import ConfigError, History, LifecycleOp
 from esper.leyline.events import SeedCulled, ShapleyComputed
 from esper.leyline.growth_settings import Budget, GrowthSettings
 from esper.tamiyo.controllers.scripted import ScriptedController
-from esper.tamiyo.controllers.static import StaticController
+from esper.tamiyo.controllers.simple import StaticController
 from esper.tamiyo.situation import Situation
 from esper.tolaria.engine.environment import GrowthEnv
 from esper.tolaria.engine.population import LoopedPopulation

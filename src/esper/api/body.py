@@ -21,14 +21,13 @@ from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.hooks import RemovableHandle
 
-from esper.api.attached_host import AttachedHost
+from esper.api.attached_host import AttachedHost, Follower
+from esper.api.callbacks import check_script, find_controller
 from esper.api.checks import check_model, check_optimizer, checked
-from esper.api.controllers import check_script, find_controller
 from esper.api.distributed import Processes, SeedGradients, check_parallel
-from esper.api.following import Follower
 from esper.api.growing import grow_settings
+from esper.api.growth_run import load_loop_state, loop_state
 from esper.api.growth_warnings import GrowthWarnings, warn_if_out_of_domain, warn_of_slow_seeds
-from esper.api.loop_state import load_loop_state, loop_state
 from esper.api.slots import Slots, as_slots
 from esper.growth.grown_module import GrownModule
 from esper.growth.hooks import GROWING, clear_flag, set_flag

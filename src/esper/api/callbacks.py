@@ -1,10 +1,21 @@
-"""Callbacks: calls to user code while `grow` runs."""
+"""What users pass to `grow`: callbacks, and a controller by name, folder or object."""
 
+import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from esper.api.checks import checked
+from esper.growth.blueprints.catalogue import BlueprintCatalogue
+from esper.growth.grown_module import GrownModule
 from esper.leyline import ConfigError, EpisodeOutcome, NullRecorder
 from esper.leyline.events import Event
+from esper.leyline.policy_card import find_policy
+from esper.simic.training.checkpoint import load_state
+from esper.simic.training.policy_controller import LearnedController
+from esper.tamiyo.controllers import make_controller
+from esper.tamiyo.controllers.scripted import ScriptedController
+from esper.tamiyo.situation import Controller
 
 _CALLS = ("on_epoch", "on_event", "on_end")
 
@@ -49,3 +60,48 @@ class Caller(NullRecorder):
     def end(self, outcome: EpisodeOutcome) -> None:
         for callback in self.callbacks:
             callback.on_end(outcome)
+
+
+PRETRAINED = "pretrained"
+
+
+def find_controller(
+    controller: str | Controller,
+    num_slots: int | None = None,
+    catalogue: BlueprintCatalogue | None = None,
+) -> Controller:
+    """A controller by name, by the folder of a training run or of an exported policy, or as
+    `pretrained` or `pretrained:NAME` for one that comes with the package. Objects are returned as
+    they are.
+
+    Raises ConfigError if there is no controller of that name, or if a learned one does not fit the
+    given number of slots or catalogue.
+    """
+    chosen = _named(controller) if isinstance(controller, str) else controller
+    if isinstance(chosen, LearnedController) and num_slots is not None and catalogue is not None:
+        chosen.check_fit(num_slots, catalogue)
+    return chosen
+
+
+def _named(name: str) -> Controller:
+    kind, colon, which = name.partition(":")
+    if kind == PRETRAINED:
+        folder, _ = find_policy(which if colon else None)
+        return LearnedController(load_state(folder), name)
+    return load_policy(name) if os.path.isdir(name) else make_controller(name)
+
+
+def check_script(controller: Controller, network: GrownModule) -> None:
+    """Raises ConfigError for a script with slots or blueprints that the network does not have."""
+    if isinstance(controller, ScriptedController):
+        controller.check_names(network.slot_config, network.catalogue)
+
+
+@checked()
+def load_policy(path: str | Path, *, deterministic: bool = True) -> LearnedController:
+    """A controller with the policy of a training run (its newest checkpoint) or of a folder that
+    `esper policies export` wrote.
+
+    It takes the most probable actions; with `deterministic=False` it samples them.
+    """
+    return LearnedController.load(path, deterministic=deterministic)

@@ -20,10 +20,10 @@ from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
 from esper.api.slots import Slots
-from esper.growth.compiled import without_graphs
 from esper.growth.devices import on_device
 from esper.growth.grown_module import GrownModule
-from esper.growth.nested import tensors_in
+from esper.growth.hooks import without_graphs
+from esper.growth.outputs import tensors_in
 from esper.growth.sites import call_model, evaluating, explaining
 from esper.leyline import ConfigError, shortened
 from esper.leyline.constants import MOST_COUNT, MOST_ENVS, MOST_KEY
@@ -44,7 +44,7 @@ from esper.tolaria.engine.objectives import (
 )
 from esper.tolaria.engine.recipe import HostRecipe, target_for
 from esper.tolaria.families.base import Family
-from esper.tolaria.tasks.base import Task
+from esper.tolaria.tasks import Task
 
 MAX = sys.float_info.max
 MOST_NAME = 255  # bytes in the name of a file

@@ -18,8 +18,8 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from esper.growth.compiled import original
 from esper.growth.grown_module import GrownModule
+from esper.growth.hooks import original
 from esper.leyline import ConfigError, EsperError
 
 # Integers of the size of an element, to compare and to send values as they are.

@@ -17,8 +17,8 @@ from esper.leyline import (
     InvalidStateMachineError,
     LifecycleOp,
 )
-from esper.leyline.actions import BLEND
 from esper.leyline.events import Decided
+from esper.leyline.stages import BLEND
 from esper.observatory.explain import (
     EpisodeRecord,
     explain_decision,
@@ -33,7 +33,7 @@ from esper.tamiyo.controllers import controller_names
 from esper.tamiyo.situation import Situation, wait
 from esper.tolaria.data.catalogue import data_root
 from esper.tolaria.engine.run import play
-from esper.tolaria.tasks.base import Task
+from esper.tolaria.tasks import Task
 
 CLOSE = 1e-4  # scores of a replay may differ by this much: another order of sums
 

@@ -12,19 +12,23 @@ from typing import Any, Literal
 from torch import nn
 from torch.optim import AdamW, Optimizer
 
-from esper.api.callbacks import Callback, Caller
+from esper.api.callbacks import Callback, Caller, check_script, find_controller
 from esper.api.checks import check_model, check_objectives, check_optimizer, checked
-from esper.api.controllers import check_script, find_controller
 from esper.api.distributed import check_parallel, in_processes
 from esper.api.grown import Grown, save_network
-from esper.api.growth_run import GrowthRun, MakeScheduler, open_folder
+from esper.api.growth_run import (
+    GrowthRun,
+    MakeScheduler,
+    open_folder,
+    randomness,
+    restore_randomness,
+)
 from esper.api.growth_warnings import warn_if_out_of_domain, warn_of_slow_seeds
-from esper.api.loop_state import randomness, restore_randomness
 from esper.api.slots import Slots, as_slots
 from esper.growth.blueprints.catalogue import default_catalogue
-from esper.growth.compiled import original
 from esper.growth.devices import devices_of, find_device, input_device
 from esper.growth.grown_module import GrownModule
+from esper.growth.hooks import original
 from esper.growth.optimizer import with_inner
 from esper.growth.sites import MISFITS, SlotChoice, explaining
 from esper.growth.snapshot import restore_snapshot, take_snapshot
@@ -33,7 +37,7 @@ from esper.leyline.growth_settings import Budget, GrowthSettings, RateSchedule
 from esper.observatory.picture import draw_growth
 from esper.observatory.run_directory import ARMS, GROWN, RunDirectory, write_summary
 from esper.observatory.terminal import epoch_progress
-from esper.tamiyo.controllers.static import StaticController
+from esper.tamiyo.controllers.simple import StaticController
 from esper.tamiyo.situation import Controller
 from esper.tolaria.engine.batches import LoaderSource
 from esper.tolaria.engine.environment import GrowthEnv

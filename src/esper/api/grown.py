@@ -12,15 +12,16 @@ from esper.growth.export import export
 from esper.growth.grown_module import GrownModule, check_not_growing
 from esper.growth.snapshot import (
     check_fits,
+    read_tree,
     restore_snapshot,
     snapshot_from_tree,
     snapshot_tree,
     take_snapshot,
+    write_tree,
 )
-from esper.growth.storage import read_tree, write_tree
 from esper.leyline import ConfigError, EpisodeOutcome, InjectionSpec
 from esper.leyline.events import Event
-from esper.leyline.sealed import MANIFEST, DamagedCheckpointError
+from esper.leyline.files import MANIFEST, DamagedCheckpointError
 from esper.observatory.picture import growth_figure
 
 FORMAT_VERSION = 1

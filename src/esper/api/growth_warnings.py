@@ -13,12 +13,12 @@ import numpy as np
 import torch
 from torch.optim import Optimizer
 
-from esper.growth.nested import tensors_in
+from esper.growth.outputs import tensors_in
 from esper.leyline import ConfigError, EpisodeOutcome, EsperWarning, History
 from esper.leyline.events import Event, GovernorRollback, Warned
 from esper.simic.training.policy_controller import LearnedController
 from esper.tamiyo.controllers.heuristic import HeuristicController
-from esper.tamiyo.controllers.static import StaticController
+from esper.tamiyo.controllers.simple import StaticController
 from esper.tamiyo.situation import Controller
 from esper.tolaria.engine.batches import DataSource
 from esper.tolaria.engine.cycle import GrowthCycle

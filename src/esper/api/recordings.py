@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from esper.api.callbacks import find_controller
 from esper.api.checks import FAMILY_NAME, NETWORK_KIND, checked
-from esper.api.controllers import find_controller
 from esper.api.training import choose_task, one_thread
 from esper.growth.blueprints.catalogue import default_catalogue
 from esper.leyline import ConfigError
@@ -23,12 +23,12 @@ from esper.simic.recordings.episodes import (
     convert_episodes,
     join,
     load_episodes,
+    record_episodes,
     save_episodes,
 )
 from esper.simic.recordings.imitation import CloningConfig, CloningReport, clone
 from esper.simic.recordings.offline import Advantage, OfflineConfig, OfflineReport
 from esper.simic.recordings.offline import learn_offline as learn
-from esper.simic.recordings.recording import record_episodes
 from esper.simic.training.checkpoint import save_checkpoint
 from esper.simic.training.config import TrainingConfig, load_config
 from esper.simic.training.env_specs import space_of

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from esper.api.policies import ValidationHosts
 from esper.api.training import (
+    ValidationHosts,
     Workers,
     choose_task,
     config_of,
@@ -27,7 +27,7 @@ from esper.simic.training.state import TrainState, lasting_settings
 from esper.tolaria.data.catalogue import data_root
 from esper.tolaria.engine.run import play_run
 from esper.tolaria.families.base import Family
-from esper.tolaria.tasks.base import Task
+from esper.tolaria.tasks import Task
 
 COMPARISON = "comparison.json"
 # A result that chance brings about less often than this counts as a difference.

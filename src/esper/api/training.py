@@ -1,8 +1,8 @@
-"""Train a policy with PPO from Python, and resume a training run."""
+"""Train a policy with PPO from Python, resume a training run, load a policy."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
@@ -10,30 +10,96 @@ from typing import Literal
 import torch
 
 from esper.api.checks import TASK, checked
-from esper.api.policies import ValidationHosts
 from esper.leyline import ConfigError
+from esper.leyline.files import write_sealed
 from esper.leyline.growth_settings import GrowthSettings
-from esper.observatory.run_directory import CONFIG, PROFILE, RunDirectory
-from esper.simic.agent.rollout import VectorEnv
+from esper.leyline.policy_card import PolicyCard, check_policy_name
+from esper.observatory.run_directory import BEST_POLICY, CONFIG, PROFILE, RunDirectory
+from esper.proof.arms import validation_score
+from esper.simic.agent.rollout_buffer import VectorEnv
 from esper.simic.agent.saving import on
-from esper.simic.recordings.recording import RecordingEnv
+from esper.simic.recordings.episodes import RecordingEnv
 from esper.simic.telemetry.profiler import TrainingProfiler
-from esper.simic.training.checkpoint import is_run, load_checkpoint, load_state, save_checkpoint
+from esper.simic.training.checkpoint import (
+    VERSION,
+    card_of,
+    is_run,
+    load_checkpoint,
+    load_state,
+    policy_files,
+    save_checkpoint,
+    write_policy,
+)
 from esper.simic.training.config import TrainingConfig, load_config
 from esper.simic.training.env_specs import env_batch_size, most_steps, recipe_of, space_of
 from esper.simic.training.loop import Hooks, run_training
+from esper.simic.training.policy_controller import LearnedController
 from esper.simic.training.round_log import RoundLog
 from esper.simic.training.state import TrainState, lasting_settings, new_state
 from esper.simic.training.workers import Cluster, growth_environments, worker_devices
 from esper.tolaria.data.catalogue import data_root
-from esper.tolaria.data.shared import share
-from esper.tolaria.data.splits import DataSplits
+from esper.tolaria.data.splits import DataSplits, share
 from esper.tolaria.engine.run import make_env
 from esper.tolaria.families import find_family
 from esper.tolaria.families.base import Family
 from esper.tolaria.fused.choice import choose_population
-from esper.tolaria.tasks import find_task
-from esper.tolaria.tasks.base import Task
+from esper.tolaria.tasks import Task, find_task
+
+
+@checked()
+def export_policy(run: str | Path, name: str, out: str | Path) -> tuple[Path, PolicyCard]:
+    """Write the newest policy of a run to the folder `out`/`name`: its weights, and a card with
+    facts about the run. Raises ConfigError if the run has no policy, or if the folder exists."""
+    check_policy_name(name)
+    state, folder = load_state(run), Path(out) / name
+    card = card_of(state, name, _episodes(state))
+    try:
+        return folder, write_policy(folder, state, card)
+    except OSError as error:
+        raise ConfigError(f"cannot write {folder}: {error.strerror}") from error
+
+
+def _episodes(state: TrainState) -> int | None:
+    """How many episodes the policy was trained on; None if that is not known."""
+    if state.round > 0:
+        return state.round * int(state.settings["envs"])
+    return state.settings.get("episodes")
+
+
+@dataclass(frozen=True)
+class ValidationHosts:
+    """The validation hosts of a family, for the training run in the folder `run`."""
+
+    config: TrainingConfig
+    family: Family
+    data: DataSplits
+    run: Path
+
+    def score(self, state: TrainState) -> float:
+        """The mean score with the policy's most probable actions."""
+        kind = self.config.growth.population
+        assert kind != "auto", "a run has chosen its population"
+        controller = LearnedController(state)
+        return validation_score(self.family, controller, self.data, data_root(), population=kind)
+
+    def keep(self, state: TrainState) -> None:
+        """Write the policy to the folder `best` of the run. Raises ConfigError, and keeps the
+        previous one, if it cannot be written."""
+        assert state.best is not None, "only a policy that was validated can be the best"
+        card = card_of(state, BEST_POLICY, state.round * self.config.envs)
+        evaluated = f"validation hosts of {self.family.name}: {state.best.score:.2f}"
+        files = policy_files(state, replace(card, evaluated=evaluated))
+        folder = self.run / BEST_POLICY
+        if not self.run.is_dir():
+            raise ConfigError(f"{self.run} was deleted during the run; start it again")
+        try:
+            write_sealed(folder, files, VERSION)
+        except OSError as error:
+            raise ConfigError(
+                f"{folder} could not be written: {error.strerror or error}; free some disk space "
+                f"and continue with --resume {self.run}"
+            ) from error
+
 
 Workers = int | Literal["auto"] | None
 

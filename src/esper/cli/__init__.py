@@ -7,16 +7,23 @@ from typing import Annotated, TextIO
 import typer
 
 from esper import __version__
-from esper.cli.ab_command import ab
 from esper.cli.doctor_command import doctor
 from esper.cli.evaluate_command import evaluate
 from esper.cli.grow_command import grow
 from esper.cli.learn_commands import imitate, offline, record
-from esper.cli.options import add_command, as_command
-from esper.cli.policies_command import export, policies, show_policy
-from esper.cli.show_commands import blueprints, compare, data_get, data_list, query, tasks
-from esper.cli.tracking import export_run
-from esper.cli.train_command import ppo
+from esper.cli.options import add_command, as_command, export_run
+from esper.cli.show_commands import (
+    blueprints,
+    compare,
+    data_get,
+    data_list,
+    export,
+    policies,
+    query,
+    show_policy,
+    tasks,
+)
+from esper.cli.train_command import ab, ppo
 from esper.cli.view_commands import explain, report, runs, serve, show, watch
 from esper.leyline.errors import EsperError, EsperWarning, shortened, visible
 

@@ -122,7 +122,7 @@ class Arms:
         if self.settings.track is None:
             return ()
         from esper.api.callbacks import Caller
-        from esper.cli.tracking import open_tracker
+        from esper.cli.options import open_tracker
 
         config = self.config(label)
         tracker = open_tracker(self.settings.track, self.settings.folder, label, config)

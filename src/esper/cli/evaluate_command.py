@@ -5,9 +5,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from esper.cli.options import RAY, cluster_at, growth_options, option
+from esper.cli.options import (
+    RAY,
+    TRACK,
+    check_track,
+    cluster_at,
+    growth_options,
+    open_tracker,
+    option,
+)
 from esper.cli.printing import Output, advising, again
-from esper.cli.tracking import TRACK, check_track, open_tracker
 from esper.leyline import ConfigError
 from esper.leyline.constants import MOST_COUNT, MOST_KEY
 from esper.leyline.growth_settings import GrowthSettings

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from esper.cli.arms import CONTINUE, COOLED, HOST, SCRATCH, Arms, rescue
-from esper.cli.options import BATCH, SLOTS, growth_options, option
+from esper.cli.options import BATCH, SLOTS, TRACK, check_track, growth_options, option
 from esper.cli.printing import Output, advising, again
-from esper.cli.tracking import TRACK, check_track
 from esper.leyline import ConfigError
 from esper.leyline.constants import MOST_COUNT, MOST_KEY
 from esper.leyline.growth_settings import GrowthSettings
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from esper.tamiyo.situation import Controller
-    from esper.tolaria.tasks.base import Task
+    from esper.tolaria.tasks import Task
 
 
 EXTRA = 0.3
@@ -76,7 +75,7 @@ def grow(output: Output, settings: GrowSettings) -> None:
     """
     began = time.time()
     # All input is checked before the first epoch.
-    from esper.api.controllers import check_script, find_controller
+    from esper.api.callbacks import check_script, find_controller
     from esper.api.growth_warnings import warn_if_out_of_domain
     from esper.api.training import one_thread
     from esper.growth.blueprints.catalogue import default_catalogue
@@ -120,7 +119,7 @@ def grow(output: Output, settings: GrowSettings) -> None:
 def _grow_fresh(arms: Arms, task: "Task", controller: "Controller") -> bool:
     """Train the arms; False if Ctrl-C has ended one of them."""
     from esper.proof.arms import Plan
-    from esper.tamiyo.controllers.static import StaticController
+    from esper.tamiyo.controllers.simple import StaticController
 
     growth, static = arms.growth, StaticController()
     grown = arms.play("grown", Plan(task, controller, growth))

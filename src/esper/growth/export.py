@@ -18,13 +18,10 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from esper.growth.compiled import original, without_graphs
-from esper.growth.devices import devices_of, input_device, on_device
-from esper.growth.generators import keyed
+from esper.growth.devices import devices_of, input_device, keyed, on_device
 from esper.growth.grown_module import GrownModule
-from esper.growth.hooks import copy_without_esper
-from esper.growth.nested import tensors_in
-from esper.growth.outputs import TOOLS, TensorLocation, locate_in_output, locate_in_slot
+from esper.growth.hooks import copy_without_esper, original, without_graphs
+from esper.growth.outputs import TOOLS, TensorLocation, locate_in_output, locate_in_slot, tensors_in
 from esper.growth.seed_slot import SeedSlot
 from esper.growth.sites import MISFITS, call_model, evaluating, explaining
 from esper.leyline import IS_BLENDED, ExportError

@@ -17,10 +17,18 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from esper.growth.blueprints.catalogue import BlueprintCatalogue, OutputSpec, default_catalogue
-from esper.growth.compiled import check_breakable, is_wrapper, mark, original, unmark
-from esper.growth.devices import devices_of
-from esper.growth.generators import keyed
-from esper.growth.hooks import GROWING, SEEDS_SAVED, has_flag, hooks_of_esper
+from esper.growth.devices import devices_of, keyed
+from esper.growth.hooks import (
+    GROWING,
+    SEEDS_SAVED,
+    check_breakable,
+    has_flag,
+    hooks_of_esper,
+    is_wrapper,
+    mark,
+    original,
+    unmark,
+)
 from esper.growth.lifecycle import GATED
 from esper.growth.seed_slot import BlendValve, SeedSlot, make_valve
 from esper.growth.sites import Layouts, SlotChoice, evaluating, inspect_model

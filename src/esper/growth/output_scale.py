@@ -5,10 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from esper.growth.compiled import without_graphs
-from esper.growth.devices import input_device, on_device
-from esper.growth.generators import keyed
+from esper.growth.devices import input_device, keyed, on_device
 from esper.growth.grown_module import GrownModule
+from esper.growth.hooks import without_graphs
 from esper.growth.outputs import locate_in_output
 from esper.growth.seed_slot import SeedSlot
 from esper.growth.sites import call_model, evaluating

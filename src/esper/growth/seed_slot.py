@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from esper.growth.blueprints.catalogue import BlueprintCatalogue, OutputSpec
 from esper.growth.blueprints.modules import nearly_zero_
-from esper.growth.compiled import REASON
+from esper.growth.hooks import REASON
 from esper.growth.outputs import locate_in_output, locate_in_slot
 from esper.leyline import IS_BLENDED, IS_FULL, ConfigError, InjectionSpec, SeedStage, Widening
 

@@ -13,9 +13,9 @@ from torch import Tensor, fx, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from esper.growth.blueprints.catalogue import OutputSpec, flop_counter
-from esper.growth.compiled import original, without_graphs
 from esper.growth.dataflow import DataflowTracer
 from esper.growth.devices import input_device, on_device
+from esper.growth.hooks import original, without_graphs
 from esper.growth.layouts import (
     TOPOLOGY_OF_LAYOUT,
     CausalAttentionDetector,
@@ -24,8 +24,7 @@ from esper.growth.layouts import (
     dims_of_output,
     layout_of,
 )
-from esper.growth.nested import tensors_in
-from esper.growth.outputs import locate_in_output, locate_in_slot
+from esper.growth.outputs import locate_in_output, locate_in_slot, tensors_in
 from esper.leyline import ConfigError, EsperError, Widening
 
 SlotChoice = Sequence[str] | str | Callable[[str, nn.Module], bool]

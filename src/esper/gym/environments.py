@@ -12,9 +12,7 @@ from gymnasium.utils import seeding
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from esper.gym.actions import ENCODINGS
-from esper.gym.analytic import AnalyticProblem
-from esper.gym.problem import Observed, Problem
+from esper.gym.problem import ENCODINGS, AnalyticProblem, Observed, Problem
 from esper.leyline import ConfigError
 from esper.leyline.constants import MOST_KEY
 

@@ -26,8 +26,7 @@ from esper.tolaria.data.catalogue import data_root
 from esper.tolaria.data.splits import DataSplits
 from esper.tolaria.engine.run import make_env
 from esper.tolaria.fused.choice import choose_population
-from esper.tolaria.tasks import find_task
-from esper.tolaria.tasks.base import Task
+from esper.tolaria.tasks import Task, find_task
 
 REWARD = "objective"
 

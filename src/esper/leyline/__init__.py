@@ -5,19 +5,6 @@ and every constant that affects training. No torch, and no logic beyond validati
 """
 
 from esper.leyline import constants
-from esper.leyline.actions import (
-    BLEND,
-    BLEND_NAMES,
-    BLUEPRINT,
-    HEAD_NAMES,
-    HEAD_RELEVANCE,
-    NUM_OPS,
-    OP,
-    RELEVANT_HEADS,
-    SLOT,
-    ActionMasks,
-    LifecycleOp,
-)
 from esper.leyline.errors import (
     ConfigError,
     DataMissingError,
@@ -30,8 +17,8 @@ from esper.leyline.errors import (
     SlotIdError,
     shortened,
 )
+from esper.leyline.events import History, NullRecorder, Recorder, RoundRecorder
 from esper.leyline.randomness import draw_key, generator
-from esper.leyline.recorder import History, NullRecorder, Recorder, RoundRecorder
 from esper.leyline.reports import EpisodeOutcome, SeedStateReport, TrainingSignals, TwinReport
 from esper.leyline.slots import (
     SEED_LAYOUTS,
@@ -46,15 +33,26 @@ from esper.leyline.slots import (
     validate_slot_ids,
 )
 from esper.leyline.stages import (
+    BLEND,
+    BLEND_NAMES,
+    BLUEPRINT,
     GATE_FOR_TARGET,
+    HEAD_NAMES,
+    HEAD_RELEVANCE,
     HOLDS_SEED,
     IS_ACTIVE,
     IS_BLENDED,
     IS_FULL,
     IS_LIVE,
     LEGAL_TRANSITION,
+    NUM_OPS,
+    OP,
+    RELEVANT_HEADS,
     REMOVAL_OF_KEPT,
+    SLOT,
     VALID_TRANSITIONS,
+    ActionMasks,
     GateLevel,
+    LifecycleOp,
     SeedStage,
 )

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from esper.leyline.errors import ConfigError, shortened
-from esper.leyline.limits import parse_toml, read_text
+from esper.leyline.files import parse_toml, read_text
 
 CARD, WEIGHTS = "card.toml", "policy.safetensors"
 UNMEASURED = "unmeasured"

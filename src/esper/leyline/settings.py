@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from esper.leyline.errors import ConfigError
-from esper.leyline.limits import parse_toml, read_text
+from esper.leyline.files import parse_toml, read_text
 
 MOST_DIGITS = 10**60  # a larger number is not printed
 

@@ -11,20 +11,23 @@ from pathlib import Path
 from typing import Any
 
 from esper.leyline import ConfigError
-from esper.observatory.event_text import in_words, is_listed, topic
 from esper.observatory.explain import decision_row
 from esper.observatory.formatting import (
+    HOST,
+    POLICY,
     STAGE_COLOURS,
     STAGE_LETTERS,
     STAGE_NAMES,
     few_keys,
+    in_words,
+    is_listed,
     modules_of,
     safe_text,
     sanitize,
     slot_columns,
     stages_of,
+    topic,
 )
-from esper.observatory.quantities import HOST, POLICY
 from esper.observatory.reading import (
     ROUND_ROW,
     JsonLines,

@@ -17,7 +17,6 @@ from rich.table import Table
 from rich.text import Text
 
 from esper.leyline import ConfigError
-from esper.observatory.evaluation_picture import draw_evaluation
 from esper.observatory.formatting import (
     few_keys,
     format_columns,
@@ -25,6 +24,7 @@ from esper.observatory.formatting import (
     mean_of,
     seed_location,
 )
+from esper.observatory.picture import draw_evaluation
 from esper.observatory.run_directory import EVALUATION_LOCK, TRACKED, lock_folder, refuse_mixture
 from esper.observatory.terminal import plain_table
 

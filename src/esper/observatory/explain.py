@@ -7,9 +7,10 @@ from typing import Any
 
 from esper.leyline import ConfigError
 from esper.observatory.evaluation import DECISIONS, REPORT
-from esper.observatory.event_text import in_words, is_listed
 from esper.observatory.formatting import (
     format_number,
+    in_words,
+    is_listed,
     modules_of,
     sanitize,
     slot_columns,

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from esper.leyline.errors import ConfigError
-from esper.leyline.limits import MAX_JSON, MAX_LINE, MAX_TEXT, parse_json, parse_toml
-from esper.leyline.locks import try_lock
+from esper.leyline.files import MAX_JSON, MAX_LINE, MAX_TEXT, parse_json, parse_toml, try_lock
 
 BLOCK = 4096
 MAX_DAMAGED = 100  # damaged lines in sequence after which the search for a row ends

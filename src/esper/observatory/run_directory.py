@@ -13,8 +13,7 @@ from typing import IO, Any
 
 from esper.leyline import ConfigError, EpisodeOutcome, shortened
 from esper.leyline.events import Event
-from esper.leyline.limits import MAX_LINE, parse_json
-from esper.leyline.locks import try_lock
+from esper.leyline.files import MAX_LINE, parse_json, try_lock
 
 CONFIG = "config.toml"  # the settings of the run
 EVENTS = "events.jsonl"  # one typed event per line

@@ -27,11 +27,11 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from esper.leyline import ConfigError
 from esper.observatory.access import COOKIE, AccessControl, is_token
-from esper.observatory.comparison import compare_curves
 from esper.observatory.describe import describe, summary_as_dict
 from esper.observatory.formatting import safe_text
 from esper.observatory.report import web_file
 from esper.observatory.runs import find_runs, fingerprint, is_run, summarize_run
+from esper.observatory.summaries import compare_curves
 
 POLL_RUN, POLL_LIST = 0.5, 2.0  # seconds between checks of one run, and of the whole folder
 HEARTBEAT = 15.0

@@ -12,7 +12,7 @@ from textual.widgets import ContentSwitcher, DataTable, Footer, Static
 from esper.leyline import ConfigError
 from esper.observatory import watch_text
 from esper.observatory.describe import describe
-from esper.observatory.event_text import TOPICS
+from esper.observatory.formatting import TOPICS
 from esper.observatory.runs import fingerprint, is_run, summarize_run
 
 POLL = 0.5  # seconds between checks of the run

@@ -11,6 +11,8 @@ from rich.text import Text
 
 from esper.observatory.explain import slot_text
 from esper.observatory.formatting import (
+    HOST,
+    POLICY,
     STAGE_COLOURS,
     STAGE_LETTERS,
     format_columns,
@@ -18,7 +20,6 @@ from esper.observatory.formatting import (
     format_number,
     stage_name,
 )
-from esper.observatory.quantities import HOST, POLICY
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
 CURVE, MARKED = "#56b4e9 on #202428", "#ffffff on #5c5c5c"

@@ -3,7 +3,6 @@
 Arms are trained on paired keys, together with control arms, and compared statistically.
 """
 
-from esper.proof.evaluation import evaluate
-from esper.proof.settings import EvaluationSettings
+from esper.proof.evaluation import EvaluationSettings, evaluate
 
 __all__ = ["EvaluationSettings", "evaluate"]

@@ -1,20 +1,25 @@
-"""Plans: how the networks of an arm are trained."""
+"""Plans: how the networks of an arm, and the hosts of a family, are trained."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
+import numpy as np
 from torch import Tensor, nn
 
-from esper.leyline import EpisodeOutcome, Recorder
+from esper.leyline import EpisodeOutcome, EsperError, Recorder
 from esper.leyline.growth_settings import TRAINED_SCHEDULE
 from esper.proof.compute import affordable_steps, fit_to_budget, host_size
-from esper.tamiyo.controllers.static import StaticController
+from esper.tamiyo.controllers.simple import StaticController
 from esper.tamiyo.situation import Controller
 from esper.tolaria.data.splits import DataSplits
+from esper.tolaria.engine.recipe import HostRecipe
 from esper.tolaria.engine.run import GrowthSettings, Topology, Trained, host_settings
 from esper.tolaria.engine.run import train as train_networks
+from esper.tolaria.families.base import Family, Member
+from esper.tolaria.families.hosts import hosts_of
 from esper.tolaria.fused.choice import PopulationKind
-from esper.tolaria.tasks.base import Task
+from esper.tolaria.tasks import Task
 
 DO_NOTHING = StaticController()
 
@@ -163,3 +168,49 @@ def scratch_plan(task: Task, budget: int, population: PopulationKind = "looped")
         population=population,
     )
     return Plan(task, DO_NOTHING, rules)
+
+
+def validation_score(
+    family: Family,
+    controller: Controller,
+    data: DataSplits,
+    root: Path,
+    *,
+    population: PopulationKind = "fused",
+) -> float:
+    """Mean validation score of a controller on all validation hosts of a family. Hosts that were
+    never measured do not count. Test data are not read."""
+    scores: list[float] = []
+    for member in family.members("validation"):
+        _, trained = play_member(member, controller, data, root, member.keys, population)
+        known = (each.outcome.val_score for each in trained)
+        scores += [score for score in known if score is not None]
+    if not scores:
+        raise EsperError(f"no validation host of {family.name} could be trained")
+    return float(np.mean(scores))
+
+
+def play_member(
+    member: Member,
+    controller: Controller,
+    data: DataSplits,
+    root: Path,
+    keys: Sequence[int],
+    population: PopulationKind = "fused",
+    recorder: Recorder | None = None,
+) -> tuple[HostRecipe, list[Trained]]:
+    """The recipe of a member's hosts, and an episode on the host of each of `keys`.
+
+    Ctrl-C raises KeyboardInterrupt: half an episode is no result.
+    """
+    hosts = hosts_of(member, data, root)
+    recipe = replace(member.recipe(data), weights=hosts.weights)
+    rules = member.rules(data, hosts.cost, population)
+    if isinstance(controller, StaticController):
+        rules = replace(rules, counterfactuals=False)
+    name = member.task.name
+    return recipe, complete(
+        train_networks(
+            recipe, keys, rules, controller, task=name, recorder=recorder, attribute=False
+        )
+    )

@@ -18,13 +18,19 @@ from typing import Any
 
 import torch
 
-from esper.growth.snapshot import HostSnapshot, restore_snapshot, snapshot_from_tree, snapshot_tree
-from esper.growth.storage import read_tree, write_tree
+from esper.growth.snapshot import (
+    HostSnapshot,
+    read_tree,
+    restore_snapshot,
+    snapshot_from_tree,
+    snapshot_tree,
+    write_tree,
+)
 from esper.leyline import ConfigError, EpisodeOutcome, History, SeedStateReport
 from esper.leyline.events import GovernorSnapshot
-from esper.leyline.limits import MAX_JSON, parse_json, read_bytes
+from esper.leyline.files import MAX_JSON, parse_json, read_bytes
 from esper.proof.arms import Plan, Run
-from esper.proof.work import WorkResults
+from esper.proof.jobs import WorkResults
 from esper.tolaria.data.splits import DataSplits
 from esper.tolaria.engine.recipe import export_network, new_network
 

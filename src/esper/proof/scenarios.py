@@ -30,13 +30,13 @@ from esper.proof.compute import (
     first_epoch_macs,
     host_size,
     of_width,
+    random_shapes,
     training_macs,
 )
-from esper.proof.shapes import random_shapes
 from esper.tamiyo.situation import Controller
 from esper.tolaria.data.splits import DataSplits
 from esper.tolaria.engine.run import Trained
-from esper.tolaria.tasks.base import Task
+from esper.tolaria.tasks import Task
 
 STATIC_FINAL = "static-final"
 STATIC_FINAL_EQUAL_COMPUTE = "static-final-equal-compute"

@@ -1,15 +1,66 @@
-"""What a controller sees before it decides, and the interface of a controller."""
+"""What a controller sees before it decides, the tracker of its signals, the interface of a
+controller."""
 
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from esper.growth.blueprints.catalogue import BlueprintCatalogue
+from esper.growth.blueprints.catalogue import BlueprintCatalogue, count_params, seed_traits
+from esper.growth.grown_module import GrownModule
 from esper.growth.slot_table import SlotTable
 from esper.leyline import HEAD_NAMES, OP, ActionMasks, LifecycleOp, SlotConfig, TrainingSignals
+from esper.leyline import constants as c
 from esper.leyline.events import Decided
-from esper.tamiyo.slot_facts import SlotFacts
+from esper.tamiyo.policy.action_masks import GrowthLimits
+
+
+@dataclass(frozen=True)
+class SlotFacts:
+    """S slots of a host and B candidates in each, the same for all hosts of an architecture.
+
+    host_macs      multiply-adds of the host per example
+    position       float[S], 0 at the input, 1 at the output
+    channels       int[S]
+    positions      int[S], number of pixels or tokens that a seed reads; 1 for vectors
+    params, macs   float[S], share of the host in the slot's module; NaN if unknown
+    fits           bool[S, B]
+    seed_params, seed_macs   int[S, B], cost of a candidate, as in the masks
+    seed_layers, seed_reach  int[S, B], its number of weight matrices, and its widest kernel
+    """
+
+    host_macs: int
+    position: np.ndarray
+    channels: np.ndarray
+    positions: np.ndarray
+    params: np.ndarray
+    macs: np.ndarray
+    fits: np.ndarray
+    seed_params: np.ndarray
+    seed_macs: np.ndarray
+    seed_layers: np.ndarray
+    seed_reach: np.ndarray
+
+
+def describe_slots(template: GrownModule, limits: GrowthLimits) -> SlotFacts:
+    sites, host = template.sites, template.host
+    _, traits = seed_traits(template.catalogue, sites, template.output)
+    own = np.array([count_params(host.get_submodule(site.module)) for site in sites])
+    macs = np.array([np.nan if site.macs is None else site.macs for site in sites])
+    channels = np.array([site.channels for site in sites])
+    return SlotFacts(
+        host_macs=template.host_macs,
+        position=np.array([site.position for site in sites]),
+        channels=channels,
+        positions=np.array([int(np.prod(site.shape)) for site in sites]) // channels,
+        params=own / max(1, count_params(host)),
+        macs=macs / max(1, template.host_macs),
+        fits=limits.fits,
+        seed_params=limits.params,
+        seed_macs=limits.macs,
+        seed_layers=traits[..., 2],
+        seed_reach=traits[..., 3],
+    )
 
 
 @dataclass(frozen=True)
@@ -81,3 +132,127 @@ def wait(n_envs: int) -> np.ndarray:
     actions = np.zeros((n_envs, len(HEAD_NAMES)), dtype=np.int64)
     actions[:, OP] = LifecycleOp.WAIT
     return actions
+
+
+HISTORY = 5
+# The median of |x - 2y + z| of normal numbers, in their deviations: 0.6745 * sqrt(1 + 4 + 1).
+SECOND_DIFFERENCE = 1.6522
+
+
+def score_noise(scores: np.ndarray, chance: np.ndarray) -> np.ndarray:
+    """[E]: random variation of scores ([E, T], oldest first, NaN where unknown), in their unit.
+
+    It is the median second difference of the last epochs, which a steady rise does not affect. It
+    is at least a share of the spread of all scores, because a curve may be too smooth, and at least
+    `chance` ([E]), the standard error of a single score if known. Else NaN before the third score.
+    """
+    bends = np.abs(np.diff(scores[:, -c.SIGNAL_HISTORY_WINDOW :], n=2, axis=1))
+    noise = np.full(len(scores), np.nan)
+    known = np.flatnonzero(~np.isnan(bends).all(axis=1))
+    if len(known):
+        spread = _quartile(scores[known], 0.75) - _quartile(scores[known], 0.25)
+        noise[known] = np.nanmedian(bends[known], axis=1) / SECOND_DIFFERENCE
+        noise[known] = np.maximum(noise[known], c.NOISE_OF_SPREAD * spread)
+    return np.fmax(noise, chance)
+
+
+def _quartile(scores: np.ndarray, share: float) -> np.ndarray:
+    """[E]: like `np.nanquantile` along rows, but 50 times as fast."""
+    rank = share * ((~np.isnan(scores)).sum(axis=1, keepdims=True) - 1)
+    below = np.floor(rank).astype(np.int64)
+    ordered = np.sort(scores, axis=1)  # NaN last
+    low = np.take_along_axis(ordered, below, axis=1)
+    high = np.take_along_axis(ordered, np.ceil(rank).astype(np.int64), axis=1)
+    return np.asarray((low + (high - low) * (rank - below))[:, 0])
+
+
+class SignalTracker:
+    """Call `update` after every epoch with its measurements, [E] arrays.
+
+    A plateau counts the epochs since the best score last rose by `plateau_rise` times its `noise`
+    [E]. A host is stabilised after `stabilization_epochs` consecutive epochs whose validation loss
+    neither fell by the share `stabilization_threshold` nor jumped (0: from the start), and stays so
+    until `reset`.
+    """
+
+    def __init__(
+        self,
+        n_envs: int,
+        plateau_rise: float = c.PLATEAU_RISE,
+        stabilization_threshold: float = c.STABILIZATION_THRESHOLD,
+        stabilization_epochs: int = c.STABILIZATION_EPOCHS,
+    ) -> None:
+        self.n_envs = n_envs
+        self.plateau_rise = plateau_rise
+        self.stabilization_threshold = stabilization_threshold
+        self.stabilization_epochs = stabilization_epochs
+        self.reset()
+
+    def reset(self) -> None:
+        shape = (self.n_envs,)
+        self.plateau = np.zeros(shape, dtype=np.int64)
+        self.plateau_base = np.full(shape, np.nan)
+        self.stable = np.zeros(shape, dtype=np.int64)
+        self.stabilized = np.full(shape, self.stabilization_epochs == 0)
+        self.best_score = np.full(shape, np.nan)
+        self.best_loss = np.full(shape, np.nan)
+        self.noise = np.full(shape, np.nan)
+        self.losses = np.full((self.n_envs, HISTORY), np.nan)
+        self.scores = np.full((self.n_envs, HISTORY), np.nan)  # all of them, after these
+
+    def update(
+        self,
+        epoch: int,
+        global_step: int,
+        train_loss: np.ndarray,
+        train_score: np.ndarray,
+        val_loss: np.ndarray,
+        val_score: np.ndarray,
+        chance: np.ndarray | None = None,
+    ) -> TrainingSignals:
+        """`chance` is the standard error of each score, if known."""
+        previous_loss = self.losses[:, -1]
+        loss_delta = previous_loss - val_loss
+        score_delta = val_score - self.scores[:, -1]
+        self.scores = np.concatenate([self.scores, val_score[:, None]], axis=1)
+        unknown = np.full(self.n_envs, np.nan)
+        self.noise = score_noise(self.scores, unknown if chance is None else chance)
+        self._update_plateau(val_score)
+        self._update_stability(loss_delta, previous_loss, val_loss)
+        self.best_score = np.fmax(self.best_score, val_score)
+        self.best_loss = np.fmin(self.best_loss, val_loss)
+        self.losses = np.concatenate([self.losses[:, 1:], val_loss[:, None]], axis=1)
+        return TrainingSignals(
+            epoch=np.full(self.n_envs, epoch),
+            global_step=np.full(self.n_envs, global_step),
+            train_loss=train_loss,
+            val_loss=val_loss,
+            loss_delta=loss_delta,
+            train_score=train_score,
+            val_score=val_score,
+            score_delta=score_delta,
+            plateau_epochs=self.plateau,
+            host_stabilized=self.stabilized,
+            best_val_score=self.best_score,
+            best_val_loss=self.best_loss,
+            loss_history=self.losses,
+            score_history=self.scores[:, -HISTORY:],
+        )
+
+    def _update_plateau(self, score: np.ndarray) -> None:
+        # Compared with the best, not the last epoch: else noise would count as progress.
+        rose = ~(score <= self.plateau_base + self.plateau_rise * self.noise)
+        self.plateau_base = np.where(rose, score, self.plateau_base)
+        self.plateau = np.where(rose, 0, self.plateau + 1)
+
+    def _update_stability(
+        self, loss_delta: np.ndarray, previous: np.ndarray, loss: np.ndarray
+    ) -> None:
+        # Comparisons with NaN, before the first epoch or after a fault, are False.
+        stable = (
+            (previous > 1e-8)
+            & (loss_delta < self.stabilization_threshold * previous)
+            & (loss < c.STABILIZATION_SPIKE * previous)
+        )
+        self.stable = np.where(stable, self.stable + 1, 0)
+        self.stabilized = self.stabilized | (self.stable >= self.stabilization_epochs)

@@ -12,7 +12,7 @@ from torch import nn
 from torchrl.objectives import ClipPPOLoss
 
 from agent_support import make_agent
-from esper.simic.agent.losses import (
+from esper.simic.agent.optimization import (
     clipped_surrogate,
     explained_variance,
     joint_kl,

@@ -18,9 +18,9 @@ from esper.simic.recordings.episodes import (
     acted_on,
     join,
     load_episodes,
+    record_episodes,
     save_episodes,
 )
-from esper.simic.recordings.recording import record_episodes
 from esper.simic.training.config import load_config
 from esper.tamiyo.controllers import make_controller
 from esper.tamiyo.controllers.scripted import ScriptedController

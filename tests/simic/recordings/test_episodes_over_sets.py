@@ -15,13 +15,13 @@ from esper.simic.recordings.episodes import (
     convert_episodes,
     join,
     load_episodes,
+    record_episodes,
     save_episodes,
 )
 from esper.simic.recordings.imitation import CloningConfig, EpisodeTensors, clone
 from esper.simic.recordings.offline import OfflineConfig, learn_offline
-from esper.simic.recordings.recording import record_episodes
 from esper.simic.training.config import load_config
-from esper.simic.training.space import Space
+from esper.simic.training.env_specs import Space
 from esper.simic.training.state import new_state
 from esper.tamiyo.controllers.scripted import ScriptedController
 from helpers import small_digits

@@ -7,8 +7,7 @@ import pytest
 
 from esper.api import resume_ppo
 from esper.leyline import OP, ConfigError, LifecycleOp
-from esper.simic.recordings.episodes import load_episodes
-from esper.simic.recordings.recording import record_episodes
+from esper.simic.recordings.episodes import load_episodes, record_episodes
 from esper.simic.training.checkpoint import load_checkpoint
 from esper.simic.training.env_specs import episode_key
 from esper.tamiyo.controllers import make_controller

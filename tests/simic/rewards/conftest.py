@@ -3,7 +3,7 @@
 import pytest
 
 from esper.leyline import History
-from esper.tamiyo.controllers.random import RandomController
+from esper.tamiyo.controllers.simple import RandomController
 from esper.tolaria.engine.run import play
 from helpers import break_host
 from reward_support import small_env

@@ -7,8 +7,7 @@ import pytest
 
 from esper.leyline import ConfigError, SeedStage
 from esper.simic.rewards.config import LossRewardConfig
-from esper.simic.rewards.modes import compute_reward
-from esper.simic.rewards.outcome import loss_delta_reward, terminal_loss_reward
+from esper.simic.rewards.modes import compute_reward, loss_delta_reward, terminal_loss_reward
 from reward_support import GAMMA, LOSSES, one_seed, transition
 
 NAN = float("nan")

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from esper.leyline import OP, ConfigError, LifecycleOp, SeedStage
-from esper.simic.rewards.components import RewardComponents, Shaping
 from esper.simic.rewards.config import (
     ContributionRewardConfig,
     LossRewardConfig,
@@ -15,6 +14,7 @@ from esper.simic.rewards.config import (
     RewardConfig,
 )
 from esper.simic.rewards.modes import MODES, RewardMode, compute_reward
+from esper.simic.rewards.terms import RewardComponents, Shaping
 from esper.simic.training.config import load_config
 from reward_support import GAMMA, LOSSES, default_config, one_seed, transition
 from training_support import rows, tiny_run

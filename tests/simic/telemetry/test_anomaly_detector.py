@@ -15,8 +15,8 @@ from esper.simic.telemetry.anomaly_detector import (
     Escalation,
     value_threshold,
 )
+from esper.simic.telemetry.debug_telemetry import RatioExplosionDiagnostic
 from esper.simic.telemetry.gradient_collector import GradientEMATracker
-from esper.simic.telemetry.ratio_diagnostic import RatioExplosionDiagnostic
 
 HEALTHY = {
     "ratio_max": 1.4,

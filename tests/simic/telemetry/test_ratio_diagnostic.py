@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from esper.leyline import HEAD_NAMES
-from esper.simic.telemetry.ratio_diagnostic import RatioExplosionDiagnostic
+from esper.simic.telemetry.debug_telemetry import RatioExplosionDiagnostic
 
 
 def ratios(change, relevant):

@@ -12,12 +12,14 @@ import pytest
 
 import esper.simic.training as training
 from esper.api.training import resume_ppo
-from esper.leyline import ConfigError, sealed
+from esper.leyline import ConfigError, files
 from esper.observatory.run_directory import RunDirectory
 from esper.simic.training.checkpoint import (
     MANIFEST,
+    OLDEST,
     STATE,
     TENSORS,
+    VERSION,
     CheckpointWriteError,
     DamagedCheckpointError,
     load_checkpoint,
@@ -26,7 +28,6 @@ from esper.simic.training.checkpoint import (
 from esper.simic.training.env_specs import space_of
 from esper.simic.training.loop import Hooks
 from esper.simic.training.state import new_state
-from esper.simic.training.versions import OLDEST, VERSION
 from training_support import same_run, tiny_config, tiny_run, tiny_task
 
 
@@ -104,7 +105,7 @@ def test_what_is_still_being_written_is_not_seen(run):
 @pytest.mark.parametrize("nth", [1, 2, 3])
 def test_a_full_disk_is_reported_and_the_last_good_one_survives(run, monkeypatch, nth):
     state = load_checkpoint(run).state
-    state.round, calls, write = 5, [], sealed._write
+    state.round, calls, write = 5, [], files._write
 
     def full(path: Path, data: bytes) -> None:
         calls.append(path)
@@ -113,7 +114,7 @@ def test_a_full_disk_is_reported_and_the_last_good_one_survives(run, monkeypatch
             raise OSError(errno.ENOSPC, "No space left on device")
         write(path, data)
 
-    monkeypatch.setattr(sealed, "_write", full)
+    monkeypatch.setattr(files, "_write", full)
     with pytest.raises(CheckpointWriteError, match=r"No space left.*round-000004 is intact"):
         save_checkpoint(run, state, {})
     assert load_checkpoint(run).state.round == 4
@@ -121,7 +122,7 @@ def test_a_full_disk_is_reported_and_the_last_good_one_survives(run, monkeypatch
 
 
 def test_a_run_ends_with_the_report_when_the_disk_is_full_and_goes_on_later(tmp_path, monkeypatch):
-    write = sealed._write
+    write = files._write
 
     def full(path: Path, data: bytes) -> None:
         if "round-000002" in str(path):
@@ -129,7 +130,7 @@ def test_a_run_ends_with_the_report_when_the_disk_is_full_and_goes_on_later(tmp_
         write(path, data)
 
     with monkeypatch.context() as patch:
-        patch.setattr(sealed, "_write", full)
+        patch.setattr(files, "_write", full)
         with pytest.raises(CheckpointWriteError, match="round-000001 is intact"):
             tiny_run(tmp_path / "run")
     assert resume_ppo(tmp_path / "run", task=tiny_task()).round == 3
@@ -230,12 +231,12 @@ def test_no_module_of_training_can_unpickle_or_evaluate():
 
 def test_004_m6_resuming_reads_every_file_of_a_checkpoint_once(tmp_path, monkeypatch):
     tiny_run(tmp_path / "run", rounds=1)
-    read, names = sealed.read_bytes, []
+    read, names = files.read_bytes, []
 
     def spy(path, most):
         names.append(path.name)
         return read(path, most)
 
-    monkeypatch.setattr(sealed, "read_bytes", spy)
+    monkeypatch.setattr(files, "read_bytes", spy)
     resume_ppo(tmp_path / "run", task=tiny_task())
     assert sorted(n for n in names if n in (MANIFEST, STATE, TENSORS)) == [MANIFEST, STATE, TENSORS]

@@ -12,7 +12,7 @@ from esper.simic.training.config import load_config
 from esper.simic.training.env_specs import ShardSpec, episode_key, most_steps
 from esper.simic.training.round_log import RoundLog
 from esper.simic.training.shard import Shard
-from esper.tamiyo.controllers.random import RandomController
+from esper.tamiyo.controllers.simple import RandomController
 from esper.tamiyo.situation import wait
 from training_support import (
     REMEDIES,

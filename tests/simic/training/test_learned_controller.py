@@ -10,8 +10,8 @@ import esper
 from esper.growth.blueprints.catalogue import default_catalogue
 from esper.leyline import BLUEPRINT, OP, ConfigError, LifecycleOp
 from esper.simic.training.checkpoint import load_state
+from esper.simic.training.env_specs import Space
 from esper.simic.training.policy_controller import LearnedController
-from esper.simic.training.space import Space
 from esper.simic.training.state import new_state
 from esper.tamiyo.controllers.heuristic import HeuristicController
 from esper.tolaria.engine.environment import GrowthEnv

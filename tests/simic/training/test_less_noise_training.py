@@ -8,8 +8,7 @@ from esper.leyline import ConfigError, History, constants
 from esper.simic import analytic
 from esper.simic.control.normalization import RewardNormalizer, RunningMeanStd
 from esper.simic.training.loop import run_training
-from esper.simic.training.round_log import Clock, RoundLog
-from esper.simic.training.scaling import ScaledEnv, scale_returns
+from esper.simic.training.round_log import Clock, RoundLog, ScaledEnv, scale_returns
 from esper.simic.training.state import TrainState, new_state, pack, unpack
 from training_support import ANALYTIC, REMEDIES, RunHistory, analytic_state, play, tiny_config
 

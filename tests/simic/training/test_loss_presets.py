@@ -8,7 +8,7 @@ import torch
 from esper.api import train_ppo
 from esper.simic.training.config import load_config
 from esper.tolaria.data.splits import DataSplits
-from esper.tolaria.tasks import built_in, find_task
+from esper.tolaria.tasks import BUILT_IN, find_task
 from training_support import rows
 
 SHAPES = {"digits": (1, 8, 8), "mnist": (1, 28, 28), "fashion_mnist": (1, 28, 28)}
@@ -29,7 +29,7 @@ def stand_in(name: str) -> DataSplits:
     return DataSplits(*halves)
 
 
-@pytest.mark.parametrize("name", [task.name for task in built_in.BUILT_IN])
+@pytest.mark.parametrize("name", [task.name for task in BUILT_IN])
 def test_004_m4_a_loss_reward_needs_no_settings_for_a_built_in_task(tmp_path, name):
     sizes = {"network.feature_dim": 8, "network.lstm_hidden_dim": 8}
     flags = {"task": name, "reward_mode": "loss", "rounds": 1, "envs": 1, "growth.steps": 1}

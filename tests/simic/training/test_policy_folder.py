@@ -19,9 +19,8 @@ from command_support import esper_here
 from esper.api import export_policy, find_controller
 from esper.leyline import ConfigError, policy_card
 from esper.leyline.policy_card import CARD, WEIGHTS, find_policy, read_card, shipped_policies
-from esper.simic.training.checkpoint import load_state
+from esper.simic.training.checkpoint import load_state, write_policy
 from esper.simic.training.policy_controller import LearnedController
-from esper.simic.training.policy_folder import write_policy
 from esper.simic.training.state import TrainState
 from training_support import tiny_run
 
@@ -276,6 +275,6 @@ def test_a_policy_that_saw_other_columns_is_refused(
     for_any: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert load_state(for_any).space.kind == "set"
-    monkeypatch.setattr("esper.simic.training.space.SET_COLUMNS", "those of another version")
+    monkeypatch.setattr("esper.simic.training.env_specs.SET_COLUMNS", "those of another version")
     with pytest.raises(ConfigError, match="other columns than this version"):
         load_state(for_any)

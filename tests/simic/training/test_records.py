@@ -10,8 +10,8 @@ import pytest
 from esper.api.training import train_ppo
 from esper.growth.blueprints.catalogue import default_catalogue
 from esper.leyline import EpisodeOutcome, History
-from esper.observatory.comparison import AVERAGED
 from esper.observatory.run_directory import episode_script
+from esper.observatory.summaries import AVERAGED
 from esper.observatory.terminal import round_line
 from esper.simic.telemetry import lstm_health
 from esper.simic.telemetry.profiler import resident_mb

@@ -6,8 +6,7 @@ import torch
 
 from esper.simic import analytic
 from esper.simic.control.normalization import RewardNormalizer, RunningMeanStd
-from esper.simic.training.round_log import Clock
-from esper.simic.training.scaling import ScaledEnv
+from esper.simic.training.round_log import Clock, ScaledEnv
 from training_support import analytic_state, play
 
 

@@ -8,8 +8,14 @@ import pytest
 
 from esper.api.training import resume_ppo
 from esper.leyline import ConfigError
-from esper.simic.training.checkpoint import load_checkpoint, load_state
-from esper.simic.training.versions import OLDEST, UPGRADES, VERSION, upgraded
+from esper.simic.training.checkpoint import (
+    OLDEST,
+    UPGRADES,
+    VERSION,
+    load_checkpoint,
+    load_state,
+    upgraded,
+)
 from training_support import rows, tiny_task
 
 

@@ -22,9 +22,8 @@ from esper.leyline import (
 from esper.leyline.growth_settings import GrowthSettings
 from esper.tamiyo.controllers import make_controller
 from esper.tamiyo.controllers.heuristic import HeuristicConfig, HeuristicController
-from esper.tamiyo.controllers.random import RandomController
 from esper.tamiyo.controllers.scripted import ScriptedController, parse_script
-from esper.tamiyo.controllers.static import StaticController
+from esper.tamiyo.controllers.simple import RandomController, StaticController
 from esper.tamiyo.policy.action_masks import GrowthLimits, compute_action_masks
 from esper.tamiyo.situation import Situation
 

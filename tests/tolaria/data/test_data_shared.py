@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from esper.leyline import ConfigError
-from esper.tolaria.data.shared import SharedSplits, share
-from esper.tolaria.data.splits import DataSplits
+from esper.tolaria.data.splits import DataSplits, SharedSplits, share
 from esper.tolaria.tasks import find_task
 
 NAMES = [field.name for field in fields(DataSplits)]

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from esper.growth.blueprints.catalogue import BlueprintCatalogue
-from esper.growth.hosts.mlp import MLPHost
+from esper.growth.hosts import MLPHost
 from esper.leyline import SeedStage
 from esper.tolaria.engine.population import LoopedPopulation
 from esper.tolaria.engine.recipe import HostRecipe

@@ -11,8 +11,7 @@ from torch.optim import SGD, AdamW
 
 from esper.growth.blueprints.catalogue import default_catalogue
 from esper.growth.grown_module import GrownModule
-from esper.growth.hosts.cnn import CNNHost
-from esper.growth.hosts.mlp import MLPHost
+from esper.growth.hosts import CNNHost, MLPHost
 from esper.leyline import ConfigError
 from esper.tolaria.engine.batches import LoaderSource, TensorSource
 from esper.tolaria.engine.recipe import HostRecipe

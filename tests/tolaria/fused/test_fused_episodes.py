@@ -22,9 +22,8 @@ from esper.leyline.events import (
     SeedStageChanged,
 )
 from esper.leyline.growth_settings import GrowthSettings
-from esper.tamiyo.controllers.random import RandomController
 from esper.tamiyo.controllers.scripted import ScriptedController
-from esper.tamiyo.controllers.static import StaticController
+from esper.tamiyo.controllers.simple import RandomController, StaticController
 from esper.tolaria.engine.environment import GrowthEnv
 from esper.tolaria.engine.population import LoopedPopulation
 from esper.tolaria.engine.recipe import HostRecipe

@@ -8,7 +8,7 @@ from torch.func import functional_call
 
 from esper.growth.blueprints.bypass import Mean
 from esper.growth.grown_module import keyed
-from esper.growth.hosts.cnn import CNNHost
+from esper.growth.hosts import CNNHost
 from esper.tolaria.fused.rows import Kind, stack
 from esper.tolaria.fused.stacked import (
     _pool,

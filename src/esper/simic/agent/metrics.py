@@ -16,8 +16,7 @@ from torch import Tensor
 
 from esper.leyline import HEAD_NAMES
 from esper.simic.agent.config import PPOConfig
-from esper.simic.telemetry.debug_telemetry import LayerGradientStats
-from esper.simic.telemetry.ratio_diagnostic import RatioExplosionDiagnostic
+from esper.simic.telemetry.debug_telemetry import LayerGradientStats, RatioExplosionDiagnostic
 
 
 @dataclass(frozen=True)

@@ -20,31 +20,31 @@ from esper.simic.agent.advantages import (
     normalize_advantages,
 )
 from esper.simic.agent.config import PPOConfig
-from esper.simic.agent.losses import (
-    clipped_surrogate,
-    explained_variance,
-    joint_kl,
-    masked_mean,
-    value_errors,
-)
 from esper.simic.agent.metrics import Minibatch, PPOUpdateMetrics, measure, to_host
 from esper.simic.agent.network import FactoredRecurrentActorCritic
 from esper.simic.agent.optimization import (
     clip_gradients,
+    clipped_surrogate,
     compiled_parts,
+    explained_variance,
     gradient_norm,
+    joint_kl,
     keep_gradients,
     make_optimizer,
+    masked_mean,
+    value_errors,
 )
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.simic.agent.types import Decision, Hidden, MaskTensors, SequenceBatch
-from esper.simic.telemetry.debug_telemetry import collect_per_layer_gradients
+from esper.simic.telemetry.debug_telemetry import (
+    RatioExplosionDiagnostic,
+    collect_per_layer_gradients,
+)
 from esper.simic.telemetry.gradient_collector import (
     GradientHealthMetrics,
     GradientThresholds,
     measure_gradients,
 )
-from esper.simic.telemetry.ratio_diagnostic import RatioExplosionDiagnostic
 from esper.tamiyo.policy.masked_categorical import check_drawn
 
 logger = logging.getLogger(__name__)

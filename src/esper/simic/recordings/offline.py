@@ -25,7 +25,7 @@ from esper.simic.agent.network import FactoredRecurrentActorCritic
 from esper.simic.control.normalization import RunningMeanStd
 from esper.simic.recordings.episodes import Episodes, acted_on
 from esper.simic.recordings.imitation import CloningConfig, EpisodeTensors, fit
-from esper.simic.training.space import Space
+from esper.simic.training.env_specs import Space
 
 Advantage = Literal["iql", "group"]
 

@@ -9,9 +9,9 @@ import numpy as np
 
 from esper.leyline import HOLDS_SEED, IS_LIVE, OP, SLOT, LifecycleOp, SeedStage
 from esper.simic.rewards import terms
-from esper.simic.rewards.components import Shaping, Terms
 from esper.simic.rewards.config import ContributionRewardConfig
-from esper.tolaria.engine.transition import Transition
+from esper.simic.rewards.terms import Shaping, Terms
+from esper.tolaria.engine.event_log import Transition
 
 
 def shaped(t: Transition, config: ContributionRewardConfig, gamma: float) -> Terms:

@@ -12,14 +12,14 @@ import numpy as np
 
 from esper.leyline import ActionMasks, History
 from esper.leyline.events import Event
-from esper.simic.agent.rollout import Step
-from esper.simic.rewards.components import RewardComponents
+from esper.simic.agent.rollout_buffer import Step
 from esper.simic.rewards.modes import compute_reward
+from esper.simic.rewards.terms import RewardComponents
 from esper.simic.training.env_specs import EnvSpec, RoundSpecs, ShardSpec, space_of
 from esper.simic.training.round_log import RoundLog
 from esper.tamiyo.situation import Situation
+from esper.tolaria.engine.event_log import Transition
 from esper.tolaria.engine.run import make_env, settle
-from esper.tolaria.engine.transition import Transition
 
 
 class EnvBatch:

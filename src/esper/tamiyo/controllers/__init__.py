@@ -8,11 +8,9 @@ from collections.abc import Callable
 from importlib.metadata import entry_points
 
 from esper.leyline import ConfigError, shortened
-from esper.tamiyo.controllers.each import EachController
 from esper.tamiyo.controllers.heuristic import HeuristicController
-from esper.tamiyo.controllers.random import RandomController
 from esper.tamiyo.controllers.scripted import ScriptedController
-from esper.tamiyo.controllers.static import StaticController
+from esper.tamiyo.controllers.simple import EachController, RandomController, StaticController
 from esper.tamiyo.situation import Controller
 
 ENTRY_POINT_GROUP = "esper.controllers"

@@ -28,7 +28,7 @@ from esper.leyline import (
     SlotConfig,
     shortened,
 )
-from esper.leyline.limits import read_text
+from esper.leyline.files import read_text
 from esper.tamiyo.situation import Situation, wait
 
 

@@ -18,8 +18,7 @@ from torch import Tensor
 from esper.leyline import ActionMasks, ConfigError, LifecycleOp, SeedStage
 from esper.leyline.constants import SEED_EXPLODING_NORM, SEED_VANISHING_NORM
 from esper.tamiyo.policy.features import LIMIT, loss_feature, seeds_of_most, stacked, symlog
-from esper.tamiyo.situation import Situation
-from esper.tamiyo.slot_facts import SlotFacts
+from esper.tamiyo.situation import Situation, SlotFacts
 
 KINDS = ("residual", "branch", "bypass")
 STAGES = tuple(stage for stage in SeedStage if stage != SeedStage.UNKNOWN)

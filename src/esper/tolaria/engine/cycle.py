@@ -29,15 +29,14 @@ from esper.leyline.events import (
 )
 from esper.leyline.growth_settings import GrowthSettings
 from esper.tamiyo.policy.action_masks import compute_action_masks
-from esper.tamiyo.situation import Situation, wait
-from esper.tamiyo.tracker import SignalTracker
+from esper.tamiyo.situation import SignalTracker, Situation, wait
 from esper.tolaria.engine.batches import DataSize
 from esper.tolaria.engine.compute_budget import ComputeBudget
 from esper.tolaria.engine.cooling import Cooler
+from esper.tolaria.engine.event_log import Transition
 from esper.tolaria.engine.garden import Garden, SavedHost, Validation
 from esper.tolaria.engine.objectives import standard_error
 from esper.tolaria.engine.population import Hosts, TrainReadings
-from esper.tolaria.engine.transition import Transition
 from esper.tolaria.governor import Governor, Verdict, panic_event, rollback_event
 
 

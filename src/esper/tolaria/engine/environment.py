@@ -11,8 +11,8 @@ import numpy as np
 
 from esper.tamiyo.situation import Situation
 from esper.tolaria.engine.cycle import GrowthCycle
+from esper.tolaria.engine.event_log import Transition
 from esper.tolaria.engine.population import Population, TrainReadings
-from esper.tolaria.engine.transition import Transition
 
 
 class GrowthEnv(GrowthCycle):

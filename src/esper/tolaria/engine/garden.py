@@ -36,7 +36,7 @@ from esper.leyline import (
 )
 from esper.leyline.growth_settings import GrowthSettings
 from esper.tamiyo.policy.action_masks import GrowthLimits, usable_blueprints
-from esper.tamiyo.slot_facts import describe_slots
+from esper.tamiyo.situation import describe_slots
 from esper.tolaria.engine.event_log import EventLog
 from esper.tolaria.engine.population import Hosts, Snapshot, TrainReadings
 

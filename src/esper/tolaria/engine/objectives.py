@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from esper.growth.nested import tensors_in
+from esper.growth.outputs import tensors_in
 from esper.leyline import ConfigError
 
 Objective = Callable[[Any, Any], Tensor]

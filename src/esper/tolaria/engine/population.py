@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
-from esper.growth.devices import devices_of, on_device, to_host
+from esper.growth.devices import devices_of, keyed, on_device, to_host
 from esper.growth.export import export
-from esper.growth.generators import keyed
 from esper.growth.grown_module import GrownModule
 from esper.growth.optimizer import (
     add_slot_groups,
@@ -28,10 +27,10 @@ from esper.growth.snapshot import HostSnapshot, restore_snapshot, take_snapshot
 from esper.leyline import ConfigError, SeedStage, draw_key
 from esper.leyline.growth_settings import Snapshots
 from esper.tolaria.engine.batches import Batch, batch_factors
+from esper.tolaria.engine.cooling import STRIDE, batch_rho
 from esper.tolaria.engine.gradients import GradientMeter
 from esper.tolaria.engine.objectives import WholeSetScore
 from esper.tolaria.engine.recipe import HostRecipe, new_network, target_for
-from esper.tolaria.engine.starvation import STRIDE, batch_rho
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ class TrainReadings:
 
     finite   bool[E], False if the training of a host went to NaN or infinity
     samples  examples that each host was trained on
-    rho      see `tolaria/engine/starvation.py`
+    rho      see `tolaria/engine/cooling.py`
     seeds    columns of the slot table that training measures, [E, S] each
     """
 

@@ -9,11 +9,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from esper.growth.blueprints.catalogue import BlueprintCatalogue
-from esper.growth.devices import devices_of
+from esper.growth.devices import devices_of, keyed
 from esper.growth.export import export
-from esper.growth.generators import keyed
 from esper.growth.grown_module import GrownModule
-from esper.growth.nested import map_tensors, tensors_in
+from esper.growth.outputs import map_tensors, tensors_in
 from esper.growth.sites import Layouts, SlotChoice
 from esper.leyline import ConfigError, draw_key
 from esper.leyline.growth_settings import Precision

@@ -18,7 +18,7 @@ from esper.tolaria.engine.garden import TRAINING_COST
 from esper.tolaria.engine.recipe import HostRecipe, Precision
 from esper.tolaria.engine.run import SETTLING_EVALUATIONS
 from esper.tolaria.fused.choice import PopulationKind
-from esper.tolaria.tasks.base import Task, block_slots
+from esper.tolaria.tasks import Task, block_slots
 
 Shape = tuple[int, ...]
 Range = tuple[int, int]  # least and most

@@ -2,10 +2,10 @@
 
 from torch import nn
 
-from esper.growth.hosts.cnn import CNNHost
+from esper.growth.hosts import CNNHost
 from esper.leyline import ConfigError
 from esper.tolaria.families.base import Family, Shape
-from esper.tolaria.tasks.built_in import DIGITS
+from esper.tolaria.tasks import DIGITS
 
 # fmt: off
 # The shapes on which claim D in docs/claims.md was tested.

@@ -11,10 +11,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from esper.growth.storage import read_tree, write_tree
+from esper.growth.snapshot import read_tree, write_tree
 from esper.leyline import ConfigError
-from esper.leyline.locks import wait_for_lock
-from esper.tamiyo.controllers.static import StaticController
+from esper.leyline.files import wait_for_lock
+from esper.tamiyo.controllers.simple import StaticController
 from esper.tolaria.data.splits import DataSplits
 from esper.tolaria.engine.recipe import Precision, new_network
 from esper.tolaria.engine.run import host_settings, train

@@ -15,10 +15,9 @@ from torch import nn
 from torch.optim import AdamW
 
 from esper.growth.blueprints.catalogue import BlueprintSpec, OutputSpec, count_params
-from esper.growth.generators import keyed
+from esper.growth.devices import keyed
 from esper.growth.grown_module import GrownModule
-from esper.growth.hosts.cnn import CNNHost
-from esper.growth.hosts.mlp import MLPHost
+from esper.growth.hosts import CNNHost, MLPHost
 from esper.leyline import ConfigError, InjectionSpec
 from esper.tolaria.engine.batches import TensorSource
 from esper.tolaria.engine.recipe import HostRecipe, new_network

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from esper.growth.hosts.cnn import CNNHost
+from esper.growth.hosts import CNNHost
 from esper.leyline import IS_BLENDED, SeedStage
 from esper.tolaria.fused.rows import Kind, Params, Row, stack
 from esper.tolaria.fused.stacked import MAX_PIXELS, Add, cnn_block, in_windows, mlp_block, run

@@ -19,13 +19,12 @@ from esper.leyline import (
     draw_key,
 )
 from esper.tolaria.engine.batches import TensorSource, batch_factors
+from esper.tolaria.engine.cooling import STRIDE, can_starve, starvation
 from esper.tolaria.engine.population import Evaluation, TrainReadings
 from esper.tolaria.engine.recipe import HostRecipe, new_host, new_network
-from esper.tolaria.engine.starvation import STRIDE, can_starve, starvation
 from esper.tolaria.fused.choice import refuse_unless_fusable
 from esper.tolaria.fused.network import CoalitionNet, Group, Seed, TrainNet, Trunk
-from esper.tolaria.fused.readings import Meter
-from esper.tolaria.fused.rows import Arena, Kind, Row, stack
+from esper.tolaria.fused.rows import Arena, Kind, Meter, Row, stack
 from esper.tolaria.fused.stacked import aligned, objectives
 
 Active = list[tuple[int, int, Seed]]  # (environment, slot, seed)
