@@ -26,7 +26,7 @@ from esper.simic.agent.advantages import compute_gae, head_relevance, leave_one_
 from esper.simic.agent.config import PPOConfig
 from esper.simic.agent.network import FactoredRecurrentActorCritic, NetworkConfig
 from esper.simic.agent.ppo import PPOAgent
-from esper.simic.agent.rollout_buffer import action_draws, play_round
+from esper.simic.agent.rollout import action_draws, play_round
 from esper.simic.agent.types import SequenceBatch
 from esper.simic.control.normalization import RewardNormalizer
 

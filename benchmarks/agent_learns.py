@@ -27,7 +27,7 @@ from esper.simic import analytic
 from esper.simic.agent.config import PPOConfig
 from esper.simic.agent.network import FactoredRecurrentActorCritic, NetworkConfig
 from esper.simic.agent.ppo import PPOAgent
-from esper.simic.agent.rollout_buffer import VectorEnv, action_draws, play_round
+from esper.simic.agent.rollout import VectorEnv, action_draws, play_round
 from toy_problems import ConditionalBandit, CueMemory
 
 GOAL = 0.95

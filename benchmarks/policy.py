@@ -28,7 +28,7 @@ from esper.growth.blueprints.catalogue import default_catalogue
 from esper.leyline import ActionMasks, LifecycleOp
 from esper.leyline.growth_settings import GrowthSettings
 from esper.simic.agent.ppo import PPOAgent
-from esper.simic.agent.rollout_buffer import action_draws
+from esper.simic.agent.rollout import action_draws
 from esper.simic.training.config import load_config
 from esper.simic.training.env_specs import Space
 from esper.simic.training.state import new_state

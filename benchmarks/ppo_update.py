@@ -23,7 +23,7 @@ from esper.leyline import ActionMasks
 from esper.simic.agent.config import PPOConfig
 from esper.simic.agent.network import FactoredRecurrentActorCritic, NetworkConfig
 from esper.simic.agent.ppo import PPOAgent
-from esper.simic.agent.rollout_buffer import VectorEnv, action_draws, play_round
+from esper.simic.agent.rollout import VectorEnv, action_draws, play_round
 
 ENVS, STEPS, OBS, HIDDEN = 16, 150, 80, 128
 SLOTS, BLUEPRINTS = 3, 13

@@ -31,7 +31,7 @@ from tensordict import TensorDict
 import esper.gym
 from agent_learns import GROWTH, new_agent
 from esper.leyline import ActionMasks, draw_key
-from esper.simic.agent.rollout_buffer import action_draws, play_round
+from esper.simic.agent.rollout import action_draws, play_round
 from esper.simic.training.config import load_config
 from esper.simic.training.env_specs import Space
 from esper.simic.training.loop import run_training

@@ -11,7 +11,7 @@ import torch
 from command_support import esper_here
 from esper.api import growth_run
 from esper.observatory.run_directory import RunDirectory, read_rows
-from esper.tolaria.engine import cooling, cycle
+from esper.tolaria.engine import cycle, gradients
 
 RECORD = ("metrics.jsonl", "events.jsonl", "outcomes.jsonl", "actions.txt")
 FRESH = "grow --steps 6 --controller scripted:early --no-compare"
@@ -46,7 +46,7 @@ def killed(run: Callable[[], int], checkpoints: int) -> bool:
 def test_a_killed_run_that_is_resumed_ends_the_same(
     command: str, checkpoints: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (cycle, cooling):  # every trained host is cooled
+    for module in (cycle, gradients):  # every trained host is cooled
         monkeypatch.setattr(module, "COOLING_STARVED", 2.0)
         monkeypatch.setattr(module, "COOLING_TARGET", 0.94)
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from esper.proof import jobs as module
-from esper.proof.jobs import Job, WorkItem, WorkResult, WorkResults, run_jobs
+from esper.proof.jobs import Job, run_jobs
+from esper.proof.work import WorkItem, WorkResult, WorkResults
 
 
 class Notes:

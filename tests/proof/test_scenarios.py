@@ -16,7 +16,7 @@ from torch import nn
 from esper.growth.blueprints.catalogue import count_params
 from esper.growth.hosts import CNNHost
 from esper.leyline import ConfigError
-from esper.proof import EvaluationSettings, evaluate, jobs
+from esper.proof import EvaluationSettings, evaluate, work
 from esper.proof import evaluation as module
 from esper.proof.arms import DO_NOTHING, Plan, Run
 from esper.proof.compute import first_epoch_macs, host_size, paced, random_shapes, training_macs
@@ -158,7 +158,7 @@ def test_paced_epochs_are_paid_for_and_no_fewer_batches_than_whole_ones(
 def test_a_budget_that_pays_for_no_epoch_is_refused_with_the_least_that_does(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(jobs, "train", lambda *args, **how: pytest.fail("something was trained"))
+    monkeypatch.setattr(work, "train", lambda *args, **how: pytest.fail("something was trained"))
     with pytest.raises(ConfigError, match=r"0\.05 does not pay .*; 0\.1\d*"):
         evaluate(*narrow_digits(), settings(extra=(0.05, 1.0)), make_arm)
 
@@ -169,7 +169,7 @@ def test_a_budget_that_pays_for_no_epoch_is_refused_with_the_least_that_does(
 def test_arms_begin_with_the_host_as_its_training_left_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a rate of 0 it stays what it was."""
     begun: list[tuple[Plan, list[int]]] = []
-    real = jobs.train
+    real = work.train
 
     def noted(plan: Plan, data: Any, keys: Any, *rest: Any, **how: Any) -> list[Trained]:
         if plan.rules.start == "trained":
@@ -177,7 +177,7 @@ def test_arms_begin_with_the_host_as_its_training_left_it(monkeypatch: pytest.Mo
             begun.append((plan, list(keys)))
         return real(plan, data, keys, *rest, **how)
 
-    monkeypatch.setattr(jobs, "train", noted)
+    monkeypatch.setattr(work, "train", noted)
     monkeypatch.setitem(module.KEYS_AT_A_TIME, "looped", 2)
     found = evaluate(*narrow_digits(), settings(controls=False, extra=(0.4,)), make_arm)
     assert [keys for _, keys in begun] == [[0, 1]] * 2

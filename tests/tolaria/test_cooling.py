@@ -16,8 +16,8 @@ from esper.leyline.events import CoolingRefused, GovernorPanic, HostCooled
 from esper.leyline.growth_settings import GrowthSettings, RateSchedule
 from esper.tamiyo.controllers.simple import StaticController
 from esper.tamiyo.situation import wait
-from esper.tolaria.engine.cooling import answers, batch_rho, find_tau, starvation
 from esper.tolaria.engine.environment import GrowthEnv
+from esper.tolaria.engine.gradients import answers, batch_rho, find_tau, starvation
 from esper.tolaria.engine.objectives import cross_entropy, mse
 from esper.tolaria.engine.population import LoopedPopulation
 from esper.tolaria.engine.recipe import HostRecipe

@@ -16,7 +16,7 @@ from esper.leyline.growth_settings import GrowthSettings
 from esper.leyline.policy_card import PolicyCard, check_policy_name
 from esper.observatory.run_directory import BEST_POLICY, CONFIG, PROFILE, RunDirectory
 from esper.proof.arms import validation_score
-from esper.simic.agent.rollout_buffer import VectorEnv
+from esper.simic.agent.rollout import VectorEnv
 from esper.simic.agent.saving import on
 from esper.simic.recordings.episodes import RecordingEnv
 from esper.simic.telemetry.profiler import TrainingProfiler

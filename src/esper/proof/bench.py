@@ -12,8 +12,9 @@ from typing import Any
 from esper.leyline.growth_settings import GrowthSettings
 from esper.proof.arms import Plan, Run
 from esper.proof.compute import of_width
-from esper.proof.jobs import Job, WorkerPool, run_jobs
+from esper.proof.jobs import Job, run_jobs
 from esper.proof.record import Record
+from esper.proof.work import WorkerPool
 from esper.tolaria.data.splits import DataSplits
 from esper.tolaria.fused.choice import PopulationKind
 from esper.tolaria.tasks import Task

@@ -1,5 +1,5 @@
-"""Compute of training in multiply-adds: what it costs, how many epochs a budget pays for, and random
-shapes of equal cost."""
+"""Compute of training in multiply-adds: what it costs, how many epochs a budget pays for, and
+random shapes of equal cost."""
 
 import math
 from collections.abc import Callable

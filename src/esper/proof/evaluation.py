@@ -5,121 +5,26 @@ Then every arm is trained on every evaluation key. Test data are read only after
 network.
 """
 
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from esper.leyline import ConfigError
-from esper.leyline.growth_settings import GrowthSettings
 from esper.proof.arms import Run
 from esper.proof.bench import Arm, Bench
-from esper.proof.jobs import Job, LocalWorker, WorkerPool, run_jobs
+from esper.proof.jobs import Job, run_jobs
 from esper.proof.record import OnRun, Record
 from esper.proof.report import EvaluationReport, compare, crossover, result_of, summary
 from esper.proof.scenarios import scratch_arms, trained_arms
+from esper.proof.settings import FIRST_TUNING_KEY, EvaluationSettings
 from esper.proof.statistics import require_scipy
+from esper.proof.work import LocalWorker, WorkerPool
 from esper.tamiyo.situation import Controller
 from esper.tolaria.data.splits import DataSplits
 from esper.tolaria.engine.objectives import named
-from esper.tolaria.engine.run import make_env
+from esper.tolaria.engine.run import GrowthSettings, make_env
 from esper.tolaria.fused.choice import PopulationKind, choose_population
 from esper.tolaria.tasks import Task
-
-FIRST_TUNING_KEY = 1_000_000  # evaluation keys are below
-STATIC = "static"
-SCENARIOS = ("scratch", "trained")
-BY_SIZE = GrowthSettings(population="auto")
-
-
-@dataclass(frozen=True)
-class EvaluationSettings:
-    """What an evaluation compares, and how.
-
-    arms         static, random, heuristic, scripted:NAME or the run directory of a learned policy
-    keys         number of evaluation keys, from `first_key` on
-    tuning_keys  number of other keys on which arms make their choices; None: 8
-    steps        epochs of every arm; None: the task's
-    tune         every arm chooses its learning rate from the same grid, on tuning keys
-    controls     add the control arms of the arm `control_for`
-    control_for  None: the last arm that is not `static`
-    growth       settings of the arms that grow; its population and precision are those of all
-                 arms. Networks are tested in fp32
-    scenario     scratch: every arm starts with a new host; trained: with a host that was trained
-                 for `steps` epochs
-    extra        of the scenario trained: compute budgets beyond that training, as shares of its
-                 cost, ascending
-    """
-
-    arms: tuple[str, ...]
-    keys: int = 20
-    steps: int | None = None
-    tune: bool = False
-    controls: bool = True
-    control_for: str | None = None
-    growth: GrowthSettings = BY_SIZE
-    scenario: str = "scratch"
-    extra: tuple[float, ...] = ()
-    first_key: int = 0
-    tuning_keys: int | None = None
-
-    def __post_init__(self) -> None:
-        _check_scenario(self.scenario, self.extra, self.arms)
-        if not self.arms:
-            raise ConfigError("an evaluation needs at least one arm, such as static or heuristic")
-        twice = [arm for arm in self.arms if self.arms.count(arm) > 1]
-        if twice:
-            raise ConfigError(f"arm {twice[0]!r} is listed more than once")
-        if not 1 <= self.keys < FIRST_TUNING_KEY:
-            raise ConfigError(
-                f"keys must lie between 1 and {FIRST_TUNING_KEY - 1}, got {self.keys}"
-            )
-        if not 0 <= self.first_key <= FIRST_TUNING_KEY - self.keys:
-            raise ConfigError(
-                f"evaluation keys must lie below {FIRST_TUNING_KEY}, where tuning keys begin; got "
-                f"{self.keys} from {self.first_key} on"
-            )
-        for name, value in (("tuning_keys", self.tuning_keys), ("steps", self.steps)):
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} must be at least 1, got {value}")
-        if self.control_for is not None and self.control_for not in self.arms:
-            raise ConfigError(
-                f"control_for must be one of {', '.join(self.arms)}, got {self.control_for!r}"
-            )
-
-    @property
-    def evaluation_keys(self) -> range:
-        return range(self.first_key, self.first_key + self.keys)
-
-    @property
-    def reference(self) -> str | None:
-        """The arm that the controls are made for; None without controls."""
-        growing = [arm for arm in self.arms if arm != STATIC]
-        if not self.controls or not (self.control_for or growing):
-            return None
-        return self.control_for or growing[-1]
-
-
-def _check_scenario(scenario: str, extra: tuple[float, ...], arms: tuple[str, ...]) -> None:
-    if scenario not in SCENARIOS:
-        raise ConfigError(f"scenario must be scratch or trained, got {scenario!r}")
-    if scenario == "scratch":
-        if extra:
-            raise ConfigError("extra budgets are for trained hosts; use the scenario trained")
-        return
-    if not extra or not all(0.0 < share < math.inf for share in extra):
-        raise ConfigError(
-            "extra must be shares of what the host's training cost, above 0, such as 0.1 or 0.3; "
-            f"got {', '.join(map(str, extra)) or 'none'}"
-        )
-    if list(extra) != sorted(set(extra)):
-        raise ConfigError(f"extra must ascend, got {', '.join(map(str, extra))}")
-    if STATIC in arms:
-        raise ConfigError(
-            "arms of the scenario trained must grow; the host that does not grow is always there, "
-            "as the arm continue"
-        )
-
 
 # With 3 keys the choice follows noise: on digits they prefer a third of the host's learning rate,
 # with 5 and with 8 they do not, on validation alone.

@@ -7,8 +7,8 @@ from typing import Any
 
 from esper.proof.arms import Run
 from esper.proof.bench import Arm, labelled
-from esper.proof.evaluation import STATIC, EvaluationSettings
 from esper.proof.scenarios import BEST_SCRATCH, CONTINUE_COOLED
+from esper.proof.settings import STATIC, EvaluationSettings
 from esper.proof.statistics import holm, mean_interval, paired_difference
 from esper.tolaria.data.splits import DataSplits
 from esper.tolaria.engine.recipe import Precision

@@ -20,7 +20,7 @@ from agent_support import (
 )
 from esper.leyline import HEAD_NAMES, OP, ConfigError
 from esper.simic.agent.network import FactoredRecurrentActorCritic, NetworkConfig
-from esper.simic.agent.rollout_buffer import action_draws
+from esper.simic.agent.rollout import action_draws
 from esper.simic.agent.types import MaskTensors
 
 

@@ -8,7 +8,7 @@ from agent_support import (
     RandomGrowth,
     make_agent,
 )
-from esper.simic.agent.rollout_buffer import action_draws, play_round
+from esper.simic.agent.rollout import action_draws, play_round
 
 
 @pytest.mark.parametrize("ends", [0.0, 0.2])

@@ -14,7 +14,7 @@ from agent_support import (
 from esper.leyline import ConfigError
 from esper.simic import analytic
 from esper.simic.agent.advantages import check_groups, compute_gae, leave_one_out
-from esper.simic.agent.rollout_buffer import action_draws, play_round
+from esper.simic.agent.rollout import action_draws, play_round
 
 # --- the rest of the group as a baseline ---------------------------------------------------------
 

@@ -15,7 +15,7 @@ from agent_support import (
 )
 from esper.leyline import HEAD_NAMES
 from esper.simic.agent.ppo import ReplayMismatchError
-from esper.simic.agent.rollout_buffer import action_draws
+from esper.simic.agent.rollout import action_draws
 from esper.simic.control.normalization import RunningMeanStd
 
 

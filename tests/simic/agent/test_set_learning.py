@@ -8,7 +8,7 @@ from esper.leyline import OP, SLOT, ActionMasks, LifecycleOp, generator
 from esper.simic.agent.config import PPOConfig
 from esper.simic.agent.network import NetworkConfig
 from esper.simic.agent.ppo import PPOAgent
-from esper.simic.agent.rollout_buffer import action_draws, play_round
+from esper.simic.agent.rollout import action_draws, play_round
 from esper.simic.agent.set_network import SetActorCritic
 from esper.tamiyo.policy.set_features import CANDIDATE_FEATURES, SLOT_FEATURES, SetLayout, pad_masks
 

@@ -8,7 +8,7 @@ import torch
 from esper.api.training import resume_ppo
 from esper.leyline import ConfigError
 from esper.simic import analytic
-from esper.simic.agent.rollout_buffer import play_round
+from esper.simic.agent.rollout import play_round
 from esper.simic.control.normalization import RewardNormalizer, RunningMeanStd
 from esper.simic.training.config import DEFAULT_PPO, NetworkSizes, TrainingConfig
 from esper.simic.training.loop import Hooks, run_training

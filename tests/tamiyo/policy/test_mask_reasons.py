@@ -6,8 +6,7 @@ import pytest
 from esper.leyline import LifecycleOp, SeedStage
 from esper.leyline.growth_settings import Budget
 from esper.tamiyo.controllers.simple import RandomController
-from esper.tamiyo.policy.action_masks import NO_CANDIDATE, why_no_blueprint, why_no_op, why_no_slot
-from esper.tamiyo.situation import Situation
+from esper.tamiyo.situation import NO_CANDIDATE, Situation, why_no_blueprint, why_no_op, why_no_slot
 from esper.tolaria.engine.run import play
 from helpers import digits_env
 

@@ -18,7 +18,7 @@ from safetensors.numpy import save_file
 from torch import Tensor
 
 from esper.leyline import BLUEPRINT, HEAD_RELEVANCE, OP, ActionMasks, ConfigError, RoundRecorder
-from esper.simic.agent.rollout_buffer import VectorEnv
+from esper.simic.agent.rollout import VectorEnv
 from esper.simic.agent.types import MaskTensors
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.env_specs import ShardSpec, Space, env_batch_size, host_numbers

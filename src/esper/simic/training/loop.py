@@ -19,12 +19,8 @@ import torch
 from esper.leyline import EpisodeOutcome, draw_key
 from esper.simic.agent.advantages import check_groups
 from esper.simic.agent.metrics import PPOUpdateMetrics
-from esper.simic.agent.rollout_buffer import (
-    TamiyoRolloutBuffer,
-    VectorEnv,
-    action_draws,
-    play_round,
-)
+from esper.simic.agent.rollout import VectorEnv, action_draws, play_round
+from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.simic.telemetry.debug_telemetry import check_numerical_stability, summarize_layers
 from esper.simic.telemetry.lstm_health import LSTMHealth, compute_lstm_health
 from esper.simic.training.config import TrainingConfig

@@ -28,8 +28,7 @@ from esper.simic.agent.types import Hidden, MaskTensors
 from esper.simic.training.checkpoint import load_state
 from esper.simic.training.env_specs import Space
 from esper.simic.training.state import TrainState
-from esper.tamiyo.policy.action_masks import why_no_blueprint, why_no_op, why_no_slot
-from esper.tamiyo.situation import Situation
+from esper.tamiyo.situation import Situation, why_no_blueprint, why_no_op, why_no_slot
 from esper.tolaria.families import BUILT_IN
 
 MOST_ENTRIES, MOST_PER_BLOCK, MOST_CHOICES = 40, 6, 12

@@ -12,7 +12,7 @@ import numpy as np
 
 from esper.leyline import ActionMasks, History
 from esper.leyline.events import Event
-from esper.simic.agent.rollout_buffer import Step
+from esper.simic.agent.rollout import Step
 from esper.simic.rewards.modes import compute_reward
 from esper.simic.rewards.terms import RewardComponents
 from esper.simic.training.env_specs import EnvSpec, RoundSpecs, ShardSpec, space_of

@@ -21,7 +21,7 @@ import torch
 
 from esper.growth.devices import find_device
 from esper.leyline import ActionMasks, ConfigError, EsperError, History
-from esper.simic.agent.rollout_buffer import Step, VectorEnv
+from esper.simic.agent.rollout import Step, VectorEnv
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.env_specs import ShardSpec, groups_of
 from esper.simic.training.round_log import Clock, RoundLog

@@ -27,8 +27,7 @@ from esper.growth.snapshot import HostSnapshot, restore_snapshot, take_snapshot
 from esper.leyline import ConfigError, SeedStage, draw_key
 from esper.leyline.growth_settings import Snapshots
 from esper.tolaria.engine.batches import Batch, batch_factors
-from esper.tolaria.engine.cooling import STRIDE, batch_rho
-from esper.tolaria.engine.gradients import GradientMeter
+from esper.tolaria.engine.gradients import RHO_STRIDE, GradientMeter, batch_rho
 from esper.tolaria.engine.objectives import WholeSetScore
 from esper.tolaria.engine.recipe import HostRecipe, new_network, target_for
 
@@ -285,7 +284,7 @@ class LoopedPopulation(ModuleHosts):
                         scaler.update()
                     with torch.no_grad():
                         readings += _together(loss.detach(), recipe.score(output, target))
-                        if len(sizes) % STRIDE == 0:
+                        if len(sizes) % RHO_STRIDE == 0:
                             rhos.append(batch_rho(recipe.loss, output, target))
                 sizes.append(batch_size(inputs))
         # One transfer from the device per epoch.

@@ -27,11 +27,12 @@ from esper.leyline.growth_settings import GrowthSettings, PopulationKind, RateSc
 from esper.tamiyo.situation import Controller, GivesReasons
 from esper.tolaria.engine.attribution import attribute_seeds
 from esper.tolaria.engine.batches import TensorSource
-from esper.tolaria.engine.cooling import Cooler, can_starve
+from esper.tolaria.engine.cooling import Cooler
 from esper.tolaria.engine.cycle import GrowthCycle
 from esper.tolaria.engine.environment import GrowthEnv
 from esper.tolaria.engine.event_log import Transition, absent
 from esper.tolaria.engine.garden import Validation
+from esper.tolaria.engine.gradients import can_starve
 from esper.tolaria.engine.objectives import answers_per_sample, random_guess_loss
 from esper.tolaria.engine.population import LoopedPopulation, Population
 from esper.tolaria.engine.recipe import HostRecipe, export_network
