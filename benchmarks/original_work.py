@@ -1,23 +1,26 @@
-"""The two workloads on which the original system was timed, on ours: whole training runs.
+"""The two workloads on which the original system was timed, as whole rounds of `esper train ppo`.
 
-    python benchmarks/original_work.py [--rounds 3] [--repeats 3]
+    python benchmarks/original_work.py [case ...] [--rounds 2] [--repeats 5]
 
 `cifar` is a host of 6,418 parameters on images of 3x32x32, batches of 128, 4 for training and 1 for
 validation at each step, 8 environments. `tiny` is one of 77 parameters, batches of 16, 1 and 1;
-since it costs next to nothing, it is also timed with 64 environments. The environments of training
-runs play rounds with random actions, whole steps with counterfactuals, observations and rewards,
-with one and with two workers in turn; the first round is left out.
+`tiny_64` is the same with 64 environments. The policy never plants (`none`), keeps the three seeds
+that its hosts begin with (`kept`), or does what it likes (`free`). A round is everything: episodes
+with observations, masks and rewards, the update of the policy, telemetry and a checkpoint. The
+first round is left out.
 
-The original cannot be run here. Where it could, it did 9.6 and 115 environment steps per CPU
-second, and the plain loop (`plain_loop.py`), in turn with it, 0.77 and 1.1 times as many. Machines
-differ, so the plain loop is timed in turn with ours as well, and the original is reckoned from it.
-The last line is one JSON object: environment steps per CPU second and per wall second with 1 and 2
-workers, those of the plain loop per CPU second, medians, and our ratios to the original.
-Needs two idle cores.
+The original cannot be run here. Where it could, a plain loop over the same hosts
+(`plain_loop.py`) made PLAIN_OVER_ORIGINAL times as many environment steps per CPU second as the
+whole loop of the original. Machines differ, so the plain loop is timed in turn with ours, and the
+original is estimated from it. `workers` is the CPU time of two workers over that of one. The last
+line is one JSON object: ratios of medians.
 """
 
 import argparse
 import json
+import multiprocessing
+import os
+import tempfile
 import time
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,48 +30,68 @@ from statistics import median
 import numpy as np
 import torch
 
-from esper.growth.grown_module import keyed
+from esper.api.training import train_ppo
+from esper.growth.blueprints.catalogue import default_catalogue
+from esper.growth.devices import keyed
 from esper.growth.hosts import CNNHost
 from esper.leyline import ActionMasks, draw_key, generator
-from esper.leyline.growth_settings import GrowthSettings
-from esper.simic.training.config import load_config
-from esper.simic.training.round_log import RoundLog
-from esper.simic.training.workers import growth_environments
-from esper.tolaria.data.splits import DataSplits, share
+from esper.leyline.growth_settings import GrowthSettings, Topology
+from esper.simic.training.config import TrainingConfig, load_config
+from esper.simic.training.loop import Hooks
+from esper.tamiyo.situation import wait
+from esper.tolaria.data.splits import DataSplits
 from esper.tolaria.engine.environment import GrowthEnv
-from esper.tolaria.fused.choice import choose_population
 from esper.tolaria.tasks import Task, find_task
 from plain_loop import PlainCNNHost, PlainPopulation
 
-STEPS, PLAIN_ENVS = 10, 8
+PLAIN_OVER_ORIGINAL = {"cifar": 0.63, "tiny": 1.0}
+# An op with such a logit is never drawn.
+NEVER = -30.0
+PLAIN_ENVS = 8
 
 
 @dataclass(frozen=True)
 class Work:
-    base_channels: int
-    kernel_size: int
-    batch: int
-    train_batches: int
+    host: str
     envs: int
-    plain_over_original: float
+    steps: int
+    seeds: str  # none, kept or free
     goal: float
 
     def task(self, host: type[CNNHost] = CNNHost) -> Task:
+        wide = self.host == "cifar"
+        channels, kernel, batch, batches = (8, 3, 128, 4) if wide else (1, 1, 16, 1)
         return replace(
             find_task("cifar10"),
-            build=partial(host, base_channels=self.base_channels, kernel_size=self.kernel_size),
-            load=partial(noise, self.train_batches * self.batch, self.batch),
-            batch=self.batch,
-            val_batch=self.batch,
+            build=partial(host, base_channels=channels, kernel_size=kernel),
+            load=partial(noise, batches * batch, batch),
+            batch=batch,
+            val_batch=batch,
             batches_per_epoch=None,
             augment=None,
         )
 
+    @property
+    def topology(self) -> Topology:
+        if self.seeds != "kept":
+            return ()
+        blueprint = default_catalogue().names.index("conv_light")
+        return tuple((slot, blueprint) for slot in range(3))
+
+    def config(self, rounds: int) -> TrainingConfig:
+        flags: dict[str, object] = {"envs": self.envs, "rounds": rounds, "growth.steps": self.steps}
+        if self.seeds != "free":
+            flags["network.op_bias"] = {"GERMINATE": NEVER, "CULL": NEVER}
+        config = load_config(flags=flags)
+        return replace(config, growth=replace(config.growth, topology=self.topology))
+
 
 WORKS = {
-    "cifar": Work(8, 3, batch=128, train_batches=4, envs=8, plain_over_original=0.77, goal=3.0),
-    "tiny": Work(1, 1, batch=16, train_batches=1, envs=8, plain_over_original=1.1, goal=10.0),
-    "tiny_64": Work(1, 1, batch=16, train_batches=1, envs=64, plain_over_original=1.1, goal=10.0),
+    "cifar_none": Work("cifar", 8, 10, "none", 1.3),
+    "cifar_kept": Work("cifar", 8, 10, "kept", 1.6),
+    "tiny_free": Work("tiny", 8, 25, "free", 4.0),
+    "tiny_64_none": Work("tiny", 64, 25, "none", 10.0),
+    "tiny_64_kept": Work("tiny", 64, 25, "kept", 8.0),
 }
 
 
@@ -80,11 +103,50 @@ def noise(train: int, val: int, root: Path) -> DataSplits:
     return DataSplits(x[0], y[0], x[1], y[1], x[2], y[2])
 
 
+def cpu_seconds() -> float:
+    """Of this process and its living workers."""
+    seconds = time.process_time()
+    for child in multiprocessing.active_children():
+        after_name = Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()
+        seconds += (int(after_name[11]) + int(after_name[12])) / os.sysconf("SC_CLK_TCK")
+    return seconds
+
+
+def seconds_per_step(work: Work, rounds: int, workers: int = 1) -> float:
+    """CPU seconds of an environment step, from the second round on."""
+    ends: list[float] = []
+    hooks = Hooks(on_round=lambda *row: ends.append(cpu_seconds()))
+    with tempfile.TemporaryDirectory() as folder:
+        config = work.config(1 + rounds)
+        train_ppo(config, Path(folder) / "run", task=work.task(), workers=workers, hooks=hooks)
+    return (ends[-1] - ends[0]) / (rounds * work.envs * work.steps)
+
+
+def plain_seconds_per_step(work: Work, rounds: int) -> float:
+    """The same for the plain loop; it has no rewards and observations, and no policy."""
+    task = work.task(PlainCNNHost)
+    recipe, random = task.recipe(task.load(Path("unused"))), generator(0, "actions")
+    seconds = 0.0
+    for round_ in range(1 + rounds):
+        began = time.process_time()
+        keys = [draw_key(0, "host", round_, env) for env in range(PLAIN_ENVS)]
+        settings = GrowthSettings(
+            work.steps, on_panic="terminate", keep_best=False, topology=work.topology
+        )
+        env = GrowthEnv(PlainPopulation(recipe, keys), settings)
+        masks = env.reset().masks
+        for _ in range(work.steps):
+            drawn = draw(masks, random) if work.seeds == "free" else wait(PLAIN_ENVS)
+            masks = env.step(drawn).after.masks
+        seconds += (time.process_time() - began) * (round_ > 0)
+    return seconds / (rounds * PLAIN_ENVS * work.steps)
+
+
 def draw(masks: ActionMasks, random: np.random.Generator) -> np.ndarray:
     """A legal action for each environment, at random."""
 
     def pick(legal: np.ndarray) -> np.ndarray:
-        """The place of a True in each row, at random; 0 where there is none."""
+        """The index of a True in each row, at random; 0 where there is none."""
         return np.argmax(legal * random.uniform(0.5, 1.0, legal.shape), axis=1)
 
     envs = np.arange(len(masks.op))
@@ -94,76 +156,40 @@ def draw(masks: ActionMasks, random: np.random.Generator) -> np.ndarray:
     return np.stack([slot, blueprint, pick(masks.blend), op], axis=1)
 
 
-def speeds(work: Work, rounds: int, workers: int) -> tuple[float, float, str]:
-    """Environment steps per CPU second of this process and per wall second, from the second round
-    on, and the population that trains the hosts."""
-    task = work.task()
-    data = share(task.load(Path("unused")))
-    config = load_config(flags={"envs": work.envs, "steps": STEPS})
-    kind = choose_population(task.recipe(data), work.envs)
-    random = generator(0, "actions")
-    with growth_environments(config, task, data, RoundLog(), ("cpu",) * workers) as env:
-        for round_ in range(1 + rounds):
-            if round_ == 1:
-                began = time.process_time(), time.perf_counter()
-            _, masks = env.reset(round_)
-            for _ in range(STEPS):
-                _, masks, *_ = env.step(draw(masks, random))
-        cpu, wall = time.process_time() - began[0], time.perf_counter() - began[1]
-    steps = work.envs * STEPS * rounds
-    return steps / cpu, steps / wall, kind
-
-
-def plain_speed(work: Work, rounds: int) -> float:
-    """Environment steps of the plain loop per CPU second; it has no rewards and observations."""
-    task = work.task(PlainCNNHost)
-    recipe, random = task.recipe(task.load(Path("unused"))), generator(0, "actions")
-    seconds = 0.0
-    for round_ in range(1 + rounds):
-        began = time.process_time()
-        keys = [draw_key(0, "host", round_, env) for env in range(PLAIN_ENVS)]
-        env = GrowthEnv(
-            PlainPopulation(recipe, keys),
-            GrowthSettings(STEPS, on_panic="terminate", keep_best=False),
-        )
-        masks = env.reset().masks
-        for _ in range(STEPS):
-            masks = env.step(draw(masks, random)).after.masks
-        seconds += (time.process_time() - began) * (round_ > 0)
-    return PLAIN_ENVS * STEPS * rounds / seconds
-
-
-def measure(work: Work, rounds: int, repeats: int) -> dict[str, object]:
-    found = [
-        (speeds(work, rounds, 1), speeds(work, rounds, 2), plain_speed(work, rounds))
+def over_the_original(work: Work, rounds: int, repeats: int) -> float:
+    """Our environment steps per CPU second over those of the original."""
+    pairs = [
+        (seconds_per_step(work, rounds), plain_seconds_per_step(work, rounds))
         for _ in range(repeats)
     ]
-    per_cpu = median(one[0] for one, *_ in found)
-    wall = [median(each[i][1] for each in found) for i in (0, 1)]
-    plain = median(each[2] for each in found)
-    original = plain / work.plain_over_original
-    return {
-        "per_cpu_second": round(per_cpu, 1),
-        "per_wall_second": {"1": round(wall[0], 1), "2": round(wall[1], 1)},
-        "plain_per_cpu_second": round(plain, 1),
-        "over_the_original_per_cpu_second": round(per_cpu / original, 2),
-        "over_the_original": round(wall[1] / original, 2),
-        "population": found[0][0][2],
-        "goal": work.goal,
-        "met": wall[1] / original >= work.goal,
-    }
+    ours, plain = (median(side) for side in zip(*pairs, strict=True))
+    return plain / ours * PLAIN_OVER_ORIGINAL[work.host]
+
+
+def two_workers_over_one(rounds: int, repeats: int) -> float:
+    work = WORKS["tiny_64_kept"]
+    pairs = [
+        (seconds_per_step(work, rounds, 2), seconds_per_step(work, rounds)) for _ in range(repeats)
+    ]
+    two, one = (median(side) for side in zip(*pairs, strict=True))
+    return two / one
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("cases", nargs="*", default=[*WORKS, "workers"])
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=5)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     result = {}
-    for name, work in WORKS.items():
-        result[name] = measure(work, arguments.rounds, arguments.repeats)
-        print(f"{name:<8} {result[name]}", flush=True)
+    for name in arguments.cases:
+        if name == "workers":
+            found = two_workers_over_one(arguments.rounds, arguments.repeats)
+        else:
+            found = over_the_original(WORKS[name], arguments.rounds, arguments.repeats)
+        result[name] = round(found, 3)
+        print(f"{name:<14} {found:.2f}", flush=True)
     print(json.dumps(result))
 
 

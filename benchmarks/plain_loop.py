@@ -1,4 +1,4 @@
-"""The loop over hosts in its plainest form, module by module: what `loop.py` compares with.
+"""A loop over hosts in its simplest form, module by module: the yardstick of `original_work.py`.
 
 It knows nothing of what the library does to be quick. Nothing in the library uses it.
 """
@@ -19,7 +19,6 @@ from esper.growth.outputs import map_tensors
 from esper.growth.sites import call_model
 from esper.growth.snapshot import HostSnapshot, SeedSnapshot
 from esper.leyline import draw_key
-from esper.tolaria.data.images import CIFAR10_MEAN, CIFAR10_STD, PADDING
 from esper.tolaria.engine.gradients import GradientMeter
 from esper.tolaria.engine.population import LoopedPopulation, TrainReadings
 
@@ -37,22 +36,6 @@ class PlainCNNHost(CNNHost):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.blocks(x).mean(dim=(2, 3)))
-
-
-def augment(images: Tensor, generator: torch.Generator) -> Tensor:
-    """As for the task cifar10, by indices along three axes; the result is channels last."""
-    batch, _, height, width = images.shape
-    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (CIFAR10_MEAN, CIFAR10_STD))
-    padded = (-mean / std).repeat(batch, 1, height + 2 * PADDING, width + 2 * PADDING)
-    padded[:, :, PADDING:-PADDING, PADDING:-PADDING] = images
-    down, right, mirrored = (
-        torch.randint(high, (batch, 1), generator=generator)
-        for high in (2 * PADDING + 1, 2 * PADDING + 1, 2)
-    )
-    rows, columns = down + torch.arange(height), torch.arange(width)
-    columns = right + torch.where(mirrored.bool(), columns.flip(0), columns)
-    image = torch.arange(batch)[:, None, None]
-    return padded[image, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
 
 
 @contextmanager

@@ -1,34 +1,37 @@
-"""How long a decision and an update of the network over sets take: decisions against the flat
-network, updates against sb3-contrib's RecurrentPPO, in the same run.
+"""How long the policy takes to decide and to learn.
 
     python benchmarks/policy.py [--repeats 7] [--compiled inductor]
 
-Decisions are for 64 environments with three slots and all blueprints, both networks with the sizes
-that training gives them; making their observations is measured separately. Updates see 16
-episodes of 150 steps, with the same number of epochs and minibatches; RecurrentPPO has an LSTM as
-wide as ours, once for actor and critic each and once for both, and observations of 80 numbers where
-ours have a thousand. Measurements alternate; the last line is one JSON object with ratios of
-medians (CPU time).
+Decisions are for 64 environments with three slots and all blueprints, by the flat network and by
+the one over sets, with the sizes that training gives them; making their observations counts.
+Updates see 16 episodes of 150 steps and are compared with those of sb3-contrib's RecurrentPPO, with
+an LSTM as wide as ours and the same number of epochs and minibatches; its observations have 80
+numbers. Measurements take turns; the last line is one JSON object with ratios of medians (CPU
+time).
 
-With `--compiled BACKEND` the comparison is between both networks compiled and run eagerly. The
-first round, in which they are compiled, is reported apart, with the CPU time of the compiler.
+With `--compiled BACKEND` both networks are compared compiled and run eagerly. The first round, in
+which they are compiled, is reported apart, with the CPU time of the compiler.
 """
 
 import argparse
 import json
 import os
 import statistics
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
+import gymnasium
 import numpy as np
 import torch
+from sb3_contrib import RecurrentPPO
+from stable_baselines3.common.vec_env import DummyVecEnv
 
 from esper.growth.blueprints.catalogue import default_catalogue
 from esper.leyline import ActionMasks, LifecycleOp
 from esper.leyline.growth_settings import GrowthSettings
 from esper.simic.agent.ppo import PPOAgent
-from esper.simic.agent.rollout import action_draws
+from esper.simic.agent.rollout import action_draws, play_round
 from esper.simic.training.config import load_config
 from esper.simic.training.env_specs import Space
 from esper.simic.training.state import new_state
@@ -38,10 +41,12 @@ from esper.tamiyo.situation import Situation
 from esper.tolaria.data.catalogue import data_root
 from esper.tolaria.engine.run import make_env
 from esper.tolaria.tasks import find_task
-from ppo_update import ENVS, EPOCHS, MINIBATCHES, STEPS, Ours, Theirs, cpu_time
 
+ENVS, STEPS, OBS = 16, 150, 80
+EPOCHS, MINIBATCHES = 4, 4
 ACTING, SLOTS, DECISIONS = 64, 3, 40
 NAMES = default_catalogue().names
+KINDS = ("flat", "set")
 
 
 def new_agent(kind: str, backend: str | None = None) -> PPOAgent:
@@ -57,7 +62,8 @@ def new_agent(kind: str, backend: str | None = None) -> PPOAgent:
 
 
 class Noise:
-    """Random observations and rewards; a few things are legal, as in a run, and all slots there."""
+    """Random observations and rewards; a few things are legal, as in a run. An episode has STEPS
+    steps."""
 
     def __init__(self, agent: PPOAgent, num_envs: int) -> None:
         self.config, self.num_envs = agent.network.config, num_envs
@@ -91,13 +97,27 @@ class Noise:
         return seen
 
 
-class ActsForMore(Ours):
+class Ours:
     """Learns from 16 episodes, and acts for 64 environments."""
 
     def __init__(self, kind: str, backend: str | None = None) -> None:
-        agent = new_agent(kind, backend)
-        super().__init__(agent, Noise(agent, ENVS))
-        self.acting, self.more = Noise(agent, ACTING), action_draws(0, 0, ACTING, STEPS)
+        self.agent = new_agent(kind, backend)
+        self.env = Noise(self.agent, ENVS)
+        self.buffer = self.agent.new_buffer(ENVS, STEPS)
+        self.draws = action_draws(0, 0, ENVS, STEPS)
+        self.acting, self.more = Noise(self.agent, ACTING), action_draws(0, 0, ACTING, STEPS)
+        self.collect()
+
+    @property
+    def lstm(self) -> int:
+        return self.agent.network.config.lstm_hidden_dim
+
+    def collect(self) -> None:
+        play_round(self.agent, self.env, self.buffer, 0, self.draws)
+
+    def update(self) -> None:
+        metrics = self.agent.update(self.buffer, torch.Generator().manual_seed(0))
+        assert metrics.optimizer_steps == EPOCHS * MINIBATCHES
 
     def act(self) -> None:
         observation, masks = self.acting.reset(0)
@@ -106,11 +126,61 @@ class ActsForMore(Ours):
             hidden = self.agent.act(observation, hidden, masks, self.more[:, step]).hidden
 
 
+class OneNoise(gymnasium.Env):
+    """The same for one environment, with one head per choice, as sb3-contrib wants it."""
+
+    observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (OBS,))
+    action_space = gymnasium.spaces.MultiDiscrete([SLOTS, len(NAMES), 3, 4])
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple:
+        super().reset(seed=seed)
+        self.time = 0
+        return self._observation(), {}
+
+    def step(self, action: np.ndarray) -> tuple:
+        self.time += 1
+        return self._observation(), float(self.np_random.normal()), self.time == STEPS, False, {}
+
+    def _observation(self) -> np.ndarray:
+        return self.np_random.normal(size=OBS).astype(np.float32)
+
+
+class Theirs:
+    """RecurrentPPO with its own defaults, but an LSTM as wide as ours."""
+
+    def __init__(self, lstm: int) -> None:
+        self.model = RecurrentPPO(
+            "MlpLstmPolicy",
+            DummyVecEnv([OneNoise] * ENVS),
+            n_steps=STEPS,
+            batch_size=ENVS * STEPS // MINIBATCHES,
+            n_epochs=EPOCHS,
+            seed=0,
+            device="cpu",
+            policy_kwargs={"lstm_hidden_size": lstm, "net_arch": {"pi": [64], "vf": [64]}},
+        )
+        _, self.callback = self.model._setup_learn(1_000_000, None)
+        self.collect()
+
+    def collect(self) -> None:
+        model = self.model
+        model.collect_rollouts(model.env, self.callback, model.rollout_buffer, STEPS)
+
+    def update(self) -> None:
+        self.model.train()
+
+
+def cpu_time(function: Callable[[], None]) -> float:
+    start = time.process_time()
+    function()
+    return time.process_time() - start
+
+
 def situation() -> Situation:
     """Of 64 hosts in which something has grown."""
     task = find_task("digits")
-    rules = GrowthSettings(steps=8, population="fused")
-    env = make_env(task.recipe(task.load(data_root())), range(ACTING), rules)
+    settings = GrowthSettings(steps=8, population="fused")
+    env = make_env(task.recipe(task.load(data_root())), range(ACTING), settings)
     controller = make_controller("random")
     controller.reset(ACTING)
     seen = env.reset()
@@ -119,27 +189,55 @@ def situation() -> Situation:
     return seen
 
 
-def looker(space: Space, seen: Situation) -> Callable[[], None]:
-    def look() -> None:
-        for _ in range(DECISIONS):
-            space.observe(seen)
+def compare(repeats: int) -> dict[str, float]:
+    """Ratios of medians; times of one decision in microseconds, of an update in milliseconds."""
+    ours = {kind: Ours(kind) for kind in KINDS}
+    theirs = {kind: Theirs(side.lstm) for kind, side in ours.items()}
+    seen, spaces = situation(), {kind: Space.of(SLOTS, NAMES, kind) for kind in KINDS}
+    times: dict[str, list[float]] = {}
 
-    return look
+    def observe(kind: str) -> None:
+        for _ in range(DECISIONS):
+            spaces[kind].observe(seen)
+
+    for _ in range(repeats + 1):
+        for kind in KINDS:
+            times.setdefault(f"act_{kind}", []).append(cpu_time(ours[kind].act))
+            times.setdefault(f"observe_{kind}", []).append(cpu_time(lambda k=kind: observe(k)))
+            for name, side in (("ours", ours[kind]), ("theirs", theirs[kind])):
+                times.setdefault(f"update_{kind}_{name}", []).append(cpu_time(side.update))
+                side.collect()
+    middle = {name: statistics.median(values[1:]) for name, values in times.items()}
+    both = {kind: middle[f"act_{kind}"] + middle[f"observe_{kind}"] for kind in KINDS}
+    return {
+        **{
+            f"update_{kind}_over_sb3": middle[f"update_{kind}_ours"]
+            / middle[f"update_{kind}_theirs"]
+            for kind in KINDS
+        },
+        "observe_and_act_set_over_flat": both["set"] / both["flat"],
+        **{
+            f"{what}_{kind}_us": 1e6 * middle[f"{what}_{kind}"] / DECISIONS
+            for what in ("act", "observe")
+            for kind in KINDS
+        },
+        **{f"update_{kind}_ms": 1e3 * middle[f"update_{kind}_ours"] for kind in KINDS},
+    }
 
 
 def compare_compiled(backend: str, repeats: int) -> dict[str, float]:
     times: dict[str, list[float]] = {}
-    sides: dict[str, ActsForMore] = {}
+    sides: dict[str, Ours] = {}
     compiling = {}
-    for kind in ("flat", "set"):
+    for kind in KINDS:
         # The compiler runs in other processes, too; their times come in steps of 10 ms.
         before = sum(os.times()[:4])
-        sides[f"{kind}_compiled"] = ActsForMore(kind, backend)
+        sides[f"{kind}_compiled"] = Ours(kind, backend)
         sides[f"{kind}_compiled"].act()
         sides[f"{kind}_compiled"].update()
         compiling[f"compile_{kind}_s"] = sum(os.times()[:4]) - before
         sides[f"{kind}_compiled"].collect()
-        sides[kind] = ActsForMore(kind)
+        sides[kind] = Ours(kind)
     for _ in range(repeats + 1):
         for name, side in sides.items():
             times.setdefault(f"act_{name}", []).append(cpu_time(side.act))
@@ -147,59 +245,25 @@ def compare_compiled(backend: str, repeats: int) -> dict[str, float]:
             side.collect()
     middle = {name: statistics.median(values[1:]) for name, values in times.items()}
     ratios = {
-        f"{name}_compiled_over_eager": middle[f"{name}_compiled"] / middle[name]
-        for name in ("act_flat", "act_set", "update_flat", "update_set")
+        f"{what}_{kind}_compiled_over_eager": middle[f"{what}_{kind}_compiled"]
+        / middle[f"{what}_{kind}"]
+        for what in ("act", "update")
+        for kind in KINDS
     }
-    absolute = {
-        **{f"act_{kind}_us": 1e6 * middle[f"act_{kind}"] / DECISIONS for kind in ("flat", "set")},
-        **{f"update_{kind}_ms": 1e3 * middle[f"update_{kind}"] for kind in ("flat", "set")},
-    }
-    return {**ratios, **absolute, **compiling, "repeats": repeats}
+    return ratios | compiling
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--compiled", metavar="BACKEND")
-    arguments = parser.parse_args()
-    repeats = arguments.repeats
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    if arguments.compiled is not None:
-        found = compare_compiled(arguments.compiled, repeats)
-        print(json.dumps({name: round(value, 3) for name, value in found.items()}))
-        return
-    ours = {kind: ActsForMore(kind) for kind in ("flat", "set")}
-    width = ours["set"].agent.network.config.lstm_hidden_dim
-    theirs = {"sb3": Theirs(False, width), "sb3_shared_lstm": Theirs(True, width)}
-    seen = situation()
-    looks = {kind: looker(Space.of(SLOTS, NAMES, kind), seen) for kind in ours}
-    times: dict[str, list[float]] = {}
-
-    def timed(name: str, function: Callable[[], None]) -> None:
-        times.setdefault(name, []).append(cpu_time(function))
-
-    for _ in range(repeats + 1):
-        for kind, side in ours.items():
-            timed(f"act_{kind}", side.act)
-            timed(f"look_{kind}", looks[kind])
-        for name, side in {**ours, **theirs}.items():
-            timed(f"update_{name}", side.update)
-            side.collect()
-    middle = {name: statistics.median(values[1:]) for name, values in times.items()}
-    both = {kind: middle[f"act_{kind}"] + middle[f"look_{kind}"] for kind in ours}
-    result = {
-        "act_set_over_flat": middle["act_set"] / middle["act_flat"],
-        "act_and_look_set_over_flat": both["set"] / both["flat"],
-        "update_set_over_sb3": middle["update_set"] / middle["update_sb3"],
-        "update_set_over_sb3_shared_lstm": middle["update_set"] / middle["update_sb3_shared_lstm"],
-        "update_set_over_flat": middle["update_set"] / middle["update_flat"],
-        **{f"act_{kind}_us": 1e6 * middle[f"act_{kind}"] / DECISIONS for kind in ours},
-        **{f"look_{kind}_us": 1e6 * middle[f"look_{kind}"] / DECISIONS for kind in ours},
-        "update_set_ms": 1e3 * middle["update_set"],
-        "parameters_set": sum(p.numel() for p in ours["set"].agent.network.parameters()),
-        "repeats": repeats,
-    }
-    print(json.dumps({name: round(value, 3) for name, value in result.items()}))
+    if options.compiled is None:
+        found = compare(options.repeats)
+    else:
+        found = compare_compiled(options.compiled, options.repeats)
+    print(json.dumps({name: round(value, 3) for name, value in found.items()}))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""How much faster hosts are trained side by side than one after another, and by today's loop.
+"""How much faster hosts are trained together than one after another.
 
     python benchmarks/population.py [case ...]
     python benchmarks/population.py table      hosts of several widths, by number: where fused wins
 
 `digits_16`, `digits_64` and `mlp_64` play the same random episode, whole environment steps with
 counterfactuals and snapshots, through `GrowthEnv` on the looped and the fused population, one step
-of each in turn. `cifar10` and `pydocs` are the loop against its plainest form, as in `loop.py`.
+of each in turn.
 `evaluate_digits` trains 20 keys of one arm of an evaluation one by one and side by side. A figure
 is the ratio of CPU times, the median over steps or repeats. The last line is one JSON object with
 the figures of all cases.
@@ -35,7 +35,6 @@ from esper.tolaria.engine.population import LoopedPopulation
 from esper.tolaria.engine.recipe import HostRecipe
 from esper.tolaria.fused.population import FusedPopulation
 from esper.tolaria.tasks import find_task
-from loop import compare as loop_speedup
 
 STEPS = 14
 # Some are culled: this leaves about 1.5 in each environment.
@@ -128,8 +127,6 @@ CASES: dict[str, tuple[float, Callable[[], dict[str, float]]]] = {
     "digits_16": (2.5, lambda: fused_over_looped(_digits(), 16)),
     "digits_64": (4.5, lambda: fused_over_looped(_digits(), 64)),
     "mlp_64": (3.0, lambda: fused_over_looped(_mlp(32), 64)),
-    "cifar10": (1.5, lambda: loop_speedup("cifar10", envs=2, steps=STEPS)),
-    "pydocs": (0.97, lambda: loop_speedup("pydocs", envs=2, steps=STEPS)),
     "evaluate_digits": (3.0, evaluation_speedup),
 }
 

@@ -83,7 +83,7 @@ def driver_costs(envs: int, steps: int) -> dict[str, float]:
     round_log.time.perf_counter = time.process_time
     try:
         with tempfile.TemporaryDirectory() as name:
-            flags = {"envs": envs, "steps": steps, "rounds": 2, "population": "fused"}
+            flags = {"envs": envs, "growth.steps": steps, "rounds": 2, "growth.population": "fused"}
             train_ppo(load_config(flags=flags), Path(name) / "run")
             lines = (Path(name) / "run" / "timings.jsonl").read_text().splitlines()
     finally:
@@ -99,7 +99,7 @@ def driver_costs(envs: int, steps: int) -> dict[str, float]:
 def worker_costs(envs: int, steps: int) -> tuple[dict[str, Any], list[tuple[Any, Any]]]:
     """What a worker does in a round, with the messages of it."""
     task = find_task("digits")
-    config = load_config(flags={"envs": envs, "steps": steps, "population": "fused"})
+    config = load_config(flags={"envs": envs, "growth.steps": steps, "growth.population": "fused"})
     data = task.load(data_root())
     server, seconds, messages = (
         ShardServer(ShardSpec(config, task, data, tuple(range(envs)))),
