@@ -176,7 +176,6 @@ RULES: dict[str, Rule] = {
     "profile": whole(0, MOST_COUNT),
     "progress": Rule("callable", callable),
     "resume": FLAG,
-    "round": whole(0, MOST_COUNT),
     "rounds": whole(1, MOST_COUNT),
     "run": FOLDER,
     "runs": Rule("a list of folders", lambda value: _is_list(value, str, Path)),

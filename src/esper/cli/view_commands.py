@@ -110,9 +110,6 @@ class ExplainSettings:
     run: str = field(metadata={"option": typer.Argument(help="A run, or an evaluation.")})
     step: int = option(..., "The epoch after the decision; the first is 1.", min=0, max=MOST_COUNT)
     env: int = option(0, "The environment.", min=0, max=MOST_COUNT)
-    round: int | None = option(
-        None, "The round of a training run. Default: the newest complete one.", min=0
-    )
     arm: str | None = option(None, "The learned policy of an evaluation, by its name there.")
     key: int | None = option(None, "The key of an evaluation.", min=0, max=MOST_KEY)
 
@@ -121,13 +118,11 @@ def explain(output: Output, settings: ExplainSettings) -> None:
     """Explain one step of a run: what the controller observed and decided, and what followed.
 
     For a learned policy this includes the probabilities of all its choices and what its mask
-    forbade. They are recorded in growth runs; an episode of a training run is replayed.
+    forbade. Runs of `esper train ppo` do not record them: grow a network with the policy.
 
     Examples:
 
       esper explain runs/first --step 7
-
-      esper explain runs/ppo --round 12 --env 3 --step 7 --json
 
       esper explain runs/evaluate-digits --arm pretrained --key 3 --step 7
     """
@@ -138,7 +133,6 @@ def explain(output: Output, settings: ExplainSettings) -> None:
         settings.run,
         step=settings.step,
         env=settings.env,
-        round=settings.round,
         arm=settings.arm,
         key=settings.key,
     )
