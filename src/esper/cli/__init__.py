@@ -11,7 +11,7 @@ from esper.cli.doctor_command import doctor
 from esper.cli.evaluate_command import evaluate
 from esper.cli.grow_command import grow
 from esper.cli.learn_commands import imitate, offline, record
-from esper.cli.options import add_command, as_command, export_run
+from esper.cli.options import add_command, as_command
 from esper.cli.show_commands import (
     blueprints,
     compare,
@@ -42,7 +42,7 @@ policies_app = typer.Typer(help="List the policies that come with Esper, and exp
 train_app = typer.Typer(no_args_is_help=True, help="Train policies that decide what to grow.")
 
 for command in (
-    *(grow, evaluate, runs, show, explain, report, watch, serve, export_run),
+    *(grow, evaluate, runs, show, explain, report, watch, serve),
     *(compare, query, tasks, blueprints, doctor),
 ):
     add_command(app, command)

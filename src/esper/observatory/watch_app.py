@@ -12,7 +12,6 @@ from textual.widgets import ContentSwitcher, DataTable, Footer, Static
 from esper.leyline import ConfigError
 from esper.observatory import watch_text
 from esper.observatory.describe import describe
-from esper.observatory.formatting import TOPICS
 from esper.observatory.runs import fingerprint, is_run, summarize_run
 
 POLL = 0.5  # seconds between checks of the run
@@ -57,7 +56,6 @@ class WatchApp(App[None]):
         Binding("e", "view('environments')", "Envs"),
         Binding("p", "view('policy')", "Policy"),
         Binding("v", "view('events')", "Events"),
-        Binding("f", "filter", "Filter", show=False),
         Binding("question_mark", "help", "Help", key_display="?"),
         Binding("q", "quit", "Quit"),
     ]
@@ -70,7 +68,6 @@ class WatchApp(App[None]):
         self.env = 0
         self.round_: int | None = None
         self.paused = self.playing = False
-        self.topic: str | None = None
         self.data: dict[str, Any] = describe(folder)
         self.mark = fingerprint(folder)
 
@@ -134,7 +131,7 @@ class WatchApp(App[None]):
         network = watch_text.network(self.data, self.frame, width, height)
         self.page.query_one("#network", Static).update(network)
         self.page.query_one("#policy-text", Static).update(watch_text.policy(self.data, width))
-        self.page.query_one("#events-text", Static).update(watch_text.events(self.data, self.topic))
+        self.page.query_one("#events-text", Static).update(watch_text.events(self.data))
         table = self.page.query_one(DataTable)
         row = table.cursor_row
         table.clear()
@@ -184,12 +181,6 @@ class WatchApp(App[None]):
         self.page.query_one(ContentSwitcher).current = name
         if name == "environments":
             self.page.query_one(DataTable).focus()
-
-    def action_filter(self) -> None:
-        topics = [None, *TOPICS]
-        self.topic = topics[(topics.index(self.topic) + 1) % len(topics)]
-        self.action_view("events")
-        self.show()
 
     def action_help(self) -> None:
         self.push_screen(Help())
