@@ -17,14 +17,19 @@ from esper.cli.show_commands import (
     compare,
     data_get,
     data_list,
+    explain,
     export,
     policies,
     query,
+    report,
+    runs,
+    serve,
+    show,
     show_policy,
     tasks,
+    watch,
 )
 from esper.cli.train_command import ab, ppo
-from esper.cli.view_commands import explain, report, runs, serve, show, watch
 from esper.leyline.errors import EsperError, EsperWarning, shortened, visible
 
 app = typer.Typer(

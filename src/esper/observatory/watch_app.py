@@ -1,4 +1,4 @@
-"""`esper watch`: a run in the terminal, live or replayed. The text comes from watch_text."""
+"""`esper watch`: a run in the terminal. The text comes from watch_text."""
 
 from pathlib import Path
 from typing import Any, ClassVar
@@ -15,7 +15,6 @@ from esper.observatory.describe import describe
 from esper.observatory.runs import fingerprint, is_run, summarize_run
 
 POLL = 0.5  # seconds between checks of the run
-FRAME = 0.25  # seconds per epoch of a replay
 
 
 def watch(folder: Path) -> None:
@@ -67,7 +66,7 @@ class WatchApp(App[None]):
         self.at: int | None = None
         self.env = 0
         self.round_: int | None = None
-        self.paused = self.playing = False
+        self.paused = False
         self.data: dict[str, Any] = describe(folder)
         self.mark = fingerprint(folder)
 
@@ -86,7 +85,6 @@ class WatchApp(App[None]):
         table = self.page.query_one(DataTable)
         table.add_columns("env", "epoch", "score", "return", "params", "stages")
         self.set_interval(POLL, self.poll)
-        self.set_interval(FRAME, self.next_frame)
         self.show()
         if self.data["run"]["kind"] == "training":
             table.focus()
@@ -113,11 +111,6 @@ class WatchApp(App[None]):
             self.data["run"] |= {"state": "broken", "why": why}
         self.show()
 
-    def next_frame(self) -> None:
-        if self.playing:
-            self.action_scrub(1)
-            self.playing = self.at is not None
-
     @property
     def frame(self) -> int:
         last = max(0, len(self.data["episode"]["frames"]) - 1)
@@ -125,8 +118,7 @@ class WatchApp(App[None]):
 
     def show(self) -> None:
         width, height = max(20, self.size.width - 2), self.size.height - 4
-        stopped = self.paused and not self.playing
-        heading = watch_text.heading(self.data, width, stopped)
+        heading = watch_text.heading(self.data, width, self.paused)
         self.page.query_one("#heading", Static).update(heading)
         network = watch_text.network(self.data, self.frame, width, height)
         self.page.query_one("#network", Static).update(network)
@@ -142,14 +134,9 @@ class WatchApp(App[None]):
     # --- keys ------------------------------------------------------------------------------------
 
     def action_pause(self) -> None:
-        """Pause or follow a live run; replay a run that has ended."""
-        if self.data["run"]["state"] == "running":
-            self.paused = not self.paused
-            self.at = self.frame if self.paused else None
-        else:
-            self.playing = not self.playing
-            if self.playing and self.at is None:
-                self.at = 0
+        """Stay at this epoch of a live run, or follow it."""
+        self.paused = not self.paused
+        self.at = self.frame if self.paused else None
         self.show()
 
     def action_scrub(self, epochs: int) -> None:
@@ -170,7 +157,7 @@ class WatchApp(App[None]):
 
     def action_follow(self) -> None:
         self.at = self.round_ = None
-        self.paused = self.playing = False
+        self.paused = False
         self.read()
 
     @property

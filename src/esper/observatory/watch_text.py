@@ -182,7 +182,7 @@ def events(data: Mapping[str, Any]) -> Text:
 
 
 KEYS = """\
-space      pause a live run; replay a run that has ended
+space      pause, or follow the run
 left right previous and next epoch (or round of a training run); home and end: first and last
 n e p v    network, environments, policy, events; enter opens an environment
 q          quit
