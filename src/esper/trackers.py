@@ -9,6 +9,7 @@ is opened before there is something to write.
 
 import os
 import re
+import time
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
@@ -182,7 +183,8 @@ class MLflow(Tracker):
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
         Metric = self._library.entities.Metric
-        metrics = [Metric(_mlflow_name(n), v, self._now(), step) for n, v in values.items()]
+        now = time.time_ns() // 1_000_000  # milliseconds
+        metrics = [Metric(_mlflow_name(n), v, now, step) for n, v in values.items()]
         run = self._open()
         self._client.log_batch(run, metrics=metrics)
 
@@ -196,9 +198,6 @@ class MLflow(Tracker):
             self._client.log_text(self._run, "\n".join(self._notes) + "\n", "events.txt")
         self._client.set_terminated(self._run)
         self._run = None
-
-    def _now(self) -> int:
-        return int(self._library.utils.time.get_current_time_millis())
 
     def _open(self) -> str:
         if self._run is None:

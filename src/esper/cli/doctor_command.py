@@ -75,10 +75,6 @@ def _numbers(text: str) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-def requirements() -> list[Requirement]:
-    return [Requirement.of(text) for text in metadata(PACKAGE).get_all("Requires-Dist") or []]
-
-
 def check_packages(needed: Sequence[Requirement]) -> Iterator[Finding]:
     """The packages that Esper needs."""
     for item in needed:
@@ -170,7 +166,7 @@ def _grow_a_little() -> tuple[int, int, float]:
 
 def examine() -> Iterator[Finding]:
     """All findings, as they are made; growth is last, and only if the packages are fine."""
-    needed = requirements()
+    needed = [Requirement.of(text) for text in metadata(PACKAGE).get_all("Requires-Dist") or []]
     yield Finding("python", "fine", platform.python_version())
     yield Finding("esper", "fine", version(PACKAGE))
     packages = list(check_packages(needed))
@@ -197,15 +193,12 @@ def doctor(output: Output) -> None:
     for finding in examine():
         findings.append(finding)
         if finding.state == "wrong" or not output.quiet:
-            output.say(_in_a_line(finding), whole=True)
+            fix = "" if finding.fix is None else f"; {finding.fix}"
+            line = f"{finding.about:<20} {finding.state:<8} {finding.detail}{fix}"
+            output.say(line, whole=True)
     wrong = [finding.about for finding in findings if finding.state == "wrong"]
     output.json({"wrong": wrong, "findings": [asdict(each) for each in findings]})
     if not output.quiet:
         output.say(f"\nWrong: {', '.join(wrong)}." if wrong else "\nNo problems found.")
     if wrong:
         raise typer.Exit(1)
-
-
-def _in_a_line(finding: Finding) -> str:
-    fix = "" if finding.fix is None else f"; {finding.fix}"
-    return f"{finding.about:<20} {finding.state:<8} {finding.detail}{fix}"

@@ -11,7 +11,7 @@ from esper.cli.options import (
     growth_options,
     option,
 )
-from esper.cli.printing import Output, advising, again
+from esper.cli.printing import Output, advising, same_command
 from esper.leyline import ConfigError
 from esper.leyline.constants import MOST_COUNT, MOST_KEY
 from esper.leyline.growth_settings import GrowthSettings
@@ -131,7 +131,7 @@ def evaluate(output: Output, settings: EvaluateSettings) -> None:
         evaluation_folder(out, overwrite=settings.overwrite, resume=settings.resume),
     ):
         with (
-            advising(output, f"continue with {again('--resume')}"),
+            advising(output, f"continue with {same_command('--resume')}"),
             one_thread(),
             PhaseProgress(output.progress) as bar,
         ):
@@ -151,7 +151,9 @@ def evaluate(output: Output, settings: EvaluateSettings) -> None:
         for path in (*write_evaluation(out, found), write_report(out)):
             output.note(str(path), whole=True)
         if len(found["keys"]) < found["keys_wanted"]:
-            output.note(f"stopped before the end; continue with {again('--resume')}", whole=True)
+            output.note(
+                f"stopped before the end; continue with {same_command('--resume')}", whole=True
+            )
 
 
 def _arms(settings: EvaluateSettings) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from esper.cli.arms import CONTINUE, COOLED, HOST, SCRATCH, Arms, rescue
 from esper.cli.options import BATCH, SLOTS, TRACK, check_track, growth_options, option
-from esper.cli.printing import Output, advising, again
+from esper.cli.printing import Output, advising, same_command
 from esper.leyline import ConfigError
 from esper.leyline.constants import MOST_COUNT, MOST_KEY
 from esper.leyline.growth_settings import GrowthSettings
@@ -100,7 +100,7 @@ def grow(output: Output, settings: GrowSettings) -> None:
     warn_if_out_of_domain(controller, task.name, growth.start)
     steps = growth.steps or task.steps
     plans = None if settings.extra is None else RescuePlans(task, data, steps, settings.extra)
-    go_on = f"continue with {again('--resume')}"
+    go_on = f"continue with {same_command('--resume')}"
     with one_thread(), Arms(output, settings, data, growth) as arms:
         with advising(output, go_on):
             if plans is not None:
