@@ -27,10 +27,9 @@ HEADS = ("op", "slot", "blueprint", "blend")
 
 @dataclass(frozen=True)
 class EpisodeRecord:
-    """The recorded rows of one environment, in order."""
+    """The recorded rows of one environment, in order; `about` names task, controller and key."""
 
-    folder: Path
-    config: Mapping[str, Any]
+    about: Mapping[str, Any]
     env: int
     steps: Mapping[int, Row]
     events: Sequence[Row]
@@ -66,10 +65,9 @@ def explain(
     decided = (e for e in record.events if e.get("event") == "Decided")
     decision = next((e for e in decided if integer(e, "step") == step), None)
     before, after = record.steps.get(step - 1, {}), record.steps[step]
-    about = {**record.outcome, **record.config}
     return {
         "run": str(folder),
-        **{name: about.get(name) for name in ("task", "controller", "key")},
+        **{name: record.about.get(name) for name in ("task", "controller", "key")},
         "env": record.env,
         "step": step,
         "situation": _situation(before),
@@ -102,7 +100,7 @@ def _read_episode(folder: Path, env: int) -> EpisodeRecord:
     if not steps:
         raise ConfigError(f"{folder} has no environment {env}; the first is 0")
     outcome = outcomes[-1] if outcomes else {}
-    return EpisodeRecord(folder, run.config, env, steps, events, outcome)
+    return EpisodeRecord({**outcome, **run.config}, env, steps, events, outcome)
 
 
 def _rows(path: Path) -> list[Row]:
@@ -123,9 +121,8 @@ def _read_evaluation_episode(folder: Path, arm: str | None, key: int | None) -> 
     if not steps:
         raise ConfigError(_available_episodes(folder, rows))
     outcome = outcomes[0] if outcomes else {}
-    config = {"task": outcome.get("task"), "controller": arm, "key": key}
-    env = integer(outcome, "env") or 0
-    return EpisodeRecord(folder, config, env, steps, events, outcome)
+    about = {"task": outcome.get("task"), "controller": arm, "key": key}
+    return EpisodeRecord(about, integer(outcome, "env") or 0, steps, events, outcome)
 
 
 def _available_episodes(folder: Path, rows: Sequence[Row]) -> str:
