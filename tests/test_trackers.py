@@ -16,7 +16,6 @@ from esper.leyline import ConfigError, PackageMissingError
 from esper.trackers import MLflow, TensorBoard, Tracker, WandB, find_tracker
 from tracker_support import KINDS, Log, Points, read_back
 from training_support import rows
-from view_support import write_evaluation_folder, write_training
 
 pytestmark = pytest.mark.heavy
 PLACES = ("step", "env", "round", "key")
@@ -89,51 +88,6 @@ def test_a_tracker_has_what_the_history_has(kind: str, tracked: tuple[Path, espe
     assert len(planted) == grown.outcome.germinated > 0
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_exported_run_is_a_tracked_run(
-    kind: str, tracked: tuple[Path, esper.Grown], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder, _ = tracked
-    assert esper_here(monkeypatch, "export-run", str(folder / "run"), "--to", kind) == 0
-    live = read_back(kind, folder / kind, "grown")
-    again = read_back(kind, folder / "run" / "tracked" / kind, "grown")
-    check_same(again.points, live.points)
-    assert again.events == live.events
-    assert str(again.config["steps"]) == "12"
-
-
-def test_what_is_there_is_not_overwritten(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = write_training(tmp_path / "run")
-    words = ("export-run", str(run), "--to", "tensorboard", "--out", str(tmp_path / "out"))
-    assert esper_here(monkeypatch, *words) == 0
-    assert esper_here(monkeypatch, *words) == 2
-    assert "--out" in capsys.readouterr().err
-
-
-def test_a_training_of_a_policy_is_exported_by_round(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kind = "tensorboard"
-    run = write_training(tmp_path / "run", rounds=3)
-    assert esper_here(monkeypatch, "export-run", str(run), "--to", kind) == 0
-    log = read_back(kind, run / "tracked" / kind, "policy")
-    rounds = [row for row in rows(run / "metrics.jsonl") if row["kind"] == "round"]
-    check_same(log.points, points_of([(numbers(row), row["round"]) for row in rounds]))
-    assert log.points["return"] == pytest.approx({0: 0.0, 1: 0.1, 2: 0.2})
-
-
-def test_an_evaluation_is_exported_by_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kind = "wandb"
-    run = write_evaluation_folder(tmp_path / "run", ("static", "heuristic"))
-    assert esper_here(monkeypatch, "export-run", str(run), "--to", kind) == 0
-    points = read_back(kind, run / "tracked" / kind, "evaluation").points
-    assert points["heuristic/test_score"] == {0: 91.0, 1: 92.0}
-    assert points["outcome/static/params"] == {1: 500.0}
-    assert points["outcome/heuristic - static/mean"] == {1: 1.0}
-
-
 def test_the_command_tracks_every_arm_to_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,11 +102,6 @@ def test_the_command_tracks_every_arm_to_its_end(
         assert log.points["val_loss"] == pytest.approx({r["step"]: r["val_loss"] for r in kept})
         assert log.points["outcome/test_score"] == pytest.approx({1: summary[arm]["test_score"]})
         assert log.config["arm"] == arm
-    assert esper_here(monkeypatch, "export-run", str(run), "--to", "wandb") == 0
-    for name in ("grown", "host-alone"):
-        live = read_back("tensorboard", run / "tracked" / "tensorboard", name)
-        again = read_back("wandb", run / "tracked" / "wandb", name)
-        check_same(live.points, again.points)
 
 
 def test_the_command_tracks_rounds_and_goes_on(

@@ -1,4 +1,4 @@
-"""Where the command starts: it can be stopped from its first moment, without a traceback."""
+"""Start of the `esper` command, which Ctrl-C ends at any moment without a traceback."""
 
 import os
 import signal
@@ -8,8 +8,8 @@ INTERRUPTED = 130  # what a shell expects of a command that Ctrl-C has ended
 
 
 def main() -> None:
-    """Run the command; until it can say so itself, Ctrl-C ends it without a word. SIGTERM stops it
-    like Ctrl-C."""
+    """Run the command. While its modules load, Ctrl-C ends it without output. SIGTERM has the same
+    effect as Ctrl-C."""
     default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if default:  # else a shell runs the command in the background, with Ctrl-C ignored
         signal.signal(signal.SIGINT, lambda number, frame: os._exit(INTERRUPTED))

@@ -81,7 +81,7 @@ class Cluster:
 
     @property
     def capacity(self) -> int:
-        """Work items of an evaluation at a time: as many again wait, so that no CPU is idle."""
+        """How many work items may be submitted at a time: two per CPU, so that none is idle."""
         return 2 * self.cpus
 
     def submit(self, item: WorkItem) -> "Future[WorkResults]":

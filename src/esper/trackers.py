@@ -3,14 +3,14 @@
 esper.grow(model, train, val, slots=["layer1"], callbacks=[esper.trackers.TensorBoard("logs")])
 
 Numbers have the names of the columns of metrics.jsonl, those of a slot as `layer1/alpha`; the final
-results are below `outcome/`. Steps are epochs of a growth run, rounds of a training run and keys of
-an evaluation. Nothing is opened before there is something to write.
+results are below `outcome/`. Steps are epochs of a growth run and rounds of a training run. Nothing
+is opened before there is something to write.
 """
 
 import os
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import time
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -19,31 +19,11 @@ from esper.api import Callback
 from esper.leyline import ConfigError, EpisodeOutcome, PackageMissingError
 from esper.leyline.events import Event
 from esper.observatory.formatting import in_words, is_listed
-from esper.observatory.reading import JsonLines, Row, number
-from esper.observatory.run_directory import ARMS, EVENTS, METRICS, OUTCOMES
-from esper.observatory.runs import (
-    ARM_NUMBERS,
-    RunContents,
-    is_run,
-    read_evaluation,
-    read_run,
-    summarize_run,
-)
+from esper.observatory.reading import number
 
 Scalars = dict[str, float]
 # Columns that locate a row.
 _INDEX = ("step", "env", "round", "key")
-
-
-@dataclass(frozen=True)
-class RunLog:
-    """One network, policy or evaluation. `scalars` can be read once: numbers by name, with their
-    epoch, round or key."""
-
-    name: str
-    config: dict[str, Any]
-    scalars: Iterator[tuple[Scalars, int]]
-    events: list[Row]
 
 
 def row_scalars(row: Mapping[str, Any], prefix: str = "") -> Scalars:
@@ -85,28 +65,17 @@ class Tracker(Callback):
         """End the run; may be called more than once."""
         raise NotImplementedError
 
-    def write(self, log: RunLog) -> None:
-        """Write a complete run and close it."""
-        self.config = dict(log.config)
-        for scalars, step in log.scalars:
-            self.scalars(scalars, step)
-        for event in log.events:
-            self._event(event)
-        self.close()
-
     def on_epoch(self, row: Mapping[str, Any]) -> None:
         self.scalars(row_scalars(row), row["step"])
 
     def on_event(self, event: Event) -> None:
-        self._event(event.row())
+        row = event.row()
+        if is_listed(row):
+            self.note(in_words(row), int(row["step"]))
 
     def on_end(self, outcome: EpisodeOutcome) -> None:
         self.scalars(outcome_scalars(vars(outcome)), outcome.steps)
         self.close()
-
-    def _event(self, row: Mapping[str, Any]) -> None:
-        if is_listed(row):
-            self.note(in_words(row), int(row["step"]))
 
 
 class TensorBoard(Tracker):
@@ -214,7 +183,8 @@ class MLflow(Tracker):
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
         Metric = self._library.entities.Metric
-        metrics = [Metric(_mlflow_name(n), v, self._now(), step) for n, v in values.items()]
+        now = time.time_ns() // 1_000_000  # milliseconds
+        metrics = [Metric(_mlflow_name(n), v, now, step) for n, v in values.items()]
         run = self._open()
         self._client.log_batch(run, metrics=metrics)
 
@@ -228,9 +198,6 @@ class MLflow(Tracker):
             self._client.log_text(self._run, "\n".join(self._notes) + "\n", "events.txt")
         self._client.set_terminated(self._run)
         self._run = None
-
-    def _now(self) -> int:
-        return int(self._library.utils.time.get_current_time_millis())
 
     def _open(self) -> str:
         if self._run is None:
@@ -277,78 +244,3 @@ def _load(module: str, what: str, extra: str) -> Any:
 def _mlflow_name(name: str) -> str:
     """MLflow accepts letters, digits and a few other characters."""
     return re.sub(r"[^\w\-. :/]", "_", name)
-
-
-# --- runs that have ended ------------------------------------------------------------------------
-
-
-def read_logs(folder: Path) -> list[RunLog]:
-    """The logs of a run and its other arms, or of an evaluation.
-
-    Raises ConfigError if the folder is neither, or cannot be read.
-    """
-    if not is_run(folder):
-        raise ConfigError(f"{folder} is neither a run nor an evaluation")
-    summary = summarize_run(folder)
-    if summary.state == "broken":
-        raise ConfigError(f"{folder} cannot be exported: {summary.why}")
-    if summary.kind == "evaluation":
-        report = read_evaluation(folder)
-        config = {name: report.get(name) for name in ("task", "scenario", "steps", "keys_wanted")}
-        return [RunLog("evaluation", config, _trials(report), [])]
-    run = read_run(folder)
-    if summary.kind == "training":
-        return [RunLog("policy", run.config, _rounds(folder), [])]
-    if summary.kind == "offline":
-        raise ConfigError(f"{folder} cannot be exported: recorded episodes have no curves")
-    arms = sorted(arm for arm in (folder / ARMS).glob("*") if is_run(arm))
-    return [_growth(arm, run) for arm in (folder, *arms)]
-
-
-def _growth(folder: Path, main: RunContents) -> RunLog:
-    """One arm of the run `main`."""
-    config = read_run(folder).config
-    arm = str(config.get("arm", "grown"))
-    test = next((row for row in main.summary if row.get("arm") == arm), {})
-    with JsonLines(folder / EVENTS) as lines:
-        events = list(lines.rows())
-    return RunLog(arm.replace(" ", "-"), config, _epochs(folder, test), events)
-
-
-def _epochs(folder: Path, summary: Row) -> Iterator[tuple[Scalars, int]]:
-    step = 0
-    with JsonLines(folder / METRICS) as lines:
-        for row in lines.rows():
-            step = int(number(row, "step") or 0)
-            yield row_scalars(row), step
-    with JsonLines(folder / OUTCOMES) as lines:
-        if (outcome := lines.last()) is not None:
-            yield outcome_scalars(outcome), step
-    if (test_score := number(summary, "test_score")) is not None:
-        yield outcome_scalars({"test_score": test_score}), step
-
-
-def _rounds(folder: Path) -> Iterator[tuple[Scalars, int]]:
-    with JsonLines(folder / METRICS) as lines:
-        for row in lines.rows():
-            if row.get("kind") == "round":
-                yield row_scalars(row), int(number(row, "round") or 0)
-
-
-def _trials(report: Row) -> Iterator[tuple[Scalars, int]]:
-    """The trials of each key; at the last key also the means and differences over all keys."""
-    keys = [int(key) for key in report["keys"]]
-    for key in keys:
-        scalars: Scalars = {}
-        for trial in report["trials"]:
-            if trial.get("key") == key:
-                scalars |= row_scalars(trial, f"{trial['arm']}/")
-        yield scalars, key
-    total: dict[str, Any] = {}
-    for arm in report["arms"]:
-        total |= {f"{arm['arm']}.{name}": arm[name] for name in ARM_NUMBERS}
-    for row in report["comparisons"]:
-        names = ("mean", "low", "high", "p_holm")
-        total |= {f"{row['arm']} - {row['versus']}.{name}": row.get(name) for name in names}
-    if keys:
-        yield outcome_scalars(total), keys[-1]

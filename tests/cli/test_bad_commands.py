@@ -225,12 +225,8 @@ SENTENCES: list[tuple[list[str], str]] = [
     (["grow", "--max-macs", "1e999"], "must be a number"),
     (["grow", "--incubation", ""], "'isolated' or 'joint'"),
     (["grow", "--track", "neptune"], "no tracker 'neptune'; there are tensorboard, wandb and"),
-    (["evaluate", "--track", ""], "no tracker ''"),
+    (["grow", "--track", ""], "no tracker ''"),
     (["train", "ppo", "--track", "[bold]"], "no tracker '[bold]'"),
-    (["export-run", "nowhere", "--to", "tensorboard"], "nowhere is neither a run nor an"),
-    (["export-run", LONG, "--to", "tensorboard"], "File name too long"),
-    (["export-run", "words", "--to", "paper"], "no tracker 'paper'"),
-    (["export-run", "words", "--to", "tensorboard"], "config.toml is missing"),
     (["evaluate", "--arms", ""], "arm"),
     (["evaluate", "--arms", "static,wise"], "no controller 'wise'"),
     (["evaluate", "--arms", f"static,{LONG}"], "no controller 'aaa"),
@@ -350,7 +346,6 @@ def test_bad_input_is_one_sentence(
 
 USAGE = [
     ["sprout"], ["grow", "digits"], ["grow", "--nonsense"], ["grow", "--task"], ["compare"],
-    ["export-run", "words"],
     ["query"], ["query", "words"], ["query", "words", "select 1", "--limit", "0"],
     ["query", "words", "select 1", "--limit", "many"],
     ["query", "words", "select 1", "--timeout", "nan"], ["data"], ["data", "put"], ["data", "get"],

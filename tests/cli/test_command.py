@@ -44,7 +44,6 @@ def test_lists(
     assert "missing" in tasks
     blueprints = shown("blueprints")
     assert "conv_light" in blueprints
-    assert "36,992" in blueprints
     data = shown("data", "list")
     assert "cifar10" in data
     assert "nowhere" in data

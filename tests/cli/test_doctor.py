@@ -15,7 +15,6 @@ from esper.cli.doctor_command import (
     Requirement,
     check_extras,
     check_packages,
-    check_threads,
     within,
 )
 
@@ -43,7 +42,6 @@ def test_requirements_are_read_as_pip_reads_them(text: str) -> None:
 def test_all_is_well_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert esper_here(monkeypatch, "doctor", "--json", cwd=tmp_path) == 0, capsys.readouterr().out
     found = json.loads(capsys.readouterr().out)
     by_name = {each["about"]: each for each in found["findings"]}
@@ -59,19 +57,14 @@ def test_all_is_well_here(
 def test_what_is_wrong_is_named_with_its_cure_and_exit_code_1(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "runs").touch()
-    monkeypatch.setenv("OMP_NUM_THREADS", "many")
-
     def broken() -> tuple[int, int, float]:
         raise RuntimeError("no kernel\nand a page of advice")
 
     monkeypatch.setattr(health, "_grow_a_little", broken)
     assert esper_here(monkeypatch, "doctor", cwd=tmp_path) == 1
     lines = capsys.readouterr().out.strip().split("\n")
-    assert lines[-1] == "Wrong: threads, runs, growth."
+    assert lines[-1] == "Wrong: growth."
     wrong = {line.split()[0]: line for line in lines if " wrong " in line}
-    assert "unset OMP_NUM_THREADS" in wrong["threads"]
-    assert "give --out" in wrong["runs"]
     assert "RuntimeError: no kernel; reinstall torch" in wrong["growth"]
 
 
@@ -100,11 +93,3 @@ def test_a_package_that_is_missing_or_old() -> None:
     absent, old, there = check_extras(needed)
     assert (absent.state, absent.fix) == ("optional", "pip install 'esper-grow[absent]'")
     assert (old.state, there.state) == ("wrong", "fine")
-
-
-@pytest.mark.parametrize(
-    ("asked", "state"),
-    [(None, "fine"), ("1", "fine"), ("4", "fine"), ("5", "wrong"), ("0", "wrong"), ("x", "wrong")],
-)
-def test_threads(asked: str | None, state: str) -> None:
-    assert check_threads(4, asked).state == state

@@ -12,7 +12,6 @@ from esper.observatory.evaluation import (
     kept_seeds_table,
     write_evaluation,
 )
-from esper.observatory.picture import draw_evaluation
 
 
 def test_the_tables_fit_into_eighty_columns() -> None:
@@ -35,20 +34,6 @@ def test_the_tables_fit_into_eighty_columns() -> None:
         assert words in text
     for words in ("-1.23", "-10.50 … +2.50", "< 0.001"):
         assert words in text
-
-
-def test_one_arm_alone_is_drawn_without_comparisons(tmp_path: Path) -> None:
-    arm = {"arm": "static", "control_of": None, "width": None, "test_score": 90.0}
-    arm |= {"params": 496, "train_macs": 1e6}
-    report = {
-        "task": "digits",
-        "score": "accuracy",
-        "keys": [0],
-        "arms": [arm],
-        "comparisons": [],
-        "trials": [{"arm": "static", "test_score": 90.0}],
-    }
-    assert draw_evaluation(tmp_path / "plot.png", report).stat().st_size > 1000
 
 
 def report_with_seeds(arm: str) -> dict[str, Any]:
@@ -98,4 +83,3 @@ def test_files_take_names_of_users_as_they_are_and_a_cell_holds_no_list(tmp_path
     rows = list(csv.DictReader((tmp_path / "trials.csv").open()))
     assert [row["arm"] for row in rows] == ["static", "runs/$x$[/]y", "runs/$x$[/]y"]
     assert "seeds" not in rows[0]
-    assert (tmp_path / "evaluation.png").read_bytes().startswith(b"\x89PNG")

@@ -5,7 +5,6 @@ import esper.growth.export as exporting
 from esper.api.body import Body, attach
 from esper.api.callbacks import Callback, Caller, check_script, find_controller, load_policy
 from esper.api.checks import checked
-from esper.api.explaining import explain
 from esper.api.growing import grow
 from esper.api.grown import Grown, load, save_network
 from esper.api.growth_warnings import GrowthWarnings, warn_if_out_of_domain
@@ -21,5 +20,7 @@ from esper.api.training import (
     train_ppo,
 )
 from esper.growth import sites
+from esper.observatory.explain import explain as explain_decision
 
 export, list_slots = checked()(exporting.export), checked()(sites.list_slots)
+explain = checked()(explain_decision)

@@ -251,7 +251,7 @@ class Body:
         optimizer = self.host.optimizer
         with self.processes.together():
             if not isinstance(state, dict) or not {"cycle", "groups", "history"} <= set(state):
-                raise ConfigError("the state to load is none that state_dict() of a body returned")
+                raise ConfigError("the state to load does not come from state_dict() of a body")
             if len(optimizer.param_groups) != len(state["groups"]):
                 raise ConfigError(
                     f"the state is of an optimizer with {len(state['groups'])} parameter groups, "

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.swa_utils import AveragedModel
 
 from esper.api.slots import Slots
 from esper.growth.devices import on_device
@@ -139,7 +138,6 @@ NETWORK_KIND = one_of("flat", "set")  # the network of a policy
 RULES: dict[str, Rule] = {
     "advantage": one_of("iql", "group"),
     "arm": instance("the name of an arm", str),
-    "averaged": instance("an AveragedModel of torch.optim.swa_utils", AveragedModel),
     "beta": NOT_NEGATIVE,
     "budget": instance("an esper.Budget", Budget),
     "callbacks": Rule("a list of callbacks", _is_list),
@@ -148,7 +146,6 @@ RULES: dict[str, Rule] = {
     "controller": CONTROLLER,
     "deterministic": FLAG,
     "devices": Rule("a list of names of devices", lambda value: _is_list(value, str)),
-    "directory": FOLDER,
     "entropy": Rule("a number from 0 to 1", lambda v: is_number(v) and 0.0 <= v <= 1.0),
     "episodes": whole(2, MOST_COUNT),
     "env": whole(0, MOST_COUNT),
@@ -176,7 +173,6 @@ RULES: dict[str, Rule] = {
     "profile": whole(0, MOST_COUNT),
     "progress": Rule("callable", callable),
     "resume": FLAG,
-    "round": whole(0, MOST_COUNT),
     "rounds": whole(1, MOST_COUNT),
     "run": FOLDER,
     "runs": Rule("a list of folders", lambda value: _is_list(value, str, Path)),

@@ -11,20 +11,25 @@ from esper.cli.doctor_command import doctor
 from esper.cli.evaluate_command import evaluate
 from esper.cli.grow_command import grow
 from esper.cli.learn_commands import imitate, offline, record
-from esper.cli.options import add_command, as_command, export_run
+from esper.cli.options import add_command, as_command
 from esper.cli.show_commands import (
     blueprints,
     compare,
     data_get,
     data_list,
+    explain,
     export,
     policies,
     query,
+    report,
+    runs,
+    serve,
+    show,
     show_policy,
     tasks,
+    watch,
 )
 from esper.cli.train_command import ab, ppo
-from esper.cli.view_commands import explain, report, runs, serve, show, watch
 from esper.leyline.errors import EsperError, EsperWarning, shortened, visible
 
 app = typer.Typer(
@@ -42,7 +47,7 @@ policies_app = typer.Typer(help="List the policies that come with Esper, and exp
 train_app = typer.Typer(no_args_is_help=True, help="Train policies that decide what to grow.")
 
 for command in (
-    *(grow, evaluate, runs, show, explain, report, watch, serve, export_run),
+    *(grow, evaluate, runs, show, explain, report, watch, serve),
     *(compare, query, tasks, blueprints, doctor),
 ):
     add_command(app, command)

@@ -39,10 +39,9 @@ class Arms:
         settings: "GrowSettings",
         data: "DataSplits",
         growth: "GrowthSettings",
-        began: float,
     ) -> None:
         self.output, self.settings, self.data = output, settings, data
-        self.growth, self.began = growth, began
+        self.growth = growth
         self.trained: dict[str, Trained] = {}
         self.others: dict[str, Path] = {}
         self.trackers: dict[str, Tracker] = {}
@@ -66,7 +65,6 @@ class Arms:
             folder,
             self.config(label),
             overwrite=self.settings.overwrite,
-            since=self.began,
             script=True,
         )
 

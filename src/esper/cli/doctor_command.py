@@ -1,9 +1,7 @@
 """`esper doctor`: checks what is installed and whether it works."""
 
-import os
 import platform
 import re
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -77,16 +75,6 @@ def _numbers(text: str) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-def requirements() -> list[Requirement]:
-    return [Requirement.of(text) for text in metadata(PACKAGE).get_all("Requires-Dist") or []]
-
-
-def check_python(found: str, bounds: str) -> Finding:
-    if within(found, bounds):
-        return Finding("python", "fine", found)
-    return Finding("python", "wrong", f"{found}, not {bounds}", f"install Python {bounds}")
-
-
 def check_packages(needed: Sequence[Requirement]) -> Iterator[Finding]:
     """The packages that Esper needs."""
     for item in needed:
@@ -114,20 +102,6 @@ def check_extras(needed: Sequence[Requirement]) -> Iterator[Finding]:
             yield Finding(about, "wrong" if old else "optional", "; ".join(problems), fix)
 
 
-def check_threads(cores: int, asked: str | None) -> Finding:
-    """`asked` is OMP_NUM_THREADS, which matters for users' own training loops."""
-    if asked is None:
-        return Finding("threads", "fine", f"{cores} cores")
-    if not asked.isdecimal() or not 1 <= int(asked) <= cores:
-        return Finding(
-            "threads",
-            "wrong",
-            f"OMP_NUM_THREADS is {asked!r} with {cores} cores",
-            f"unset OMP_NUM_THREADS, or set it to a number from 1 to {cores}",
-        )
-    return Finding("threads", "fine", f"{asked} of {cores} cores (OMP_NUM_THREADS)")
-
-
 def check_data(root: Path) -> Iterator[Finding]:
     from esper.tolaria.data.catalogue import CATALOGUE, State, status
 
@@ -139,19 +113,6 @@ def check_data(root: Path) -> Iterator[Finding]:
             yield Finding(about, "optional", "missing", found.detail)
         else:
             yield Finding(about, "wrong", "damaged", found.detail)
-
-
-def check_folder(about: str, folder: Path, fix: str) -> Finding:
-    """Whether files can be written to a folder, or to its parent if it does not exist."""
-    place = folder.absolute()
-    while not place.exists() and not place.is_symlink():
-        place = place.parent
-    try:
-        with tempfile.TemporaryFile(dir=place) as file:
-            file.write(b"?")
-    except OSError as error:
-        return Finding(about, "wrong", f"{folder}: {error.strerror} ({place})", fix)
-    return Finding(about, "fine", f"{folder} can be written")
 
 
 def check_growth() -> Finding:
@@ -205,38 +166,26 @@ def _grow_a_little() -> tuple[int, int, float]:
 
 def examine() -> Iterator[Finding]:
     """All findings, as they are made; growth is last, and only if the packages are fine."""
-    needed = requirements()
-    yield check_python(platform.python_version(), metadata(PACKAGE)["Requires-Python"])
+    needed = [Requirement.of(text) for text in metadata(PACKAGE).get_all("Requires-Dist") or []]
+    yield Finding("python", "fine", platform.python_version())
     yield Finding("esper", "fine", version(PACKAGE))
     packages = list(check_packages(needed))
     yield from packages
-    yield check_threads(_cores(), os.environ.get("OMP_NUM_THREADS"))
     yield from check_extras(needed)
     if any(finding.state == "wrong" for finding in packages):
         return
     from esper.tolaria.data.catalogue import data_root
 
     yield from check_data(data_root())
-    yield check_folder("runs", Path("runs"), "choose a writable folder, or give --out")
-    yield check_folder("data folder", data_root(), "set ESPER_DATA to a writable folder")
-    temporary = Path(tempfile.gettempdir())
-    yield check_folder("temporary", temporary, "free space there, or set TMPDIR")
     yield check_growth()
-
-
-def _cores() -> int:
-    """The cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def doctor(output: Output) -> None:
     """Check that everything Esper needs is installed and works.
 
-    Checks versions, threads, extras, data sets and folders, and grows a tiny network. Each line
-    with a problem says what to do. With --quiet only what is wrong is printed. The exit code is 1
-    if something is wrong; a missing extra or data set is not an error.
+    Checks versions, extras and data sets, and grows a tiny network. Each line with a problem says
+    what to do. With --quiet only problems are printed. The exit code is 1 if something is wrong; a
+    missing extra or data set is not an error.
 
     Example: esper doctor --json
     """
@@ -244,15 +193,12 @@ def doctor(output: Output) -> None:
     for finding in examine():
         findings.append(finding)
         if finding.state == "wrong" or not output.quiet:
-            output.say(_in_a_line(finding), whole=True)
+            fix = "" if finding.fix is None else f"; {finding.fix}"
+            line = f"{finding.about:<20} {finding.state:<8} {finding.detail}{fix}"
+            output.say(line, whole=True)
     wrong = [finding.about for finding in findings if finding.state == "wrong"]
     output.json({"wrong": wrong, "findings": [asdict(each) for each in findings]})
     if not output.quiet:
         output.say(f"\nWrong: {', '.join(wrong)}." if wrong else "\nNo problems found.")
     if wrong:
         raise typer.Exit(1)
-
-
-def _in_a_line(finding: Finding) -> str:
-    fix = "" if finding.fix is None else f"; {finding.fix}"
-    return f"{finding.about:<20} {finding.state:<8} {finding.detail}{fix}"

@@ -7,14 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from esper.cli.options import (
     RAY,
-    TRACK,
-    check_track,
     cluster_at,
     growth_options,
-    open_tracker,
     option,
 )
-from esper.cli.printing import Output, advising, again
+from esper.cli.printing import Output, advising, same_command
 from esper.leyline import ConfigError
 from esper.leyline.constants import MOST_COUNT, MOST_KEY
 from esper.leyline.growth_settings import GrowthSettings
@@ -70,16 +67,15 @@ class EvaluateSettings:
         None, "The arm that the controls are matched to. Default: the last one that grows."
     )
     ray: str | None = option(None, RAY)
-    track: str | None = option(None, TRACK)
     growth: Mapping[str, Any] = growth_options(without=NOT_FOR_EVALUATIONS)
 
 
 def evaluate(output: Output, settings: EvaluateSettings) -> None:
     """Compare controllers on paired keys, on test data, with control networks.
 
-    Prints tables and writes evaluation.json, trials.csv and evaluation.png. Every trained network
-    is saved at once: Ctrl-C ends early with the complete keys, and --resume continues, also after
-    a kill.
+    Prints tables and writes evaluation.json, trials.csv and report.html. Every trained network is
+    saved at once: Ctrl-C ends early with the complete keys, and --resume continues, also after a
+    kill.
 
     Examples:
 
@@ -97,14 +93,12 @@ def evaluate(output: Output, settings: EvaluateSettings) -> None:
         evaluation_summary,
         write_evaluation,
     )
-    from esper.observatory.picture import require_matplotlib
     from esper.observatory.report import write_report
     from esper.observatory.terminal import PhaseProgress, print_spaced
     from esper.proof import EvaluationSettings
     from esper.proof import evaluate as run_evaluation
     from esper.tolaria.data.catalogue import data_root
     from esper.tolaria.tasks import find_task
-    from esper.trackers import read_logs
 
     task = find_task(settings.task)
     plan = EvaluationSettings(
@@ -120,8 +114,6 @@ def evaluate(output: Output, settings: EvaluateSettings) -> None:
         scenario=settings.scenario,
         extra=_extra(settings),
     )
-    require_matplotlib()
-    check_track(settings.track)
     if settings.ray is not None and plan.growth.device is not None:
         raise ConfigError("--ray uses the CPUs of the cluster; leave out --device")
     find_device(plan.growth.device)
@@ -139,7 +131,7 @@ def evaluate(output: Output, settings: EvaluateSettings) -> None:
         evaluation_folder(out, overwrite=settings.overwrite, resume=settings.resume),
     ):
         with (
-            advising(output, f"continue with {again('--resume')}"),
+            advising(output, f"continue with {same_command('--resume')}"),
             one_thread(),
             PhaseProgress(output.progress) as bar,
         ):
@@ -158,11 +150,10 @@ def evaluate(output: Output, settings: EvaluateSettings) -> None:
         output.json(found)
         for path in (*write_evaluation(out, found), write_report(out)):
             output.note(str(path), whole=True)
-        if settings.track is not None:
-            (log,) = read_logs(out)
-            open_tracker(settings.track, out, log.name, log.config).write(log)
         if len(found["keys"]) < found["keys_wanted"]:
-            output.note(f"stopped before the end; continue with {again('--resume')}", whole=True)
+            output.note(
+                f"stopped before the end; continue with {same_command('--resume')}", whole=True
+            )
 
 
 def _arms(settings: EvaluateSettings) -> tuple[str, ...]:

@@ -1,6 +1,5 @@
 """`esper grow`: train the arms, compare them on test data, draw the growth."""
 
-import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from esper.cli.arms import CONTINUE, COOLED, HOST, SCRATCH, Arms, rescue
 from esper.cli.options import BATCH, SLOTS, TRACK, check_track, growth_options, option
-from esper.cli.printing import Output, advising, again
+from esper.cli.printing import Output, advising, same_command
 from esper.leyline import ConfigError
 from esper.leyline.constants import MOST_COUNT, MOST_KEY
 from esper.leyline.growth_settings import GrowthSettings
@@ -73,7 +72,6 @@ def grow(output: Output, settings: GrowSettings) -> None:
 
       esper grow --task digits --start trained --extra 0.3
     """
-    began = time.time()
     # All input is checked before the first epoch.
     from esper.api.callbacks import check_script, find_controller
     from esper.api.growth_warnings import warn_if_out_of_domain
@@ -102,8 +100,8 @@ def grow(output: Output, settings: GrowSettings) -> None:
     warn_if_out_of_domain(controller, task.name, growth.start)
     steps = growth.steps or task.steps
     plans = None if settings.extra is None else RescuePlans(task, data, steps, settings.extra)
-    go_on = f"continue with {again('--resume')}"
-    with one_thread(), Arms(output, settings, data, growth, began) as arms:
+    go_on = f"continue with {same_command('--resume')}"
+    with one_thread(), Arms(output, settings, data, growth) as arms:
         with advising(output, go_on):
             if plans is not None:
                 complete = rescue(arms, plans, controller)

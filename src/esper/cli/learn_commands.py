@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from esper.cli.options import option
-from esper.cli.printing import Output, advising, again
+from esper.cli.printing import Output, advising, same_command
 from esper.leyline.constants import MOST_COUNT, MOST_ENVS, MOST_KEY
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def _run(
 
     hosts = (settings.family or settings.task).replace(":", "-")
     out = settings.out or f"runs/{name}-{hosts}-{settings.key}"  # type: ignore[union-attr]
-    advice = f"nothing can be resumed; start again with {again('--overwrite')}"
+    advice = f"nothing can be resumed; start again with {same_command('--overwrite')}"
     with advising(output, advice), PhaseProgress(output.progress) as bar:
         episodes, report = run(bar.show, **{**asdict(settings), "out": out})
     steps, mean_return = int(episodes.lengths.sum()), float(episodes.returns.mean())

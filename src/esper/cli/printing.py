@@ -52,7 +52,7 @@ class Output:
             print(json.dumps(_finite(result), allow_nan=False, default=str))
 
 
-def again(flag: str) -> str:
+def same_command(flag: str) -> str:
     """The command that was given, with --resume or --overwrite."""
     words = [word for word in sys.argv[1:] if word not in ("--resume", "--overwrite")]
     return shlex.join(["esper", *words, flag])

@@ -1,16 +1,140 @@
-"""`esper compare`, `query`, `tasks`, `blueprints`, `data` and `policies`."""
+"""The commands that show runs, tasks, blueprints, data sets and policies."""
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from esper.cli.options import option
 from esper.cli.printing import Output, print_table
-from esper.leyline.constants import MOST_COUNT
+from esper.leyline.constants import MOST_COUNT, MOST_KEY
 
-WIDTH = 64
+RUN = typer.Argument(help="A run or an evaluation, such as runs/first.")
+
+
+def runs(
+    output: Output,
+    folder: Annotated[str, typer.Argument(help="The folder with the runs.")] = "runs",
+) -> None:
+    """List the runs of a folder and their states.
+
+    A run is running, finished, stopped (its process has ended early) or broken.
+    """
+    from esper.leyline import ConfigError
+    from esper.observatory.describe import summary_as_dict
+    from esper.observatory.runs import find_runs
+    from esper.observatory.summaries import runs_table
+
+    if not Path(folder).is_dir():
+        raise ConfigError(f"there is no folder {folder}; give the folder with your runs")
+    found = find_runs(Path(folder))
+    output.json([summary_as_dict(run) for run in found])
+    if found:
+        output.result.print(runs_table(found))
+    else:
+        output.say(f"no runs in {folder}; esper grow --task digits makes one")
+
+
+def show(output: Output, run: Annotated[str, RUN]) -> None:
+    """Print the summary of a run or an evaluation."""
+    from esper.observatory.summaries import run_as_json, show_run
+
+    show_run(output.result, Path(run))
+    output.json(run_as_json(Path(run)))
+
+
+def report(
+    output: Output,
+    run: Annotated[str, RUN],
+) -> None:
+    """Write a report of a run or an evaluation into its folder.
+
+    One page that works offline: the growth as an animation, curves, tables, compute, the settings,
+    and the command to reproduce the run.
+    """
+    from esper.observatory.report import write_report
+
+    page = str(write_report(Path(run)))
+    output.say(page, whole=True)
+    output.json({"report": page})
+
+
+def serve(
+    folder: Annotated[str, typer.Argument(help="The folder that holds the runs.")] = "runs",
+    port: Annotated[
+        int, typer.Option(help="The port; 0 takes any free one.", min=0, max=65_535)
+    ] = 8642,
+    host: Annotated[
+        str,
+        typer.Option(
+            help="The address; any other makes the page public, protected by a printed token."
+        ),
+    ] = "127.0.0.1",
+) -> None:
+    """Show runs on a web page, live: the list, one run, several compared, an evaluation.
+
+    The page is read-only, loads nothing from other servers, and is visible on this machine only,
+    unless --host is given.
+    """
+    from esper.leyline import PackageMissingError
+
+    try:
+        from esper.observatory.server import serve
+    except ModuleNotFoundError as error:
+        raise PackageMissingError(f"the web page needs {error.name}", "serve") from None
+
+    serve(Path(folder), host, port, partial(print, flush=True))
+
+
+def watch(
+    run: Annotated[str, typer.Argument(help="A run directory, such as runs/first.")],
+) -> None:
+    """Watch a run in the terminal, live or epoch by epoch.
+
+    The keys are shown; ? explains every quantity.
+    """
+    from esper.leyline import PackageMissingError
+
+    try:
+        from esper.observatory.watch_app import watch
+    except ModuleNotFoundError as error:
+        raise PackageMissingError(f"watching needs {error.name}", "watch") from None
+    watch(Path(run))
+
+
+def explain(
+    output: Output,
+    run: Annotated[str, RUN],
+    step: Annotated[
+        int,
+        typer.Option(help="The epoch after the decision; the first is 1.", min=0, max=MOST_COUNT),
+    ],
+    env: Annotated[int, typer.Option(help="The environment.", min=0, max=MOST_COUNT)] = 0,
+    arm: Annotated[
+        str | None, typer.Option(help="The learned policy of an evaluation, by its name there.")
+    ] = None,
+    key: Annotated[
+        int | None, typer.Option(help="The key of an evaluation.", min=0, max=MOST_KEY)
+    ] = None,
+) -> None:
+    """Explain one step of a run: what the controller observed and decided, and what followed.
+
+    For a learned policy this includes the probabilities of all its choices and what its mask
+    forbade. Runs of `esper train ppo` do not record them: grow a network with the policy.
+
+    Examples:
+
+      esper explain runs/first --step 7
+
+      esper explain runs/evaluate-digits --arm pretrained --key 3 --step 7
+    """
+    from esper.api import explain
+    from esper.observatory.explain import explanation_in_words
+
+    explanation = explain(run, step=step, env=env, arm=arm, key=key)
+    output.say(explanation_in_words(explanation), whole=True)
+    output.json(explanation)
 
 
 def compare(
@@ -65,25 +189,20 @@ def tasks(output: Output) -> None:
 
 
 def blueprints(output: Output) -> None:
-    """List the blueprints: what can grow, where it fits and what it costs."""
-    from esper.growth.blueprints.catalogue import default_catalogue, example_params
+    """List the blueprints: what can grow, and where it fits."""
+    from esper.growth.blueprints.catalogue import default_catalogue
 
-    rows, shown = [], []
-    for spec in default_catalogue().specs:
-        sizes = {kind: example_params(spec, kind, WIDTH) for kind in spec.factories}
-        params = [f"{size:,}" for size in sizes.values() if size is not None]
-        params = params[:1] if len(set(params)) == 1 else params
-        fits = ", ".join(spec.factories)
-        shown.append((spec.name, spec.kind, fits, ", ".join(params), spec.description))
-        row = {"blueprint": spec.name, "kind": spec.kind, "description": spec.description}
-        rows.append({**row, "params": sizes})
-    headings = ("blueprint", "kind", "fits", f"parameters at width {WIDTH}", "description")
-    print_table(output.result, headings, shown)
-    output.json({"width": WIDTH, "blueprints": rows})
-    output.note(
-        "\nParameters of a branch are for a network with ten outputs, those of a bypass for two\n"
-        "layers of that width (convolutions of width 3 for maps).",
-    )
+    rows = [
+        {
+            "blueprint": spec.name,
+            "kind": spec.kind,
+            "fits": ", ".join(spec.factories),
+            "description": spec.description,
+        }
+        for spec in default_catalogue().specs
+    ]
+    print_table(output.result, list(rows[0]), [row.values() for row in rows])
+    output.json(rows)
 
 
 def data_list(output: Output) -> None:
@@ -122,24 +241,14 @@ def policies(output: Output, context: typer.Context) -> None:
         return
     from esper.leyline.policy_card import HOW_TO_TRAIN, shipped_policies
 
-    there = shipped_policies()
-    rows = [{**asdict(card), "bytes": _size(folder)} for folder, card in there]
-    output.json([{name: row[name] for name in row if name != "settings"} for row in rows])
-    if not there:
+    cards = [card for _, card in shipped_policies()]
+    output.json([asdict(card) for card in cards])
+    if not cards:
         output.say(f"No policy comes with this version of Esper; {HOW_TO_TRAIN}.")
         return
-    shown = []
-    for folder, card in there:
-        size = f"{_size(folder) / 1000:,.0f}"
-        shown.append((card.name, f"{card.parameters:,}", size, card.trained_on, card.worth))
-    print_table(output.result, ("policy", "parameters", "kB", "trained on", "results"), shown)
+    rows = [(card.name, f"{card.parameters:,}", card.trained_on, card.worth) for card in cards]
+    print_table(output.result, ("policy", "parameters", "trained on", "results"), rows)
     output.note("\nUse the first with --controller pretrained, any with pretrained:NAME.")
-
-
-def _size(folder: Path) -> int:
-    from esper.leyline.policy_card import WEIGHTS
-
-    return (folder / WEIGHTS).stat().st_size
 
 
 def show_policy(
@@ -164,14 +273,14 @@ def show_policy(
     output.say("\n\n".join(parts))
 
 
-@dataclass(frozen=True)
-class ExportSettings:
-    run: str = field(metadata={"option": typer.Argument(help="The run that trained the policy.")})
-    name: str = option(..., "Name of the policy.")
-    out: str = option("policies", "Folder to write to; the policy is a folder of that name in it.")
-
-
-def export(output: Output, settings: ExportSettings) -> None:
+def export(
+    output: Output,
+    run: Annotated[str, typer.Argument(help="The run that trained the policy.")],
+    name: Annotated[str, typer.Option(help="Name of the policy.")],
+    out: Annotated[
+        str, typer.Option(help="Folder to write to; the policy is a folder of that name in it.")
+    ] = "policies",
+) -> None:
     """Write the policy of a training run to a folder for other users: weights and a card.
 
     The card has facts about the run. Fields that are unmeasured are for you to fill in.
@@ -181,7 +290,7 @@ def export(output: Output, settings: ExportSettings) -> None:
     from esper.api import export_policy
     from esper.leyline.policy_card import CARD
 
-    folder, card = export_policy(settings.run, settings.name, settings.out)
+    folder, card = export_policy(run, name, out)
     output.say(f"policy   {folder}", whole=True)
     output.json({"policy": str(folder), "unmeasured": card.unmeasured})
     output.note(f"Fill in {folder / CARD}: {', '.join(card.unmeasured)}.")

@@ -187,7 +187,7 @@ def ppo(output: Output, settings: PPOSettings) -> None:
             else:
                 state = resume_ppo(out, rounds=settings.rounds, **options)
             done, best = state.round, state.best
-        except LeaveRoundError:
+        except KeyboardInterrupt:
             done = None
         finally:
             if tracker is not None:
@@ -207,10 +207,6 @@ def chosen_workers(given: str | None) -> Workers:
     if not given.isdecimal() or int(given) < 1:
         raise ConfigError(f"workers must be auto or a whole number from 1, got {given!r}")
     return int(given)
-
-
-class LeaveRoundError(Exception):
-    """Raised to end a run within a round."""
 
 
 class Interrupts:
@@ -238,7 +234,7 @@ class Interrupts:
 
     def after_step(self) -> None:
         if self.count > 1:
-            raise LeaveRoundError
+            raise KeyboardInterrupt
 
 
 def _refuse_changes(settings: PPOSettings) -> None:

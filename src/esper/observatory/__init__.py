@@ -1,6 +1,6 @@
 """Run directories and their views: terminal, picture, report, web page. Imports `leyline` only."""
 
-from esper.observatory.explain import explanation_in_words
+from esper.observatory.explain import explain, explanation_in_words
 from esper.observatory.formatting import in_words, is_listed
 from esper.observatory.picture import draw_growth, growth_figure
 from esper.observatory.query import query

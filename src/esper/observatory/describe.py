@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from esper.leyline import ConfigError
+from esper.leyline.growth_settings import flatten
 from esper.observatory.explain import decision_row
 from esper.observatory.formatting import (
     HOST,
@@ -114,7 +115,7 @@ def _run(folder: Path, round_: int | None, env: int) -> dict[str, Any]:
         damaged = [f"{METRICS} has damaged lines, which are left out"] if lines.damaged else []
     with open_rows(folder / TIMINGS) as lines:
         timing = lines.last() if training else None
-    settings = sorted(_flat(run.config).items())
+    settings = sorted(pair for pair in flatten(run.config) if pair[1] != {})
     return {
         "settings": [pair for pair in settings if pair[0] not in ("out", "overwrite")],
         "reproduce": _run_command(folder, run),
@@ -132,16 +133,6 @@ def _run(folder: Path, round_: int | None, env: int) -> dict[str, Any]:
         "quantities": {**HOST, **POLICY} if training else HOST,
         "faults": run.faults + damaged,
     }
-
-
-def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in config.items():
-        if isinstance(value, dict):
-            flat |= _flat(value, f"{prefix}{name}.")
-        else:
-            flat[prefix + name] = value
-    return flat
 
 
 def _cost(

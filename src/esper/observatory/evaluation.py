@@ -24,15 +24,14 @@ from esper.observatory.formatting import (
     mean_of,
     seed_location,
 )
-from esper.observatory.picture import draw_evaluation
-from esper.observatory.run_directory import EVALUATION_LOCK, TRACKED, lock_folder, refuse_mixture
+from esper.observatory.run_directory import EVALUATION_LOCK, lock_folder, refuse_mixture
 from esper.observatory.terminal import plain_table
 
-REPORT, TRIALS, PLOT = "evaluation.json", "trials.csv", "evaluation.png"
+REPORT, TRIALS = "evaluation.json", "trials.csv"
 SETTINGS = "settings.json"  # written when an evaluation begins
 DECISIONS = "decisions.jsonl"  # the episodes of learned policies
 # The files of an evaluation; --overwrite removes them.
-OWN = (SETTINGS, REPORT, TRIALS, PLOT, "runs.jsonl", "networks", DECISIONS, TRACKED)
+OWN = (SETTINGS, REPORT, TRIALS, "runs.jsonl", "networks", DECISIONS)
 
 Report = Mapping[str, Any]
 
@@ -70,7 +69,7 @@ def evaluation_folder(folder: Path, *, overwrite: bool, resume: bool) -> Iterato
 
 
 def write_evaluation(folder: Path, report: Report) -> list[Path]:
-    """Write the report as JSON, CSV and a picture, and give the paths."""
+    """Write the report as JSON and CSV, and give the paths."""
     text = json.dumps(report, indent=2, allow_nan=False)
     (folder / REPORT).write_text(text + "\n", encoding="utf-8")
     rates = {arm["arm"]: arm["learning_rate"] for arm in report["arms"]}
@@ -81,7 +80,7 @@ def write_evaluation(folder: Path, report: Report) -> list[Path]:
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)
-    return [folder / REPORT, folder / TRIALS, draw_evaluation(folder / PLOT, report)]
+    return [folder / REPORT, folder / TRIALS]
 
 
 def evaluation_summary(report: Report) -> list[Table | Text]:

@@ -1,4 +1,5 @@
-"""Explains decisions: the situation, the probabilities of the policy, the action and its result."""
+"""Explains recorded decisions: the situation, the probabilities of the policy, the action and its
+result."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,40 +27,69 @@ HEADS = ("op", "slot", "blueprint", "blend")
 
 @dataclass(frozen=True)
 class EpisodeRecord:
-    """The recorded rows of one environment, in order. `round` is None for runs without rounds."""
+    """The recorded rows of one environment, in order; `about` names task, controller and key."""
 
-    folder: Path
-    kind: str
-    config: Mapping[str, Any]
-    round: int | None
+    about: Mapping[str, Any]
     env: int
     steps: Mapping[int, Row]
     events: Sequence[Row]
     outcome: Row
 
-    def decision(self, step: int) -> Row | None:
-        """The `Decided` event of a step, if there is one."""
-        own = (e for e in self.events if e.get("event") == "Decided")
-        return next((e for e in own if integer(e, "step") == step), None)
+
+def explain(
+    run: str | Path,
+    *,
+    step: int,
+    env: int = 0,
+    arm: str | None = None,
+    key: int | None = None,
+) -> dict[str, Any]:
+    """What a controller observed and decided before the epoch `step`, and what followed.
+
+    `env` is the environment in a run that recorded episodes. `arm` and `key` select an episode of
+    an evaluation. Raises ConfigError if there is no such run, environment, arm, key or step, and
+    for runs of `esper train ppo`, which do not record their decisions.
+    """
+    folder = Path(run)
+    if (folder / REPORT).is_file() or (folder / DECISIONS).is_file():
+        record = _read_evaluation_episode(folder, arm, key)
+    elif arm is not None or key is not None:
+        raise ConfigError(f"{run} is no evaluation; leave out --arm and --key")
+    else:
+        record = _read_episode(folder, env)
+    if step not in record.steps or step < 1:
+        raise ConfigError(
+            f"environment {record.env} of {folder} has no decision before step {step}; "
+            f"choose a step from 1 to {max(record.steps)}"
+        )
+    decided = (e for e in record.events if e.get("event") == "Decided")
+    decision = next((e for e in decided if integer(e, "step") == step), None)
+    before, after = record.steps.get(step - 1, {}), record.steps[step]
+    return {
+        "run": str(folder),
+        **{name: record.about.get(name) for name in ("task", "controller", "key")},
+        "env": record.env,
+        "step": step,
+        "situation": _situation(before),
+        "observations": _observations(decision or {}),
+        "policy": None if decision is None else _policy(decision),
+        "action": {head: after.get(head) for head in HEADS},
+        "result": _result(record, step, before, after),
+    }
 
 
-def read_episode(folder: Path, env: int, round_: int | None = None) -> EpisodeRecord:
-    """Raises ConfigError if there is no such run, round or environment."""
+def _read_episode(folder: Path, env: int) -> EpisodeRecord:
+    """Raises ConfigError if there is no such run or environment."""
     if not is_run(folder):
         raise ConfigError(f"{folder} is not the folder of a run")
     run = read_run(folder)
-    newest = integer(run.metrics, "round")
-    if newest is None and round_ is not None:
-        raise ConfigError(f"{folder} has no rounds; leave out --round")
-    if newest is not None:
-        # The row of a round is its last: without it, the newest round is incomplete.
-        complete = newest if run.metrics.get("kind") == "round" else newest - 1
-        if round_ is None:
-            round_ = max(0, complete)
-        if not 0 <= round_ <= newest:
-            raise ConfigError(f"{folder} has no round {round_}; choose one from 0 to {newest}")
+    if run.kind == "training":
+        raise ConfigError(
+            f"{folder} records no decisions, as all runs of esper train ppo; grow a network with "
+            f"its policy (esper grow --controller {folder}) and explain that run"
+        )
     metrics, events, outcomes = (
-        [row for row in _rows(folder / name, round_) if integer(row, "env") == env]
+        [row for row in _rows(folder / name) if integer(row, "env") == env]
         for name in (METRICS, EVENTS, OUTCOMES)
     )
     steps = {
@@ -68,27 +98,20 @@ def read_episode(folder: Path, env: int, round_: int | None = None) -> EpisodeRe
         if row.get("kind") == "step" and (step := integer(row, "step")) is not None
     }
     if not steps:
-        where = "" if round_ is None else f" in round {round_}"
-        raise ConfigError(f"{folder} has no environment {env}{where}; the first is 0")
+        raise ConfigError(f"{folder} has no environment {env}; the first is 0")
     outcome = outcomes[-1] if outcomes else {}
-    return EpisodeRecord(folder, run.kind, run.config, round_, env, steps, events, outcome)
+    return EpisodeRecord({**outcome, **run.config}, env, steps, events, outcome)
 
 
-def _rows(path: Path, round_: int | None) -> list[Row]:
+def _rows(path: Path) -> list[Row]:
     with open_rows(path) as lines:
-        if round_ is None:
-            return list(lines.rows())
-        return list(lines.rows(lines.start_of_round(round_), lines.start_of_round(round_ + 1)))
+        return list(lines.rows())
 
 
-def is_evaluation(folder: Path) -> bool:
-    return (folder / REPORT).is_file() or (folder / DECISIONS).is_file()
-
-
-def read_evaluation_episode(folder: Path, arm: str | None, key: int | None) -> EpisodeRecord:
+def _read_evaluation_episode(folder: Path, arm: str | None, key: int | None) -> EpisodeRecord:
     """One episode of a learned policy in an evaluation. Raises ConfigError that lists the arms and
     keys if there is no such arm or key."""
-    rows = _rows(folder / DECISIONS, None)
+    rows = _rows(folder / DECISIONS)
     own = [row for row in rows if row.get("label") == arm and integer(row, "key") == key]
     metrics, events, outcomes = (
         [part for row in own if isinstance(part := row.get(name), dict)]
@@ -98,9 +121,8 @@ def read_evaluation_episode(folder: Path, arm: str | None, key: int | None) -> E
     if not steps:
         raise ConfigError(_available_episodes(folder, rows))
     outcome = outcomes[0] if outcomes else {}
-    config = {"task": outcome.get("task"), "controller": arm, "key": key}
-    env = integer(outcome, "env") or 0
-    return EpisodeRecord(folder, "evaluation", config, None, env, steps, events, outcome)
+    about = {"task": outcome.get("task"), "controller": arm, "key": key}
+    return EpisodeRecord(about, integer(outcome, "env") or 0, steps, events, outcome)
 
 
 def _available_episodes(folder: Path, rows: Sequence[Row]) -> str:
@@ -150,37 +172,6 @@ def _columns(event: Mapping[str, Any], names: Sequence[str]) -> list[dict[str, A
 
 
 # --- one decision in full ------------------------------------------------------------------------
-
-
-def explain_decision(
-    record: EpisodeRecord, step: int, decision: Row | None, source: Sequence[str]
-) -> dict[str, Any]:
-    """Everything known about the decision before the epoch `step`, as plain data.
-
-    The sentences of `source` say where the probabilities come from, or why there are none. Raises
-    ConfigError if there is no such step.
-    """
-    if step not in record.steps or step < 1:
-        raise ConfigError(
-            f"environment {record.env} of {record.folder} has no decision before step {step}; "
-            f"choose a step from 1 to {max(record.steps)}"
-        )
-    before, after = record.steps.get(step - 1, {}), record.steps[step]
-    return {
-        "run": str(record.folder),
-        "task": record.config.get("task"),
-        "controller": record.config.get("controller", record.kind),
-        "key": record.config.get("key"),
-        "round": record.round,
-        "env": record.env,
-        "step": step,
-        "source": list(source),
-        "situation": _situation(before),
-        "observations": _observations(decision or {}),
-        "policy": None if decision is None else _policy(decision),
-        "action": {head: after.get(head) for head in HEADS},
-        "result": _result(record, step, before, after),
-    }
 
 
 def _situation(row: Row) -> dict[str, Any]:
@@ -248,18 +239,18 @@ def _seed_result(record: EpisodeRecord, step: int, slot: str | None) -> str | No
 def explanation_in_words(explanation: Mapping[str, Any]) -> str:
     """The explanation as text for a terminal, without control characters."""
     data = sanitize(dict(explanation))
-    of_round = "" if data["round"] is None else f", round {data['round']}"
     lines = [
-        f"{data['run']}: {data['controller']}, key {data['key']}{of_round}, environment "
-        f"{data['env']}, the decision before epoch {data['step']}",
-        *data["source"],
+        f"{data['run']}: {data['controller']}, key {data['key']}, environment {data['env']}, "
+        f"the decision before epoch {data['step']}",
         "",
         *_situation_lines(data["situation"]),
     ]
     if data["observations"]:
         lines += ["", "The most unusual observations (in brackets: as the network gets them):"]
         lines += _observation_lines(data["observations"])
-    if data["policy"] is not None:
+    if data["policy"] is None:
+        lines += ["", "The controller has recorded no probabilities: it is a rule, not a policy."]
+    else:
         lines += ["", *_policy_lines(data["policy"], data["action"])]
     return "\n".join([*lines, "", *_result_lines(data["action"], data["result"])])
 

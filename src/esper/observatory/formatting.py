@@ -197,8 +197,7 @@ def few_keys(report: Mapping[str, Any]) -> str | None:
     return few_pairs(min(known), len(rows)) if known else None
 
 
-# Views can filter events by topic.
-TOPICS = ("seeds", "gates", "governor", "policy", "other")
+# The page can filter events by topic.
 _TOPIC = {
     "ShapleyComputed": "seeds",
     "RemovalUndone": "seeds",

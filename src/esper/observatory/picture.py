@@ -1,15 +1,14 @@
-"""Pictures: a run (score by epoch, stages of every slot below), and an evaluation."""
+"""The picture of a run: its score by epoch, and the stages of every slot below."""
 
 import re
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from esper.leyline import ConfigError
-from esper.observatory.formatting import STAGE_COLOURS, few_keys, modules_of, stage_name
+from esper.observatory.formatting import STAGE_COLOURS, modules_of, stage_name
 from esper.observatory.run_directory import METRICS, PICTURE, read_rows
 
 INK, QUIET = "#222222", "#8a8a8a"
@@ -150,137 +149,3 @@ def _stage_legend(figure: Any, rows: list[dict[str, Any]], modules: list[str]) -
             handles=patches, loc="outside lower center", ncols=len(patches), frameon=False,
             fontsize=8,
         )  # fmt: skip
-
-
-Report = Mapping[str, Any]
-
-ARM, CONTROL, BETTER, WORSE = "#1f77b4", "#9a9a9a", "#238b45", "#cb181d"
-# Colours that differ in lightness too.
-LINES = ("#4d4d4d", "#7a5195", "#ef8a17", "#2c7fb8", "#31a354", "#a6761d", "#e377c2", "#17becf")
-SPACING = 0.012  # of the axis, between the intervals of one budget
-SIGNIFICANT = 0.05
-
-
-def draw_evaluation(path: Path, report: Report) -> Path:
-    """Scores of every arm and key, or over the extra budget if there is one; below them the paired
-    differences with their intervals."""
-    arms, comparisons = report["arms"], report["comparisons"]
-    budgets = bool(report.get("extra"))
-    heights = [4.5 if budgets else 0.36 * len(arms) + 0.9, 0.36 * len(comparisons) + 0.9]
-    figure = new_figure(9, sum(heights) + 0.4)
-    if comparisons:
-        scores, differences = figure.subplots(2, 1, height_ratios=heights)
-        _draw_differences(differences, comparisons, report["score"])
-        if (note := few_keys(report)) is not None:
-            differences.set_xlabel(note, loc="left", fontsize=8, color=QUIET)
-    else:
-        scores = figure.subplots(1, 1)
-    (_draw_budgets if budgets else _draw_scores)(scores, report)
-    figure.savefig(path)
-    return path
-
-
-def _draw_scores(axes: Any, report: Report) -> None:
-    def draw(arm: Mapping[str, Any], height: float) -> None:
-        own = [t["test_score"] for t in report["trials"] if t["arm"] == arm["arm"]]
-        # Fixed offsets keep the dots of one line apart.
-        spread = [height + 0.24 * ((i * 7 % 11) / 10 - 0.5) * 2 for i in range(len(own))]
-        colour = ARM if arm["control_of"] is None else CONTROL
-        axes.scatter(own, spread, s=14, color=colour, alpha=0.45, linewidths=0)
-        axes.plot([arm["test_score"]] * 2, [height - 0.32, height + 0.32], color=INK, linewidth=2)
-        cost = f"{arm['params']:,.0f} p   {arm['train_macs'] / 1e6:,.0f} M"
-        _in_margin(axes, cost, height, color=INK)
-
-    def label(arm: Mapping[str, Any]) -> str:
-        width = "" if arm["width"] is None else f" (width {arm['width']})"
-        shape = f" ({'-'.join(map(str, arm['shape']))})" if arm.get("shape") else ""
-        return in_lines(arm["arm"] + width + shape, LONGEST_NAME)
-
-    title = f"{report['task']}: test {report['score']}, {_keys(report)} (dots), mean (line)"
-    _draw_lines(axes, report["arms"], draw, label, title)
-    heading = "parameters, multiply-adds\nof the whole training"
-    _in_margin(axes, heading, len(report["arms"]) - 0.35, va="bottom", fontsize=7.5, color=QUIET)
-
-
-def _draw_differences(axes: Any, comparisons: Sequence[Mapping[str, Any]], score: str) -> None:
-    def draw(row: Mapping[str, Any], height: float) -> None:
-        p = row["p_holm"]
-        significant = p is not None and p < SIGNIFICANT
-        colour = (BETTER if row["mean"] > 0 else WORSE) if significant else INK
-        if row["low"] is not None:
-            axes.plot([row["low"], row["high"]], [height, height], color=colour, linewidth=1.6)
-        axes.plot([row["mean"]], [height], "o", color=colour, markersize=5)
-        text = "" if p is None else "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
-        _in_margin(axes, text, height, color=colour)
-
-    def label(row: Mapping[str, Any]) -> str:
-        return in_lines(f"{row['arm']} - {row['versus']}", 2 * LONGEST_NAME)
-
-    axes.axvline(0.0, color=QUIET, linewidth=1)
-    title = f"paired differences of test {score}, 95 % interval, p after Holm"
-    _draw_lines(axes, comparisons, draw, label, title)
-
-
-def _draw_lines(
-    axes: Any,
-    rows: Sequence[Mapping[str, Any]],
-    draw: Callable[[Mapping[str, Any], float], None],
-    label: Callable[[Mapping[str, Any]], str],
-    title: str,
-) -> None:
-    """One horizontal line per row, from the top."""
-    heights = list(range(len(rows) - 1, -1, -1))
-    for height, row in zip(heights, rows, strict=True):
-        draw(row, height)
-    axes.set_yticks(heights, [label(row) for row in rows], fontsize=9)
-    axes.set_ylim(-0.6, len(rows) - 0.4)
-    axes.set_title(title, loc="left", fontsize=10.5)
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.tick_params(axis="y", length=0)
-    axes.grid(axis="x", color="#e6e6e6", linewidth=0.8)
-    axes.set_axisbelow(True)
-
-
-def _in_margin(axes: Any, text: str, height: float, **style: Any) -> None:
-    """Text to the right of the axes."""
-    style = {"va": "center", "fontsize": 8, **style}
-    axes.annotate(text, (1.01, height), xycoords=("axes fraction", "data"), **style)
-
-
-def _keys(report: Report) -> str:
-    n = len(report["keys"])
-    return f"{n} key{'s' if n > 1 else ''}"
-
-
-def _draw_budgets(axes: Any, report: Report) -> None:
-    """Mean test score of every arm over the extra budget, with its 95 % interval; dotted lines for
-    the hosts without extra training."""
-    extras = report["extra"]
-    names = list(dict.fromkeys(arm["name"] for arm in report["arms"] if arm["extra"] is not None))
-    colours = (colour for colour in LINES * len(names))
-    span = extras[-1] - extras[0] or 1.0
-    for i, name in enumerate(names):
-        own = [arm for arm in report["arms"] if arm["name"] == name]
-        colour = WORSE if name == report["reference"] else next(colours)
-        x = [arm["extra"] + SPACING * span * (i - len(names) / 2) for arm in own]
-        width = 2.4 if name in report["arms_wanted"] else 1.4
-        scores = [arm["test_score"] for arm in own]
-        axes.plot(x, scores, marker="o", markersize=4, label=name, color=colour, linewidth=width)
-        for at, arm in zip(x, own, strict=True):
-            if arm["test_low"] is not None:
-                axes.plot([at, at], [arm["test_low"], arm["test_high"]], color=colour, linewidth=1)
-    for arm in report["arms"]:
-        if arm["extra"] is None:
-            axes.axhline(arm["test_score"], color=QUIET, linestyle=":", linewidth=1.2)
-            _in_margin(axes, arm["name"], arm["test_score"], color=QUIET)
-    axes.set_xticks(extras, [f"{extra:g}" for extra in extras])
-    label = "extra budget, as a share of the cost of training the host"
-    axes.set_xlabel(label if not report["crossover"] else f"{label}\n{report['crossover']}")
-    axes.xaxis.label.set(color=INK, fontsize=8.5, wrap=True)
-    title = f"mean test {report['score']} of {_keys(report)}, 95 % interval"
-    heading = f"{report['task']}, {report['scenario']}: {title}"
-    axes.set_title(heading, loc="left", fontsize=10.5)
-    axes.legend(fontsize=8, frameon=False)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(color="#e6e6e6", linewidth=0.8)
-    axes.set_axisbelow(True)

@@ -256,12 +256,7 @@ def _has_ended(folder: Path, run: RunContents, done: int | None, total: int | No
 
 
 def _summarize_evaluation(name: str, folder: Path) -> RunSummary:
-    updated = _modified(folder / REPORT)
-    try:
-        report = read_evaluation(folder)
-    except (FileNotFoundError, UnreadableError) as error:
-        why = str(error) if isinstance(error, UnreadableError) else f"{REPORT} is missing"
-        return RunSummary(name, folder, "evaluation", "broken", why, updated=updated)
+    report = read_evaluation(folder)
     keys, wanted = len(report["keys"]), integer(report, "keys_wanted")
     complete = wanted is None or keys >= wanted
     reference = report.get("reference")
@@ -282,7 +277,7 @@ def _summarize_evaluation(name: str, folder: Path) -> RunSummary:
         unit="keys",
         done=keys,
         total=wanted,
-        updated=updated,
+        updated=_modified(folder / REPORT),
     )
 
 

@@ -1,4 +1,4 @@
-"""`esper watch`: a run in the terminal, live or replayed. The text comes from watch_text."""
+"""`esper watch`: a run in the terminal. The text comes from watch_text."""
 
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,11 +12,9 @@ from textual.widgets import ContentSwitcher, DataTable, Footer, Static
 from esper.leyline import ConfigError
 from esper.observatory import watch_text
 from esper.observatory.describe import describe
-from esper.observatory.formatting import TOPICS
 from esper.observatory.runs import fingerprint, is_run, summarize_run
 
 POLL = 0.5  # seconds between checks of the run
-FRAME = 0.25  # seconds per epoch of a replay
 
 
 def watch(folder: Path) -> None:
@@ -57,7 +55,6 @@ class WatchApp(App[None]):
         Binding("e", "view('environments')", "Envs"),
         Binding("p", "view('policy')", "Policy"),
         Binding("v", "view('events')", "Events"),
-        Binding("f", "filter", "Filter", show=False),
         Binding("question_mark", "help", "Help", key_display="?"),
         Binding("q", "quit", "Quit"),
     ]
@@ -69,8 +66,7 @@ class WatchApp(App[None]):
         self.at: int | None = None
         self.env = 0
         self.round_: int | None = None
-        self.paused = self.playing = False
-        self.topic: str | None = None
+        self.paused = False
         self.data: dict[str, Any] = describe(folder)
         self.mark = fingerprint(folder)
 
@@ -89,7 +85,6 @@ class WatchApp(App[None]):
         table = self.page.query_one(DataTable)
         table.add_columns("env", "epoch", "score", "return", "params", "stages")
         self.set_interval(POLL, self.poll)
-        self.set_interval(FRAME, self.next_frame)
         self.show()
         if self.data["run"]["kind"] == "training":
             table.focus()
@@ -116,11 +111,6 @@ class WatchApp(App[None]):
             self.data["run"] |= {"state": "broken", "why": why}
         self.show()
 
-    def next_frame(self) -> None:
-        if self.playing:
-            self.action_scrub(1)
-            self.playing = self.at is not None
-
     @property
     def frame(self) -> int:
         last = max(0, len(self.data["episode"]["frames"]) - 1)
@@ -128,13 +118,12 @@ class WatchApp(App[None]):
 
     def show(self) -> None:
         width, height = max(20, self.size.width - 2), self.size.height - 4
-        stopped = self.paused and not self.playing
-        heading = watch_text.heading(self.data, width, stopped)
+        heading = watch_text.heading(self.data, width, self.paused)
         self.page.query_one("#heading", Static).update(heading)
         network = watch_text.network(self.data, self.frame, width, height)
         self.page.query_one("#network", Static).update(network)
         self.page.query_one("#policy-text", Static).update(watch_text.policy(self.data, width))
-        self.page.query_one("#events-text", Static).update(watch_text.events(self.data, self.topic))
+        self.page.query_one("#events-text", Static).update(watch_text.events(self.data))
         table = self.page.query_one(DataTable)
         row = table.cursor_row
         table.clear()
@@ -145,14 +134,9 @@ class WatchApp(App[None]):
     # --- keys ------------------------------------------------------------------------------------
 
     def action_pause(self) -> None:
-        """Pause or follow a live run; replay a run that has ended."""
-        if self.data["run"]["state"] == "running":
-            self.paused = not self.paused
-            self.at = self.frame if self.paused else None
-        else:
-            self.playing = not self.playing
-            if self.playing and self.at is None:
-                self.at = 0
+        """Stay at this epoch of a live run, or follow it."""
+        self.paused = not self.paused
+        self.at = self.frame if self.paused else None
         self.show()
 
     def action_scrub(self, epochs: int) -> None:
@@ -173,7 +157,7 @@ class WatchApp(App[None]):
 
     def action_follow(self) -> None:
         self.at = self.round_ = None
-        self.paused = self.playing = False
+        self.paused = False
         self.read()
 
     @property
@@ -184,12 +168,6 @@ class WatchApp(App[None]):
         self.page.query_one(ContentSwitcher).current = name
         if name == "environments":
             self.page.query_one(DataTable).focus()
-
-    def action_filter(self) -> None:
-        topics = [None, *TOPICS]
-        self.topic = topics[(topics.index(self.topic) + 1) % len(topics)]
-        self.action_view("events")
-        self.show()
 
     def action_help(self) -> None:
         self.push_screen(Help())

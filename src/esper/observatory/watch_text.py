@@ -175,22 +175,16 @@ def sparkline(values: Sequence[float | None]) -> str:
     )
 
 
-def events(data: Mapping[str, Any], topic: str | None) -> Text:
-    found = [e for e in data["episode"]["events"] if topic is None or e["topic"] == topic]
-    text = Text()
-    text.append(f"events: {topic or 'all'} (f: next filter)", "bold")
-    for event in reversed(found):
-        text.append(f"\nepoch {event['step']!s:>4}  {event['text']}")
-    if not found:
-        text.append("\nnone")
-    return text
+def events(data: Mapping[str, Any]) -> Text:
+    found = data["episode"]["events"]
+    lines = [f"epoch {event['step']!s:>4}  {event['text']}" for event in reversed(found)]
+    return Text("\n".join(lines) or "No events yet.")
 
 
 KEYS = """\
-space      pause a live run; replay a run that has ended
+space      pause, or follow the run
 left right previous and next epoch (or round of a training run); home and end: first and last
 n e p v    network, environments, policy, events; enter opens an environment
-f          filter the events
 q          quit
 
 """

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from esper.growth.blueprints import bypass, modules
-from esper.leyline import SEED_LAYOUTS, ConfigError, EsperError, InjectionSpec, LayerSpec, Widening
+from esper.leyline import SEED_LAYOUTS, ConfigError, EsperError, InjectionSpec
 
 ENTRY_POINT_GROUP = "esper.blueprints"
 
@@ -332,26 +332,3 @@ def seed_costs(
     """(fits, params, macs), each [S, B]; multiply-adds are per example; 0 where nothing fits."""
     fits, traits = seed_traits(catalogue, sites, output)
     return fits, traits[..., 0], traits[..., 1]
-
-
-def example_params(blueprint: BlueprintSpec, topology: str, width: int) -> int | None:
-    """Parameters of a seed of that width on a network with ten outputs; None if it has no form."""
-    layout = SEED_LAYOUTS.get(topology)
-    if layout is None:
-        return None
-    shape = tuple(width if letter == "C" else 8 for letter in layout[1:])
-    site = InjectionSpec(
-        *("r0c0", width, 0.0, "", topology, shape), widening=_example_widening(shape, width)
-    )
-    found = _seed_traits(blueprint, site, OutputSpec(10, per_position=False))
-    return None if found is None else found.params
-
-
-def _example_widening(shape: tuple[int, ...], width: int) -> Widening:
-    """Two layers of that width in a row: convolutions of width 3 for maps, else linear ones."""
-    dims = len(shape) - 1 if shape[0] == width and len(shape) > 1 else 0
-    layer = LayerSpec("", "Linear", width, width, bias=True)
-    if dims:
-        settings = (("kernel_size", 3), ("padding", 1))
-        layer = LayerSpec("", f"Conv{dims}d", width, width, True, settings)
-    return Widening(layer, layer, (("ReLU",),), (1, *shape), (1, *shape), 1)

@@ -337,7 +337,7 @@ const EsperViews = (() => {
       ${training && html`<${Policy} data=${data} />`}
       <${Compared} data=${data} />
       <${Seeds} data=${data} />
-      <${Decisions} data=${data} training=${training} />
+      <${Decisions} data=${data} />
       <${Feed} events=${episode.events} />
       ${data.cost.length > 0 && html`<section><h2>Cost</h2><${Table} caption="Cost" head=${["what", "multiply-adds"]} rows=${data.cost.map(([what, macs]) => [what, big(macs)])} /></section>`}
       <${Repeat} data=${data} />
@@ -411,9 +411,8 @@ const EsperViews = (() => {
     <${Table} caption="Arms" head=${["on test data", "score", "parameters", "multiply-adds"]} rows=${data.arms.map((arm) => [arm.arm, score(arm.test_score), count(arm.params), count(arm.macs)])} /></section>`;
 
   /** Probabilities and values of a learned policy before each epoch. Training runs do not record them. */
-  function Decisions({ data, training }) {
-    const { round, env, decisions } = data.episode;
-    if (training) return html`<p class="quiet name">esper explain ${data.run.name} --round ${round} --env ${env} --step 1 explains the decisions of this episode.</p>`;
+  function Decisions({ data }) {
+    const { decisions } = data.episode;
     if (!decisions.length) return null;
     const parts = (list) => list.map(([name, p]) => (p == null ? name : `${name} ${fine(p)}`)).join(", ") || "–";
     return html`<section><h2>Decisions of the policy</h2>

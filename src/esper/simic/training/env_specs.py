@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from esper.growth.blueprints.catalogue import default_catalogue
-from esper.leyline import BLEND_NAMES, NUM_OPS, ActionMasks, ConfigError, Recorder, draw_key
+from esper.leyline import BLEND_NAMES, NUM_OPS, ActionMasks, ConfigError, draw_key
 from esper.leyline.growth_settings import GrowthSettings
 from esper.simic.agent.network import Kind
 from esper.simic.control.normalization import RunningMeanStd, Unscaled
@@ -29,10 +29,7 @@ from esper.tamiyo.policy.set_features import (
 from esper.tamiyo.situation import Situation
 from esper.tolaria.data.catalogue import data_root
 from esper.tolaria.data.splits import DataSplits
-from esper.tolaria.engine.environment import GrowthEnv
 from esper.tolaria.engine.recipe import HostRecipe
-from esper.tolaria.engine.run import make_env
-from esper.tolaria.families import find_family
 from esper.tolaria.families.base import Family, Member
 from esper.tolaria.families.hosts import hosts_of
 from esper.tolaria.fused.choice import choose_population
@@ -236,13 +233,3 @@ class RoundSpecs:
             population=self.population,
         )
         return rules if rules.trained else replace(rules, on_panic="terminate", keep_best=False)
-
-
-def episode_env(
-    config: TrainingConfig, task: Task, data: DataSplits, round_: int, env: int, recorder: Recorder
-) -> GrowthEnv:
-    """One environment of a round, made anew and on its own: the same actions have the same results
-    as in the run."""
-    family = None if config.family is None else find_family(config.family)
-    (spec,) = RoundSpecs(ShardSpec(config, task, data, (env,), family=family)).of_round(round_)
-    return make_env(spec.recipe, spec.keys, spec.rules, recorder)
