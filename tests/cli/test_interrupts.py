@@ -1,5 +1,6 @@
 """Ctrl-C at any moment: no traceback, and nothing lost; two commands into one folder."""
 
+import os
 import resource
 import shutil
 import signal
@@ -14,7 +15,7 @@ from command_support import esper_here, start_esper
 from esper.leyline import ConfigError
 from esper.observatory.evaluation import evaluation_folder
 from esper.observatory.query import query
-from esper.observatory.run_directory import RunDirectory
+from esper.observatory.run_directory import RunDirectory, read_rows
 from view_support import outcome, write_run
 
 LONG_QUERY = "select sum(a.range * b.range) from range(99999999) a, range(99999999) b"
@@ -73,6 +74,30 @@ def test_a_query_shows_as_many_rows_as_it_may(
     few = ("query", "run", "select range from range(3)", "--limit", "3")
     assert esper_here(monkeypatch, *few, cwd=tmp_path) == 0
     assert "--limit" not in capsys.readouterr().out
+
+
+def test_a_run_that_began_after_the_command_is_not_overwritten(tmp_path: Path) -> None:
+    """As when a second command waited so long for its data that the first one is done."""
+    before, later = time.time() - 10.0, time.time() + 10.0
+    RunDirectory.create(tmp_path / "run", {"key": 1}).close()
+    with pytest.raises(ConfigError, match=r"another run has begun in .* meanwhile"):
+        RunDirectory.create(tmp_path / "run", {"key": 2}, overwrite=True, since=before)
+    assert "key = 1" in (tmp_path / "run" / "config.toml").read_text()
+    RunDirectory.create(tmp_path / "run", {"key": 2}, overwrite=True, since=later).close()
+    assert "key = 2" in (tmp_path / "run" / "config.toml").read_text()
+
+
+def test_of_two_that_overwrite_one_folder_one_is_refused(tmp_path: Path) -> None:
+    words = ("grow", "--steps", "1", "--no-compare", "--out", "run", "--overwrite", "--key")
+    processes = [start_esper(*words, str(key), cwd=tmp_path) for key in (1, 2)]
+    said = [process.communicate(timeout=240)[0] for process in processes]
+    codes = [process.returncode for process in processes]
+    assert sorted(codes) == [0, 2], said
+    refused = said[codes.index(2)]
+    assert "in use by another run" in refused or "another run has begun" in refused
+    (row,) = read_rows(tmp_path / "run" / "outcomes.jsonl")
+    assert row["key"] == codes.index(0) + 1
+    assert len(os.listdir(tmp_path)) == 1
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,8 @@ import os
 import random
 import re
 import socket
+import time
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -204,7 +206,7 @@ def test_malformed_requests_break_nothing(served: Served):
     assert served.get("/api/runs")[0] == 200
 
 
-def test_streams_tell_of_changes(tmp_path: Path):
+def test_streams_tell_of_changes_and_are_limited(folder: Path, tmp_path: Path):
     run = write_growth(tmp_path / "runs" / "run")
     with serving(tmp_path / "runs") as served:
         request = (
@@ -216,7 +218,15 @@ def test_streams_tell_of_changes(tmp_path: Path):
         with (run / "metrics.jsonl").open("a") as file:
             file.write("{}\n")
         _read_until(first, b"event: change")
-        first.close()
+        others = []
+        for _ in range(140):
+            other = socket.create_connection((served.host, served.port), 20)
+            other.sendall(request)
+            others.append(other)
+        heads = [_read_until(other, b"\r\n\r\n")[:12] for other in others]
+        assert heads.count(b"HTTP/1.1 503") == 140 - 127
+        for connection in (first, *others):
+            connection.close()
 
 
 def _read_until(connection: socket.socket, mark: bytes) -> bytes:
@@ -239,3 +249,38 @@ def test_what_cannot_be_served_is_said_in_a_sentence(tmp_path, monkeypatch, caps
     monkeypatch.delitem(os.sys.modules, "esper.observatory.server")
     assert esper_here(monkeypatch, "serve", str(tmp_path)) == 2
     assert "pip install 'esper-grow[serve]'" in capsys.readouterr().err
+
+
+def is_closed(connection: socket.socket, timeout: float) -> bool:
+    connection.settimeout(timeout)
+    try:
+        return connection.recv(1) == b""
+    except TimeoutError:
+        return False
+    except OSError:
+        return True
+
+
+def test_requests_that_never_end_keep_nobody_out(folder: Path):
+    """Also not before the token is checked."""
+    halves = (b"", b"GET / HT", b"GET / HTTP/1.1\r\nHost: localhost\r\nX: ")
+    halves += (b"POST /login HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\ntoken=",)
+    with serving(folder, "--host", "0.0.0.0") as served, ExitStack() as stack:
+        for i in range(600):
+            connection = socket.create_connection((served.host, served.port), 10)
+            stack.enter_context(connection)
+            connection.sendall(halves[i % len(halves)])
+        assert served.get("/")[0] == 200
+        assert served.get("/api/runs")[0] == 401
+
+
+def test_a_request_that_does_not_end_is_given_up(folder: Path, monkeypatch):
+    with serving(folder) as served:
+        address = (served.host, served.port)
+        with socket.create_connection(address, 10) as slow:
+            slow.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nX: ")
+            began = time.monotonic()
+            while not is_closed(slow, 0.5) and time.monotonic() - began < 30:
+                with suppress(OSError):
+                    slow.sendall(b"x")  # slowly is not fast enough
+            assert time.monotonic() - began < 30

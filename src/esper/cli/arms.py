@@ -39,9 +39,10 @@ class Arms:
         settings: "GrowSettings",
         data: "DataSplits",
         growth: "GrowthSettings",
+        began: float,
     ) -> None:
         self.output, self.settings, self.data = output, settings, data
-        self.growth = growth
+        self.growth, self.began = growth, began
         self.trained: dict[str, Trained] = {}
         self.others: dict[str, Path] = {}
         self.trackers: dict[str, Tracker] = {}
@@ -65,6 +66,7 @@ class Arms:
             folder,
             self.config(label),
             overwrite=self.settings.overwrite,
+            since=self.began,
             script=True,
         )
 

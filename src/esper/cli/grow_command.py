@@ -1,5 +1,6 @@
 """`esper grow`: train the arms, compare them on test data, draw the growth."""
 
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -72,6 +73,7 @@ def grow(output: Output, settings: GrowSettings) -> None:
 
       esper grow --task digits --start trained --extra 0.3
     """
+    began = time.time()
     # All input is checked before the first epoch.
     from esper.api.callbacks import check_script, find_controller
     from esper.api.growth_warnings import warn_if_out_of_domain
@@ -101,7 +103,7 @@ def grow(output: Output, settings: GrowSettings) -> None:
     steps = growth.steps or task.steps
     plans = None if settings.extra is None else RescuePlans(task, data, steps, settings.extra)
     go_on = f"continue with {same_command('--resume')}"
-    with one_thread(), Arms(output, settings, data, growth) as arms:
+    with one_thread(), Arms(output, settings, data, growth, began) as arms:
         with advising(output, go_on):
             if plans is not None:
                 complete = rescue(arms, plans, controller)

@@ -69,12 +69,14 @@ class RunDirectory:
         config: Mapping[str, Any],
         *,
         overwrite: bool = False,
+        since: float | None = None,
         script: bool = False,
     ) -> "RunDirectory":
         """Open a folder and begin a run in it.
 
-        `overwrite` replaces an existing run, but no other files. Raises ConfigError if there is
-        such a run or file, or the folder cannot be written.
+        `overwrite` replaces an existing run, but no other files, and no run that has begun after
+        `since` (seconds of `time.time`). Raises ConfigError if there is such a run or file, or the
+        folder cannot be written.
         """
         check_free(path, overwrite=overwrite)
         try:
@@ -83,6 +85,11 @@ class RunDirectory:
             raise ConfigError(f"cannot write to {path}: {error.strerror}") from error
         record = RunDirectory(path, script=script)
         try:
+            old = path / CONFIG
+            if since is not None and old.is_file() and old.stat().st_mtime > since:
+                raise ConfigError(
+                    f"another run has begun in {path} meanwhile; choose another folder"
+                )
             record.begin(config)
         except ConfigError:
             record.close()

@@ -10,9 +10,10 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import parse_qs
 
+import h11
 import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -21,6 +22,8 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
+from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from esper.leyline import ConfigError
 from esper.observatory.access import COOKIE, AccessControl, is_token
@@ -32,8 +35,10 @@ from esper.observatory.summaries import compare_curves
 
 POLL_RUN, POLL_LIST = 0.5, 2.0  # seconds between checks of one run, and of the whole folder
 HEARTBEAT = 15.0
-MAX_ANSWERS, MAX_COMPARED, MAX_CONNECTIONS = 32, 8, 512
+MAX_STREAMS, MAX_ANSWERS, MAX_COMPARED, MAX_CONNECTIONS = 128, 32, 8, 512
 MAX_HEAD = 16_384  # bytes of a request before its body
+REQUEST_SECONDS, MAX_INCOMPLETE = 10.0, 256  # for requests that have not arrived completely
+MAX_PORT = 65_535
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]", "::1"})
 
 
@@ -45,6 +50,8 @@ def serve(folder: Path, host: str, port: int, say: Callable[[str], None]) -> Non
     """
     if not folder.is_dir():
         raise ConfigError(f"there is no folder {folder}; give the one that holds your runs")
+    if not 0 <= port <= MAX_PORT:
+        raise ConfigError(f"port must be from 0 to {MAX_PORT}, got {port}")
     bound = _bind(host, port)
     token = None if _is_loopback(host) else secrets.token_urlsafe(24)
     hosts = LOOPBACK | {host.lower(), socket.gethostname().lower()}
@@ -60,7 +67,7 @@ def serve(folder: Path, host: str, port: int, say: Callable[[str], None]) -> Non
         server_header=False,
         lifespan="off",
         ws="none",
-        http="h11",
+        http=ImpatientProtocol,
         loop="asyncio",
         limit_concurrency=MAX_CONNECTIONS,
         timeout_keep_alive=5,
@@ -69,6 +76,41 @@ def serve(folder: Path, host: str, port: int, say: Callable[[str], None]) -> Non
     )
     with bound:
         uvicorn.Server(config).run(sockets=[bound])
+
+
+class ImpatientProtocol(H11Protocol):
+    """Closes connections whose request is not complete in time, and the oldest of them as soon as
+    there are too many, so that they cannot keep others out."""
+
+    waiting: ClassVar[dict["ImpatientProtocol", asyncio.TimerHandle]] = {}
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.waiting) >= MAX_INCOMPLETE:
+            next(iter(self.waiting)).expire()
+        self.watch()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self.watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.forget()
+        super().connection_lost(exc)
+
+    def watch(self) -> None:
+        if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
+            self.forget()
+        elif self not in self.waiting:
+            self.waiting[self] = self.loop.call_later(REQUEST_SECONDS, self.expire)
+
+    def forget(self) -> None:
+        if (timer := self.waiting.pop(self, None)) is not None:
+            timer.cancel()
+
+    def expire(self) -> None:
+        self.forget()
+        self.transport.abort()
 
 
 def _is_loopback(host: str) -> bool:
@@ -143,6 +185,7 @@ class RunApi:
 
     def __init__(self, root: Path) -> None:
         self.root = root.resolve()
+        self.streams = 0
         self._answers: OrderedDict[Any, bytes] = OrderedDict()
         self._marks: dict[Path | None, tuple[float, str]] = {}
         # One lock: Python threads would not compute two answers faster than one after the other.
@@ -176,7 +219,10 @@ class RunApi:
         """Server-sent events: `change` whenever the run changes, or without an id any run."""
         id_ = request.query_params.get("id")
         folder = None if id_ is None else self._folder(id_)
-        return StreamingResponse(self._changes(folder), media_type="text/event-stream")
+        if self.streams >= MAX_STREAMS:
+            raise HTTPException(503, "too many pages are open")
+        self.streams += 1
+        return _CountedStream(self, self._changes(folder))
 
     async def _changes(self, folder: Path | None) -> AsyncIterator[bytes]:
         before, sent = await self._mark(folder), monotonic()
@@ -217,7 +263,7 @@ class RunApi:
             if monotonic() - checked > (POLL_LIST if folder is None else POLL_RUN):
                 mark = await run_in_threadpool(self._read_mark, folder)
                 self._marks[folder] = (monotonic(), mark)
-                if len(self._marks) > MAX_CONNECTIONS:
+                if len(self._marks) > 4 * MAX_STREAMS:
                     self._marks.clear()
             return mark
 
@@ -236,6 +282,20 @@ class RunApi:
                     self._answers.popitem(last=False)
             self._answers.move_to_end(cached)
             return _json(self._answers[cached])
+
+
+class _CountedStream(StreamingResponse):
+    """A stream that leaves the count however it ends, even before it has begun."""
+
+    def __init__(self, api: RunApi, changes: AsyncIterator[bytes]) -> None:
+        super().__init__(changes, media_type="text/event-stream")
+        self.api = api
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self.api.streams -= 1
 
 
 def _integer(request: Request, name: str) -> int | None:
