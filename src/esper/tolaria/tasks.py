@@ -252,24 +252,11 @@ CIFAR10_10K = replace(
     steps=20,
     batch=64,
 )
-TINYSTORIES = Task(
-    name="tinystories",
-    description="next byte of short stories, a transformer of six layers",
-    data_set="tinystories",
-    load=text.load_tinystories,
-    **OF_BYTES,
-    build=partial(TransformerHost, vocab=256, block_size=text.TINYSTORIES_BLOCK_SIZE),
-    slots=block_slots(3, stride=2),
-    steps=50,
-    batch=32,
-    learning_rate=1e-3,
-    max_grad_norm=1.0,
-)
 LINUXDOCS = Task(
     name="linuxdocs",
     description="next byte of the documentation of Linux, a transformer of four layers",
     data_set="linuxdocs",
-    load=text.load_linuxdocs,
+    load=text.load_documents,
     **OF_BYTES,
     build=partial(
         TransformerHost,
@@ -299,7 +286,6 @@ BUILT_IN = (
     CIFAR10_2K,
     CIFAR10_2K_WIDE,
     CIFAR10_10K,
-    TINYSTORIES,
     LINUXDOCS,
 )
 

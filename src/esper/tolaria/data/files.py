@@ -51,15 +51,6 @@ def read(folder: Path, name: str) -> bytes:
     return b"".join(read_chunks(path))
 
 
-def find_text(folder: Path) -> Path | None:
-    """The one .txt file in `folder`, if any; ConfigError if there are several."""
-    found = sorted(folder.glob("*.txt"))
-    if len(found) > 1:
-        names = ", ".join(path.name for path in found)
-        raise ConfigError(f"{folder} has {names}; keep exactly one .txt file")
-    return found[0] if found else None
-
-
 def verify(folder: Path, files: Iterable[DataFile]) -> tuple[list[str], list[str]]:
     """(names of missing files, one sentence for each file that is not the published one)."""
     missing, damaged = [], []
