@@ -40,7 +40,7 @@ from esper.tamiyo.controllers.simple import StaticController
 from esper.tamiyo.situation import Controller, Situation, wait
 from esper.tolaria.data.splits import DataSplits
 from esper.tolaria.data.text import load_pydocs, pydocs_text
-from esper.tolaria.engine.run import train
+from esper.tolaria.engine.run import play_run
 from esper.tolaria.tasks import Task, find_task
 
 CONTEXT = 64
@@ -156,7 +156,7 @@ def run(arm: Arm, key: int, data: DataSplits, *, test: bool) -> dict[str, Any]:
         max_train_macs=arm.budget,
     )
     controller: Controller = Deepen(GROW_AT) if arm.grows else StaticController()
-    (trained,) = train(task.recipe(data), [key], rules, controller, task=task.name, attribute=False)
+    (trained,) = play_run(task.recipe(data), [key], rules, controller, task=task.name)
     outcome = trained.outcome
     found = {
         "val_loss": outcome.val_loss,

@@ -21,7 +21,7 @@ from esper.tolaria.engine.gradients import answers, batch_rho, find_tau, starvat
 from esper.tolaria.engine.objectives import cross_entropy, mse
 from esper.tolaria.engine.population import LoopedPopulation
 from esper.tolaria.engine.recipe import HostRecipe
-from esper.tolaria.engine.run import make_env, play, train
+from esper.tolaria.engine.run import make_env, play, play_run
 from esper.tolaria.engine.saved_state import cycle_state, load_cycle_state
 from helpers import small_digits
 
@@ -308,7 +308,7 @@ def test_a_budget_that_does_not_pay_for_the_look_has_none() -> None:
             schedule=RateSchedule(),
             max_train_macs=least + more,
         )
-        for found in train(recipe, KEYS, rules, StaticController(), task="x", recorder=history):
+        for found in play_run(recipe, KEYS, rules, StaticController(), task="x", recorder=history):
             assert found.outcome.train_macs <= least + more
         told = [type(e) for e in history.events if isinstance(e, HostCooled | CoolingRefused)]
         assert told == [kind] * 2

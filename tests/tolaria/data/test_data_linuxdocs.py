@@ -12,7 +12,7 @@ import pytest
 from command_support import esper_here
 from esper.leyline import DataMissingError
 from esper.tolaria.data import catalogue, fetch
-from esper.tolaria.data.files import DataFile
+from esper.tolaria.data.fetch import DataFile
 from esper.tolaria.data.text import LINUXDOCS_FILE, load_documents
 from esper.tolaria.tasks import find_task
 

@@ -1,4 +1,5 @@
 import sys
+from dataclasses import astuple
 from itertools import chain
 
 import pytest

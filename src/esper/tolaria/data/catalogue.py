@@ -14,7 +14,7 @@ from pathlib import Path
 
 from esper.leyline import ConfigError, DataMissingError, shortened
 from esper.tolaria.data import fetch
-from esper.tolaria.data.files import DataFile, verify
+from esper.tolaria.data.fetch import DataFile, verify
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from esper.leyline import ConfigError
 from esper.tolaria.data.catalogue import missing_error
-from esper.tolaria.data.files import SEPARATOR, read
+from esper.tolaria.data.fetch import SEPARATOR, read
 from esper.tolaria.data.splits import DataSplits, draw_order
 
 SPLITS = ("train", "val", "test")

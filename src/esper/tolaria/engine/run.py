@@ -7,6 +7,7 @@ with different `GrowthSettings`.
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,6 @@ from torch import nn
 
 from esper.growth.devices import find_device
 from esper.growth.grown_module import GrownModule
-from esper.growth.snapshot import HostSnapshot, take_snapshot
 from esper.leyline import (
     EpisodeOutcome,
     NullRecorder,
@@ -53,26 +53,20 @@ def host_settings(
 
 
 @dataclass(frozen=True)
-class Finished:
-    """A network at the end of its run. `topology` are the seeds that it keeps; `cpu_seconds` is its
-    share of the CPU time of all networks of the run."""
+class Trained:
+    """A network at the end of its run, before any evaluation on test data. `topology` are the seeds
+    that it keeps; `cpu_seconds` is its share of the CPU time of all networks of the run."""
 
+    recipe: HostRecipe
     outcome: EpisodeOutcome
     network: GrownModule
     topology: Topology
     cpu_seconds: float
 
-
-@dataclass(frozen=True)
-class Trained:
-    """A finished network as a plain module (`model`), before any evaluation on test data;
-    `snapshot` is of the network that it was exported from."""
-
-    outcome: EpisodeOutcome
-    model: nn.Module
-    snapshot: HostSnapshot
-    topology: Topology
-    cpu_seconds: float
+    @cached_property
+    def model(self) -> nn.Module:
+        """The network as a plain module."""
+        return export_network(self.recipe, self.network)
 
 
 class Session:
@@ -173,7 +167,7 @@ def play_run(
     device: str | torch.device | None = None,
     attribute: bool = False,
     session: Session | None = None,
-) -> list[Finished]:
+) -> list[Trained]:
     """One run for each key, from the recipe to the best networks. `controller` may be a function of
     the network that returns a controller; `task` is the name in outcomes. With `attribute` the
     Shapley value of each seed is computed.
@@ -199,34 +193,9 @@ def play_run(
     networks = [env.population.network(index) for index in range(env.n_envs)]
     seconds = (time.process_time() - began) / env.n_envs
     return [
-        Finished(outcome, network, _topology(env, index), seconds)
+        Trained(recipe, outcome, network, _topology(env, index), seconds)
         for index, (outcome, network) in enumerate(zip(outcomes, networks, strict=True))
     ]
-
-
-def train(
-    recipe: HostRecipe,
-    keys: Sequence[int],
-    settings: GrowthSettings,
-    controller: Controller,
-    *,
-    task: str,
-    recorder: Recorder | None = None,
-    attribute: bool = True,
-) -> list[Trained]:
-    """The networks of a run as plain modules, one for each key."""
-    done = play_run(recipe, keys, settings, controller, recorder, task=task, attribute=attribute)
-    return [exported(recipe, each) for each in done]
-
-
-def exported(recipe: HostRecipe, done: Finished) -> Trained:
-    return Trained(
-        done.outcome,
-        export_network(recipe, done.network),
-        take_snapshot(done.network, None),
-        done.topology,
-        done.cpu_seconds,
-    )
 
 
 def _topology(env: GrowthEnv, index: int) -> Topology:

@@ -17,7 +17,7 @@ from esper.leyline.files import wait_for_lock
 from esper.tamiyo.controllers.simple import StaticController
 from esper.tolaria.data.splits import DataSplits
 from esper.tolaria.engine.recipe import Precision, new_network
-from esper.tolaria.engine.run import host_settings, train
+from esper.tolaria.engine.run import host_settings, play_run
 from esper.tolaria.families.base import Member
 from esper.tolaria.fused.choice import PopulationKind, why_not_fused
 
@@ -67,7 +67,7 @@ def _train(member: Member, data: DataSplits, precision: Precision) -> MemberHost
     # Independent of the run's choice, because all runs share what is stored.
     population: PopulationKind = "fused" if why_not_fused(recipe, template) is None else "looped"
     rules = host_settings(task.steps, task.schedule, population)
-    trained = train(recipe, keys, rules, StaticController(), task=task.name, attribute=False)
+    trained = play_run(recipe, keys, rules, StaticController(), task=task.name)
     if any(each.outcome.ended == "interrupted" for each in trained):
         raise KeyboardInterrupt
     weights = {each.outcome.key: each.model.state_dict() for each in trained}
