@@ -27,8 +27,8 @@ from esper.growth.hosts import CNNHost
 from esper.leyline.growth_settings import GrowthSettings
 from esper.tamiyo.controllers.simple import RandomController
 from esper.tolaria.data.splits import DataSplits
-from esper.tolaria.engine.environment import GrowthEnv
 from esper.tolaria.engine.population import LoopedPopulation
+from esper.tolaria.engine.run import GrowthEnv
 from esper.tolaria.tasks import Task, find_task
 from plain_loop import PlainCNNHost, PlainPopulation, augment
 

@@ -35,7 +35,7 @@ from esper.simic.training.config import load_config
 from esper.simic.training.round_log import RoundLog
 from esper.simic.training.workers import growth_environments
 from esper.tolaria.data.splits import DataSplits, share
-from esper.tolaria.engine.environment import GrowthEnv
+from esper.tolaria.engine.run import GrowthEnv
 from esper.tolaria.fused.choice import choose_population
 from esper.tolaria.tasks import Task, find_task
 from plain_loop import PlainCNNHost, PlainPopulation

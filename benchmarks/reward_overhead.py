@@ -20,11 +20,11 @@ from esper.simic.rewards.modes import MODES, compute_reward
 from esper.tamiyo.controllers.simple import RandomController
 from esper.tamiyo.policy.features import FeatureExtractionContext, signals_to_features
 from esper.tolaria.engine.batches import TensorSource
-from esper.tolaria.engine.environment import GrowthEnv
 from esper.tolaria.engine.event_log import Transition
 from esper.tolaria.engine.objectives import accuracy, cross_entropy
 from esper.tolaria.engine.population import LoopedPopulation
 from esper.tolaria.engine.recipe import HostRecipe
+from esper.tolaria.engine.run import GrowthEnv
 from overhead import interleaved
 
 GAMMA = 0.995

@@ -124,7 +124,6 @@ def host(layers: int, calm: bool) -> TransformerHost:
         n_layer=layers,
         block_size=CONTEXT,
         dropout=0.0,
-        num_segments=1,
     )
     for block in made.blocks[1:] if calm else ():
         nearly_zero_(block.proj)
@@ -140,8 +139,6 @@ def task_of(arm: Arm) -> Task:
         batch=BATCH,
         batches_per_epoch=BATCHES,
         learning_rate=arm.rate,
-        host_of_width=None,
-        widths=(),
     )
 
 

@@ -16,8 +16,7 @@ from esper.tamiyo.policy.features import (
 )
 from esper.tamiyo.policy.set_features import SetLayout, set_feature_names, set_features
 from esper.tamiyo.situation import Situation, wait
-from esper.tolaria.engine.environment import GrowthEnv
-from esper.tolaria.engine.run import GrowthSettings, make_env, play_run
+from esper.tolaria.engine.run import GrowthEnv, GrowthSettings, make_env, play_run
 from helpers import small_digits
 
 MODULES = ("blocks.0", "blocks.1", "blocks.2")

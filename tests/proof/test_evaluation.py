@@ -137,7 +137,7 @@ def test_keys_trained_together_give_the_numbers_of_one_by_one(
     """With keys whose plans differ: their controls have other topologies or other steps."""
     settings = EvaluationSettings(("static", "heuristic"), keys=2, steps=12, tuning_keys=1)
     task, data = narrow_digits()
-    task = replace(task, host_of_width=None, widths=())
+    task = replace(task, widths=())
     found, trained_together = [], []
     real = arms.train
 
@@ -298,7 +298,7 @@ def test_widths_up_to_takes_the_nearest_in_proportion() -> None:
 
 def test_a_task_without_a_family_has_no_best_static() -> None:
     task, data = narrow_digits()
-    task = replace(task, host_of_width=None, widths=())
+    task = replace(task, widths=())
     settings = EvaluationSettings(("static", "grow"), keys=1, steps=STEPS)
     found = evaluate(task, data, settings, make_arm)
     assert [row["arm"] for row in found.arms] == [

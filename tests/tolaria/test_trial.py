@@ -18,10 +18,9 @@ from esper.leyline.growth_settings import Budget, GrowthSettings
 from esper.tamiyo.controllers.scripted import ScriptedController
 from esper.tamiyo.controllers.simple import StaticController
 from esper.tamiyo.situation import Situation
-from esper.tolaria.engine.environment import GrowthEnv
 from esper.tolaria.engine.population import LoopedPopulation
 from esper.tolaria.engine.recipe import HostRecipe
-from esper.tolaria.engine.run import Trained, make_env, play, play_run, settle
+from esper.tolaria.engine.run import GrowthEnv, Trained, make_env, play, play_run, settle
 from esper.tolaria.fused.choice import PopulationKind
 from esper.tolaria.fused.population import FusedPopulation
 from helpers import break_host, small_digits
@@ -69,9 +68,8 @@ def test_kept_seeds_are_called_by_their_module_and_their_shares_add_up() -> None
     script = "1 GERMINATE r0c0 branch linear\n2 GERMINATE r0c1 conv_light linear\nauto FOSSILIZE\n"
     history, rules = History(), GrowthSettings(STEPS)
     recipe = task.recipe(data)
-    (found,) = play_run(
-        recipe, [5], rules, ScriptedController(script, "x"), task="digits", recorder=history
-    )
+    controller = ScriptedController(script, "x")
+    (found,) = play_run(recipe, [5], rules, controller, history, task="digits", attribute=True)
     seeds = found.outcome.seeds
     assert [seed.module for seed in seeds] == ["blocks.0", "blocks.1"][: len(seeds)]
     (event,) = [e for e in history.events if isinstance(e, ShapleyComputed)]

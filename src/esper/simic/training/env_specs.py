@@ -29,9 +29,8 @@ from esper.tamiyo.policy.set_features import (
 from esper.tamiyo.situation import Situation
 from esper.tolaria.data.catalogue import data_root
 from esper.tolaria.data.splits import DataSplits
-from esper.tolaria.engine.environment import GrowthEnv
 from esper.tolaria.engine.recipe import HostRecipe
-from esper.tolaria.engine.run import make_env
+from esper.tolaria.engine.run import GrowthEnv, make_env
 from esper.tolaria.families import find_family
 from esper.tolaria.families.base import Family, Member
 from esper.tolaria.families.hosts import hosts_of
