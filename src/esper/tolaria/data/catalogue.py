@@ -147,7 +147,7 @@ CATALOGUE: dict[str, DataSet] = {
             sources=(
                 fetch.debian_package("linux-doc-6.1=6.1.176-1", _LINUXDOCS),
                 # Named after the SHA-1 of the same package.
-                fetch.debian_address(
+                fetch.debian_package(
                     "https://snapshot.debian.org/file/97a5e89b363de0a3439a2b0953a366683e859d77",
                     _LINUXDOCS,
                 ),

@@ -185,28 +185,18 @@ def npm_package(package: str, unpack: Unpack) -> Source:
 
 
 def debian_package(package: str, unpack: Unpack) -> Source:
-    """`package` may be NAME=VERSION."""
+    """`package` is NAME or NAME=VERSION, for `apt-get`, or the address of a package."""
+    is_address = package.startswith("https:")
 
     def download(scratch: Path, folder: Path, on_progress: Progress) -> None:
-        run(["apt-get", "download", package], scratch)
-        _unpack_debian(scratch, unpack, folder)
+        if is_address:
+            download_file(package, scratch / "package.deb", on_progress)
+        else:
+            run(["apt-get", "download", package], scratch)
+        run(["dpkg-deb", "-x", _only(scratch, "*.deb").name, "root"], scratch)
+        unpack(scratch / "root", folder)
 
-    return Source(f"Debian package {package}", download)
-
-
-def debian_address(url: str, unpack: Unpack) -> Source:
-    """A Debian package at `url`."""
-
-    def download(scratch: Path, folder: Path, on_progress: Progress) -> None:
-        download_file(url, scratch / "package.deb", on_progress)
-        _unpack_debian(scratch, unpack, folder)
-
-    return Source(url, download)
-
-
-def _unpack_debian(scratch: Path, unpack: Unpack, folder: Path) -> None:
-    run(["dpkg-deb", "-x", _only(scratch, "*.deb").name, "root"], scratch)
-    unpack(scratch / "root", folder)
+    return Source(package if is_address else f"Debian package {package}", download)
 
 
 def addresses(base: str, names: Sequence[str]) -> Source:

@@ -2,8 +2,7 @@
 
 import hashlib
 import logging
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
@@ -48,7 +47,10 @@ def hosts_of(
         return MemberHosts(None, None)
     folder = root / FOLDER / member.family.task.name / _digest(member, data, precision)
     try:
-        with _locked(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        # One of several processes that need the same hosts trains them; the others wait.
+        with (folder.parent / f"lock-{folder.name[0]}").open("ab") as file:
+            wait_for_lock(file)
             found = _read(folder)
             if found is None:
                 found = _train(member, data, precision)
@@ -112,12 +114,3 @@ def _read(folder: Path) -> MemberHosts | None:
     except (ConfigError, KeyError) as error:
         log.warning("stored hosts are damaged, training them again: %s", error)
         return None
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """One of several processes that need the same hosts trains them; the others wait."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with (folder.parent / f"lock-{folder.name[0]}").open("ab") as file:
-        wait_for_lock(file)
-        yield
