@@ -23,7 +23,7 @@ from esper.leyline.growth_settings import GrowthSettings
 from esper.proof.statistics import paired_difference
 from esper.tamiyo.controllers.heuristic import HeuristicController
 from esper.tolaria.data.catalogue import data_root
-from esper.tolaria.engine.run import exported, play_run
+from esper.tolaria.engine.run import play_run
 from esper.tolaria.tasks import find_task
 
 
@@ -61,9 +61,8 @@ def main() -> None:
     for key in range(arguments.keys):
         for name, settings in arms.items():
             controller = HeuristicController()
-            (done,) = play_run(recipe, [key], settings, controller, history, task="digits")
-            model = exported(recipe, done).model
-            scores[name].append(task.score_on(model, data.test_x, data.test_y))
+            (trained,) = play_run(recipe, [key], settings, controller, history, task="digits")
+            scores[name].append(task.score_on(trained.model, data.test_x, data.test_y))
             print(f"key {key}, {name} audits: {scores[name][-1]:.2f}", flush=True)
     gap = paired_difference(scores["with"], scores["without"])
     removed = [e for e in history.events if isinstance(e, SeedCulled) and e.reason == "audit"]

@@ -23,9 +23,9 @@ from esper.tamiyo.controllers.scripted import ScriptedController
 from esper.tamiyo.situation import Controller
 from esper.tolaria.data.catalogue import data_root
 from esper.tolaria.engine import run
-from esper.tolaria.engine.environment import GrowthEnv
 from esper.tolaria.engine.event_log import Transition
 from esper.tolaria.engine.recipe import HostRecipe
+from esper.tolaria.engine.run import GrowthEnv
 from esper.tolaria.tasks import find_task
 
 TASK = find_task("digits")

@@ -40,7 +40,7 @@ from esper.simic.training.config import TrainingConfig, load_config
 from esper.simic.training.loop import Hooks
 from esper.tamiyo.situation import wait
 from esper.tolaria.data.splits import DataSplits
-from esper.tolaria.engine.environment import GrowthEnv
+from esper.tolaria.engine.run import GrowthEnv
 from esper.tolaria.tasks import Task, find_task
 from plain_loop import PlainCNNHost, PlainPopulation
 

@@ -30,9 +30,9 @@ from esper.proof.arms import Plan, train
 from esper.tamiyo.controllers import make_controller
 from esper.tamiyo.controllers.simple import RandomController
 from esper.tamiyo.situation import Situation, wait
-from esper.tolaria.engine.environment import GrowthEnv
 from esper.tolaria.engine.population import LoopedPopulation
 from esper.tolaria.engine.recipe import HostRecipe
+from esper.tolaria.engine.run import GrowthEnv
 from esper.tolaria.fused.population import FusedPopulation
 from esper.tolaria.tasks import find_task
 

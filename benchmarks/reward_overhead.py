@@ -12,6 +12,7 @@ from functools import partial
 
 import numpy as np
 import torch
+from overhead import interleaved
 
 from esper.growth.blueprints.catalogue import default_catalogue
 from esper.growth.hosts import MLPHost
@@ -20,12 +21,11 @@ from esper.simic.rewards.modes import MODES, compute_reward
 from esper.tamiyo.controllers.simple import RandomController
 from esper.tamiyo.policy.features import FeatureExtractionContext, signals_to_features
 from esper.tolaria.engine.batches import TensorSource
-from esper.tolaria.engine.environment import GrowthEnv
 from esper.tolaria.engine.event_log import Transition
 from esper.tolaria.engine.objectives import accuracy, cross_entropy
 from esper.tolaria.engine.population import LoopedPopulation
 from esper.tolaria.engine.recipe import HostRecipe
-from overhead import interleaved
+from esper.tolaria.engine.run import GrowthEnv
 
 GAMMA = 0.995
 ENVS, SLOTS, STEPS = 64, 5, 12

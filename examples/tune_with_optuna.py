@@ -14,7 +14,7 @@ import optuna
 from esper.api import find_controller, one_thread
 from esper.leyline.growth_settings import GrowthSettings
 from esper.tolaria.data.catalogue import data_root
-from esper.tolaria.engine.run import train
+from esper.tolaria.engine.run import play_run
 from esper.tolaria.fused.choice import choose_population
 from esper.tolaria.tasks import find_task
 
@@ -41,7 +41,8 @@ def main() -> None:
         file.write_text(settings)
         trial.set_user_attr("settings", settings)
         with one_thread():
-            found = train(recipe, keys, rules, find_controller(f"heuristic:{file}"), task=task.name)
+            controller = find_controller(f"heuristic:{file}")
+            found = play_run(recipe, keys, rules, controller, task=task.name)
         if found[0].outcome.ended == "interrupted":
             raise KeyboardInterrupt
         return sum(each.outcome.val_score for each in found) / len(found)

@@ -16,8 +16,8 @@ from esper.growth.grown_module import GrownModule, keyed
 from esper.growth.hosts import CNNHost, MLPHost, TransformerHost
 from esper.leyline import Recorder, SeedStage
 from esper.leyline.growth_settings import GrowthSettings
-from esper.tolaria.engine.environment import GrowthEnv
 from esper.tolaria.engine.population import LoopedPopulation
+from esper.tolaria.engine.run import GrowthEnv
 from esper.tolaria.fused.population import FusedPopulation
 from esper.tolaria.tasks import Task, find_task
 

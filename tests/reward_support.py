@@ -24,11 +24,11 @@ from esper.simic.rewards.config import ContributionRewardConfig
 from esper.simic.rewards.modes import MODES
 from esper.tamiyo.situation import Situation
 from esper.tolaria.engine.batches import TensorSource
-from esper.tolaria.engine.environment import GrowthEnv
 from esper.tolaria.engine.event_log import Transition
 from esper.tolaria.engine.objectives import accuracy, cross_entropy
 from esper.tolaria.engine.population import LoopedPopulation
 from esper.tolaria.engine.recipe import HostRecipe
+from esper.tolaria.engine.run import GrowthEnv
 from helpers import episode_settings
 
 GAMMA = 0.995

@@ -40,7 +40,7 @@ from esper.tamiyo.controllers.simple import StaticController
 from esper.tamiyo.situation import Controller, Situation, wait
 from esper.tolaria.data.splits import DataSplits
 from esper.tolaria.data.text import load_pydocs, pydocs_text
-from esper.tolaria.engine.run import train
+from esper.tolaria.engine.run import play_run
 from esper.tolaria.tasks import Task, find_task
 
 CONTEXT = 64
@@ -124,7 +124,6 @@ def host(layers: int, calm: bool) -> TransformerHost:
         n_layer=layers,
         block_size=CONTEXT,
         dropout=0.0,
-        num_segments=1,
     )
     for block in made.blocks[1:] if calm else ():
         nearly_zero_(block.proj)
@@ -140,8 +139,6 @@ def task_of(arm: Arm) -> Task:
         batch=BATCH,
         batches_per_epoch=BATCHES,
         learning_rate=arm.rate,
-        host_of_width=None,
-        widths=(),
     )
 
 
@@ -156,7 +153,7 @@ def run(arm: Arm, key: int, data: DataSplits, *, test: bool) -> dict[str, Any]:
         max_train_macs=arm.budget,
     )
     controller: Controller = Deepen(GROW_AT) if arm.grows else StaticController()
-    (trained,) = train(task.recipe(data), [key], rules, controller, task=task.name, attribute=False)
+    (trained,) = play_run(task.recipe(data), [key], rules, controller, task=task.name)
     outcome = trained.outcome
     found = {
         "val_loss": outcome.val_loss,

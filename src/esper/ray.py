@@ -21,7 +21,7 @@ import torch
 
 from esper import __version__
 from esper.leyline import ConfigError, EsperError, PackageMissingError
-from esper.proof.work import WorkItem, WorkResults, train_item
+from esper.proof.arms import WorkItem, WorkResults, train_item
 from esper.simic.training.env_specs import ShardSpec
 from esper.simic.training.workers import Connect, Reply, ShardServer, WorkerLostError
 from esper.tolaria.data.splits import DataSplits

@@ -261,7 +261,6 @@ SENTENCES: list[tuple[list[str], str]] = [
     (["data", "get", "nothing"], "unknown data set 'nothing'"),
     (["data", "get", LONG], "unknown data set"),
     (["data", "get", "../digits"], "unknown data set"),
-    (["data", "get", "tinystories"], "tinystories"),
     (["train", "ppo", "--config", "nowhere"], "cannot read the config nowhere"),
     (["train", "ppo", "--config", "mine"], "cannot read the config mine"),
     (["train", "ppo", "--config", LONG], "cannot read the config"),

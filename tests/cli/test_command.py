@@ -38,7 +38,7 @@ def test_lists(
         return capsys.readouterr().out
 
     tasks = shown("tasks")
-    for name in ("digits", "pydocs", "mnist", "fashion_mnist", "cifar10_blind", "tinystories"):
+    for name in ("digits", "pydocs", "mnist", "fashion_mnist", "cifar10_blind", "linuxdocs"):
         assert name in tasks
     assert "embedded" in tasks
     assert "missing" in tasks
@@ -112,7 +112,6 @@ def test_ctrl_c_saves_what_was_reached(tmp_path: Path) -> None:
         ("grow --controller wise", "no controller 'wise'"),
         ("grow --controller scripted:missing.txt", "no script 'missing.txt'"),
         ("grow --task mnist", "`esper data get mnist`"),
-        ("grow --task tinystories", "tinystories"),
         ("grow --max-params 0.5", "below the host itself"),
         ("grow --incubation both", "'isolated' or 'joint'"),
         ("data get nothing", "unknown data set 'nothing'"),

@@ -227,7 +227,7 @@ def test_heads_of_a_block_divide_every_width() -> None:
 
 def deep(layers: int) -> TransformerHost:
     with keyed(layers):
-        return TransformerHost(20, 16, 4, layers, block_size=6, dropout=0.0, num_segments=1)
+        return TransformerHost(20, 16, 4, layers, block_size=6, dropout=0.0)
 
 
 @pytest.mark.parametrize(("name", "layers"), [("transformer_block", 1), ("transformer_blocks", 3)])

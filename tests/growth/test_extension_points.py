@@ -16,8 +16,7 @@ from esper.tamiyo.policy.features import (
 )
 from esper.tamiyo.policy.set_features import SetLayout, set_feature_names, set_features
 from esper.tamiyo.situation import Situation, wait
-from esper.tolaria.engine.environment import GrowthEnv
-from esper.tolaria.engine.run import GrowthSettings, make_env, train
+from esper.tolaria.engine.run import GrowthEnv, GrowthSettings, make_env, play_run
 from helpers import small_digits
 
 MODULES = ("blocks.0", "blocks.1", "blocks.2")
@@ -81,7 +80,7 @@ def test_a_controller_is_one_entry_of_the_built_in_ones(
     task, data = small_digits(64, 32)
     rules, history = GrowthSettings(2, population=population), History()  # type: ignore[arg-type]
     controller = make_controller("impatient")
-    found = train(task.recipe(data), [1, 2], rules, controller, task="digits", recorder=history)
+    found = play_run(task.recipe(data), [1, 2], rules, controller, task="digits", recorder=history)
     assert [each.outcome.controller for each in found] == ["impatient"] * 2
     grown = [row["slot"] for row in history.rows if row["op"] == "GERMINATE"]
     assert grown == ["blocks.2"] * 2

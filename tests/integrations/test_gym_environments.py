@@ -22,7 +22,7 @@ from esper.observatory.formatting import STAGE_COLOURS
 from esper.simic import analytic
 from esper.tamiyo.controllers.simple import StaticController
 from esper.tolaria.data.catalogue import data_root
-from esper.tolaria.engine.run import GrowthSettings, train
+from esper.tolaria.engine.run import GrowthSettings, play_run
 from esper.tolaria.tasks import find_task
 
 QUICK = replace(find_task("digits"), batches_per_epoch=2)
@@ -125,7 +125,7 @@ def test_the_return_is_what_the_score_gained() -> None:
     assert sum(rewards) == pytest.approx((info["val_score"] - first) / 100, abs=1e-9)
     rules = GrowthSettings(4, keep_best=False, schedule=QUICK.schedule)
     recipe = QUICK.recipe(QUICK.load(data_root()))
-    trained = train(recipe, [3], rules, StaticController(), task="digits")
+    trained = play_run(recipe, [3], rules, StaticController(), task="digits")
     assert trained[0].outcome.val_score == info["val_score"]
 
 

@@ -12,13 +12,12 @@ import pytest
 import torch
 
 from esper.leyline import ConfigError, EpisodeOutcome
-from esper.proof import EvaluationSettings, evaluate, work
+from esper.proof import EvaluationSettings, arms, evaluate, jobs
 from esper.proof import evaluation as module
-from esper.proof.arms import Plan, Run, resolve, static_plan, train
+from esper.proof.arms import Plan, Run, WorkItem, WorkResults, resolve, static_plan, train
 from esper.proof.compute import affordable_steps, host_size, of_width, training_macs
 from esper.proof.report import EvaluationReport
 from esper.proof.scenarios import _best_static, widths_up_to
-from esper.proof.work import WorkItem, WorkResults
 from esper.tamiyo.controllers import make_controller
 from esper.tamiyo.controllers.scripted import ScriptedController
 from esper.tamiyo.situation import Controller, Situation, wait
@@ -138,15 +137,15 @@ def test_keys_trained_together_give_the_numbers_of_one_by_one(
     """With keys whose plans differ: their controls have other topologies or other steps."""
     settings = EvaluationSettings(("static", "heuristic"), keys=2, steps=12, tuning_keys=1)
     task, data = narrow_digits()
-    task = replace(task, host_of_width=None, widths=())
+    task = replace(task, widths=())
     found, trained_together = [], []
-    real = work.train
+    real = arms.train
 
     def noted(plan: Plan, data: Any, keys: Sequence[int], *rest: Any, **how: Any) -> list[Trained]:
         trained_together.append(len(keys))
         return real(plan, data, keys, *rest, **how)
 
-    monkeypatch.setattr(work, "train", noted)
+    monkeypatch.setattr(arms, "train", noted)
     for side_by_side in (1, 2):
         monkeypatch.setitem(module.KEYS_AT_A_TIME, "looped", side_by_side)
         report = evaluate(task, data, settings, make_arm)
@@ -176,7 +175,7 @@ def test_the_test_part_is_read_after_all_training_and_once_per_network(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     story: list[str] = []
-    real_train, real_score = work.train, Task.score_on
+    real_train, real_score = arms.train, Task.score_on
 
     def noted_train(
         plan: Plan, data: Any, keys: Sequence[int], *rest: Any, **how: Any
@@ -188,7 +187,7 @@ def test_the_test_part_is_read_after_all_training_and_once_per_network(
         story.append("test")
         return real_score(*args)
 
-    monkeypatch.setattr(work, "train", noted_train)
+    monkeypatch.setattr(arms, "train", noted_train)
     monkeypatch.setattr(Task, "score_on", noted_score)
     settings = EvaluationSettings(("static", "random"), keys=2, steps=2, controls=False)
     evaluate(*narrow_digits(), settings, make_arm)
@@ -299,7 +298,7 @@ def test_widths_up_to_takes_the_nearest_in_proportion() -> None:
 
 def test_a_task_without_a_family_has_no_best_static() -> None:
     task, data = narrow_digits()
-    task = replace(task, host_of_width=None, widths=())
+    task = replace(task, widths=())
     settings = EvaluationSettings(("static", "grow"), keys=1, steps=STEPS)
     found = evaluate(task, data, settings, make_arm)
     assert [row["arm"] for row in found.arms] == [
@@ -323,7 +322,7 @@ def test_controls_are_made_for_the_arm_that_is_asked_for() -> None:
 
 def test_every_arm_tunes_on_the_same_grid_and_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: dict[str, list[tuple[float, int]]] = {}
-    real = work.train_item
+    real = jobs.train_item
 
     def noted(item: WorkItem) -> WorkResults:
         arm = f"{item.plan.controller.name} {bool(item.plan.rules.topology)}"
@@ -331,7 +330,7 @@ def test_every_arm_tunes_on_the_same_grid_and_keys(monkeypatch: pytest.MonkeyPat
         tried.setdefault(arm, []).extend((rate, key) for key in item.keys)
         return real(item)
 
-    monkeypatch.setattr(work, "train_item", noted)
+    monkeypatch.setattr(jobs, "train_item", noted)
     settings = EvaluationSettings(("static", "grow"), keys=1, steps=2, tune=True, controls=False)
     found = evaluate(*narrow_digits(), settings, make_arm)
     tried = {arm: [each for each in of if each[1] != 0] for arm, of in tried.items()}

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from esper.proof import jobs as module
+from esper.proof.arms import WorkItem, WorkResult, WorkResults
 from esper.proof.jobs import Job, run_jobs
-from esper.proof.work import WorkItem, WorkResult, WorkResults
 
 
 class Notes:

@@ -13,10 +13,9 @@ from esper.leyline import ConfigError
 from esper.proof import EvaluationSettings, evaluate
 from esper.proof import evaluation as module
 from esper.proof.arms import Plan, Run
-from esper.proof.jobs import Job, run_jobs
+from esper.proof.jobs import Job, LocalWorker, run_jobs
 from esper.proof.record import RUNS, Record
 from esper.proof.report import EvaluationReport
-from esper.proof.work import LocalWorker
 from esper.tamiyo.controllers.scripted import ScriptedController
 from esper.tolaria.engine.run import GrowthSettings
 from esper.tolaria.fused.choice import PopulationKind

@@ -7,8 +7,8 @@ import pytest
 
 from esper.leyline import BLUEPRINT, OP, SLOT, LifecycleOp
 from esper.tamiyo.controllers import make_controller
-from esper.tolaria.engine.environment import GrowthEnv
 from esper.tolaria.engine.population import LoopedPopulation
+from esper.tolaria.engine.run import GrowthEnv
 from helpers import episode_settings
 from training_support import tiny_task
 

@@ -16,7 +16,7 @@ from esper.leyline.events import RemovalUndone, SeedCulled
 from esper.leyline.growth_settings import GrowthSettings
 from esper.tamiyo.controllers.heuristic import HeuristicController
 from esper.tamiyo.situation import wait
-from esper.tolaria.engine.environment import GrowthEnv
+from esper.tolaria.engine.run import GrowthEnv
 from helpers import digits_env
 
 KEPT = ((0, 2),)

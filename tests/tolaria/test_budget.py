@@ -16,7 +16,7 @@ from esper.tamiyo.controllers.simple import RandomController, StaticController
 from esper.tamiyo.situation import Situation, wait
 from esper.tolaria.engine.population import LoopedPopulation
 from esper.tolaria.engine.recipe import HostRecipe
-from esper.tolaria.engine.run import make_env, play, train
+from esper.tolaria.engine.run import make_env, play, play_run
 from esper.tolaria.engine.saved_state import cycle_state, load_cycle_state
 from esper.tolaria.fused.population import FusedPopulation
 from helpers import small_digits
@@ -97,7 +97,7 @@ def test_training_that_harms_a_trained_host_leaves_it_as_it_came() -> None:
     assert recipe.weights is not None
     harmful = replace(recipe, optimizer=lambda p: torch.optim.SGD(p, lr=0.5, momentum=0.9))
     rules = plain(2, start="trained")
-    (found,) = train(harmful, [3], rules, StaticController(), task="digits")
+    (found,) = play_run(harmful, [3], rules, StaticController(), task="digits")
     assert found.outcome.best_step == 0
     assert same(dict(recipe.weights[3]), found.model.state_dict())
 
@@ -141,7 +141,7 @@ def test_a_host_that_does_not_grow_trains_as_long_as_its_budget_lasts(start: Any
     training, evaluation = epoch_macs(recipe)
     for budget in range(8 * evaluation + training, 6 * (training + evaluation), training // 2):
         rules = plain(40, start=start, max_train_macs=budget)
-        (found,) = train(recipe, [3], rules, StaticController(), task="digits")
+        (found,) = play_run(recipe, [3], rules, StaticController(), task="digits")
         # Kept for a rollback that did not come, and for settling.
         spare = (3 + (start == "trained")) * evaluation
         epochs = (budget - spare) // (training + evaluation)
@@ -176,7 +176,7 @@ def test_no_growth_exceeds_the_budget(controller: Any, incubation: Any) -> None:
     for epochs in draws.uniform(2.0, 30.0, size=4).tolist():
         budget = int(epochs * (training + evaluation)) + 4 * evaluation
         rules = plain(30, incubation=incubation, start="trained", max_train_macs=budget)
-        for found in train(recipe, keys, rules, controller, task="digits", attribute=False):
+        for found in play_run(recipe, keys, rules, controller, task="digits", attribute=False):
             assert found.outcome.train_macs <= budget
 
 
@@ -190,7 +190,7 @@ def test_one_environment_ends_and_the_others_go_on() -> None:
         max_train_macs=10 * (training + evaluation),
         max_seeds=1,
     )
-    grown, other = train(recipe, [3, 4], rules, OnlyFirst(), task="digits", attribute=False)
+    grown, other = play_run(recipe, [3, 4], rules, OnlyFirst(), task="digits", attribute=False)
     assert 0 < grown.outcome.steps < other.outcome.steps < 10
 
 

@@ -14,14 +14,14 @@ from esper.leyline import History, LifecycleOp
 from esper.leyline.constants import COOLING_SAMPLES, COOLING_STARVED, COOLING_TARGET
 from esper.leyline.events import CoolingRefused, GovernorPanic, HostCooled
 from esper.leyline.growth_settings import GrowthSettings, RateSchedule
+from esper.proof.compute import of_width
 from esper.tamiyo.controllers.simple import StaticController
 from esper.tamiyo.situation import wait
-from esper.tolaria.engine.environment import GrowthEnv
 from esper.tolaria.engine.gradients import answers, batch_rho, find_tau, starvation
 from esper.tolaria.engine.objectives import cross_entropy, mse
 from esper.tolaria.engine.population import LoopedPopulation
 from esper.tolaria.engine.recipe import HostRecipe
-from esper.tolaria.engine.run import make_env, play, train
+from esper.tolaria.engine.run import GrowthEnv, make_env, play, play_run
 from esper.tolaria.engine.saved_state import cycle_state, load_cycle_state
 from helpers import small_digits
 
@@ -94,9 +94,7 @@ def test_only_answers_that_count_are_looked_at_and_only_classes() -> None:
 def starved() -> HostRecipe:
     """Hosts that have memorised 64 digits, and are very sure of it."""
     task, data = small_digits(64)
-    assert task.host_of_width is not None
-    wide = replace(task, build=lambda: task.host_of_width(6))  # type: ignore[misc]
-    recipe = wide.recipe(data, default_catalogue())
+    recipe = of_width(task, 6).recipe(data, default_catalogue())
     population = LoopedPopulation(recipe, KEYS)
     for step in range(40):
         population.train_epoch(np.ones(2, dtype=bool), step)
@@ -308,7 +306,7 @@ def test_a_budget_that_does_not_pay_for_the_look_has_none() -> None:
             schedule=RateSchedule(),
             max_train_macs=least + more,
         )
-        for found in train(recipe, KEYS, rules, StaticController(), task="x", recorder=history):
+        for found in play_run(recipe, KEYS, rules, StaticController(), task="x", recorder=history):
             assert found.outcome.train_macs <= least + more
         told = [type(e) for e in history.events if isinstance(e, HostCooled | CoolingRefused)]
         assert told == [kind] * 2

@@ -21,11 +21,10 @@ from esper.tamiyo.controllers import make_controller
 from esper.tamiyo.controllers.scripted import ScriptedController
 from esper.tamiyo.controllers.simple import RandomController
 from esper.tamiyo.situation import wait
-from esper.tolaria.engine.environment import GrowthEnv
 from esper.tolaria.engine.event_log import Transition
 from esper.tolaria.engine.garden import Validation
 from esper.tolaria.engine.population import LoopedPopulation
-from esper.tolaria.engine.run import play, settle
+from esper.tolaria.engine.run import GrowthEnv, play, settle
 from helpers import (
     break_host,
     digits_env,

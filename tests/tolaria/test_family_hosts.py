@@ -10,7 +10,7 @@ import torch
 from esper.leyline import ConfigError
 from esper.leyline.growth_settings import GrowthSettings
 from esper.tamiyo.controllers.simple import StaticController
-from esper.tolaria.engine.run import train
+from esper.tolaria.engine.run import play_run
 from esper.tolaria.families import find_family
 from esper.tolaria.families import hosts as hosts_module
 from esper.tolaria.families.hosts import FOLDER, hosts_of
@@ -68,7 +68,7 @@ def test_a_damaged_file_is_made_again_with_a_line_in_the_log(made, data, caplog)
 
 def test_the_cost_is_what_training_one_of_them_takes(made, data):
     member, _, hosts = made
-    alone = train(
+    alone = play_run(
         member.recipe(data),
         [member.keys[0]],
         GrowthSettings(member.task.steps, counterfactuals=False, keep_best=False),

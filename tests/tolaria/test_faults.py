@@ -26,9 +26,8 @@ from esper.tamiyo.controllers import make_controller
 from esper.tamiyo.controllers.scripted import ScriptedController
 from esper.tamiyo.controllers.simple import RandomController, StaticController
 from esper.tamiyo.situation import Situation
-from esper.tolaria.engine.environment import GrowthEnv
 from esper.tolaria.engine.population import LoopedPopulation
-from esper.tolaria.engine.run import make_env, play, settle
+from esper.tolaria.engine.run import GrowthEnv, make_env, play, settle
 from esper.tolaria.fused.population import FusedSnapshot
 from helpers import (
     break_host,

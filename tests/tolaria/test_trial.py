@@ -18,10 +18,9 @@ from esper.leyline.growth_settings import Budget, GrowthSettings
 from esper.tamiyo.controllers.scripted import ScriptedController
 from esper.tamiyo.controllers.simple import StaticController
 from esper.tamiyo.situation import Situation
-from esper.tolaria.engine.environment import GrowthEnv
 from esper.tolaria.engine.population import LoopedPopulation
 from esper.tolaria.engine.recipe import HostRecipe
-from esper.tolaria.engine.run import Trained, make_env, play, settle, train
+from esper.tolaria.engine.run import GrowthEnv, Trained, make_env, play, play_run, settle
 from esper.tolaria.fused.choice import PopulationKind
 from esper.tolaria.fused.population import FusedPopulation
 from helpers import break_host, small_digits
@@ -32,7 +31,8 @@ STEPS = 16
 
 def trained(keys: list[int], rules: GrowthSettings, script: str = EARLY) -> list[Trained]:
     task, data = small_digits()
-    return train(task.recipe(data), keys, rules, ScriptedController(script, "x"), task="digits")
+    controller = ScriptedController(script, "x")
+    return play_run(task.recipe(data), keys, rules, controller, task="digits", attribute=True)
 
 
 def env_of(keys: list[int], recorder: History, **rules: object) -> GrowthEnv:
@@ -68,9 +68,8 @@ def test_kept_seeds_are_called_by_their_module_and_their_shares_add_up() -> None
     script = "1 GERMINATE r0c0 branch linear\n2 GERMINATE r0c1 conv_light linear\nauto FOSSILIZE\n"
     history, rules = History(), GrowthSettings(STEPS)
     recipe = task.recipe(data)
-    (found,) = train(
-        recipe, [5], rules, ScriptedController(script, "x"), task="digits", recorder=history
-    )
+    controller = ScriptedController(script, "x")
+    (found,) = play_run(recipe, [5], rules, controller, history, task="digits", attribute=True)
     seeds = found.outcome.seeds
     assert [seed.module for seed in seeds] == ["blocks.0", "blocks.1"][: len(seeds)]
     (event,) = [e for e in history.events if isinstance(e, ShapleyComputed)]
@@ -125,7 +124,7 @@ class Interrupting(StaticController):
 
 def test_ctrl_c_leaves_a_trained_network_that_says_so() -> None:
     task, data = small_digits(64)
-    (found,) = train(task.recipe(data), [0], GrowthSettings(6), Interrupting(), task="digits")
+    (found,) = play_run(task.recipe(data), [0], GrowthSettings(6), Interrupting(), task="digits")
     assert (found.outcome.ended, found.outcome.steps) == ("interrupted", 2)
     assert isinstance(found.model, nn.Module)
 
@@ -204,6 +203,6 @@ def test_a_fixed_network_that_diverges_ends_as_it_last_was_healthy(
     task, data = small_digits()
     recipe = replace(task.recipe(data), optimizer=lambda params: torch.optim.SGD(params, lr=rate))
     rules = GrowthSettings(3, counterfactuals=False, topology=topology)
-    (found,) = train(recipe, [0], rules, StaticController(), task="digits")
+    (found,) = play_run(recipe, [0], rules, StaticController(), task="digits")
     assert found.outcome.rollbacks > 0
     assert all(parameter.isfinite().all() for parameter in found.model.parameters())

@@ -40,7 +40,6 @@ from esper.observatory.terminal import epoch_progress
 from esper.tamiyo.controllers.simple import StaticController
 from esper.tamiyo.situation import Controller
 from esper.tolaria.engine.batches import LoaderSource
-from esper.tolaria.engine.environment import GrowthEnv
 from esper.tolaria.engine.objectives import (
     LOSSES,
     SCORES,
@@ -50,7 +49,7 @@ from esper.tolaria.engine.objectives import (
     named,
 )
 from esper.tolaria.engine.recipe import HostRecipe
-from esper.tolaria.engine.run import play_run
+from esper.tolaria.engine.run import GrowthEnv, play_run
 
 log = logging.getLogger("esper")
 

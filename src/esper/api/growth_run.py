@@ -25,9 +25,8 @@ from esper.observatory.run_directory import CHECKPOINTS, EVENTS, METRICS, RunDir
 from esper.tamiyo.situation import Controller
 from esper.tolaria.engine.batches import DataSource
 from esper.tolaria.engine.cycle import GrowthCycle
-from esper.tolaria.engine.environment import GrowthEnv
 from esper.tolaria.engine.population import LoopedPopulation
-from esper.tolaria.engine.run import Session
+from esper.tolaria.engine.run import GrowthEnv, Session
 from esper.tolaria.engine.saved_state import cycle_state, load_cycle_state
 
 

@@ -81,7 +81,7 @@ class Arms:
         from esper.api.growth_run import GrowthRun, open_folder
         from esper.observatory.run_directory import ARMS
         from esper.observatory.terminal import StepProgress
-        from esper.tolaria.engine.run import exported, play_run
+        from esper.tolaria.engine.run import play_run
 
         plan = self._here(plan)
         recipe = replace(plan.task.recipe(self.data), weights=plan.weights)
@@ -101,7 +101,7 @@ class Arms:
                 open_record=partial(open_folder, folder, resume=self.settings.resume, held=record),
                 listeners=(stack.enter_context(bar), *self._track(label)),
             )
-            (done,) = play_run(
+            (self.trained[label],) = play_run(
                 recipe,
                 [self.settings.key],
                 plan.rules,
@@ -111,7 +111,6 @@ class Arms:
                 attribute=True,
                 session=run,
             )
-        self.trained[label] = exported(recipe, done)
         return self.trained[label]
 
     def _here(self, plan: "Plan") -> "Plan":

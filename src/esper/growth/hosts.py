@@ -86,8 +86,7 @@ class MLPHost(nn.Module):
 class TransformerHost(nn.Module):
     """Token ids (B, T) -> logits (B, T, vocab), T at most `block_size`.
 
-    The output head shares its weight with the token embedding. `n_layer` blocks are divided into
-    `num_segments` of equal length, with one slot at the end of each.
+    The output head shares its weight with the token embedding. One slot per block.
     """
 
     positions: Tensor
@@ -101,11 +100,8 @@ class TransformerHost(nn.Module):
         n_layer: int = 6,
         block_size: int = 256,
         dropout: float = 0.1,
-        num_segments: int = 3,
     ) -> None:
         super().__init__()
-        if n_layer % num_segments:
-            raise ConfigError(f"{n_layer} layers cannot be divided into {num_segments} segments")
         if n_embd % n_head:
             raise ConfigError(f"{n_head} heads do not divide a width of {n_embd}")
         self.block_size = block_size
@@ -121,10 +117,7 @@ class TransformerHost(nn.Module):
         for embedding in (self.token, self.position):
             nn.init.normal_(embedding.weight, std=0.02)
         self.register_buffer("positions", torch.arange(block_size), persistent=False)
-        per_segment = n_layer // num_segments
-        self.slot_modules = tuple(
-            f"blocks.{(i + 1) * per_segment - 1}" for i in range(num_segments)
-        )
+        self.slot_modules = tuple(f"blocks.{i}" for i in range(n_layer))
 
     def forward(self, tokens: Tensor) -> Tensor:
         length = tokens.shape[1]

@@ -1,4 +1,7 @@
-"""Plans: how the networks of an arm, and the hosts of a family, are trained."""
+"""Plans: how the networks of an arm, and the hosts of a family, are trained.
+
+A work item has networks of one plan, which are trained here or on another machine.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -7,15 +10,15 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor, nn
 
-from esper.leyline import EpisodeOutcome, EsperError, Recorder
+from esper.growth.snapshot import HostSnapshot, take_snapshot
+from esper.leyline import EpisodeOutcome, EsperError, History, Recorder
 from esper.leyline.growth_settings import TRAINED_SCHEDULE
 from esper.proof.compute import affordable_steps, fit_to_budget, host_size
 from esper.tamiyo.controllers.simple import StaticController
-from esper.tamiyo.situation import Controller
+from esper.tamiyo.situation import Controller, GivesReasons
 from esper.tolaria.data.splits import DataSplits
 from esper.tolaria.engine.recipe import HostRecipe
-from esper.tolaria.engine.run import GrowthSettings, Topology, Trained, host_settings
-from esper.tolaria.engine.run import train as train_networks
+from esper.tolaria.engine.run import GrowthSettings, Topology, Trained, host_settings, play_run
 from esper.tolaria.families.base import Family, Member
 from esper.tolaria.families.hosts import hosts_of
 from esper.tolaria.fused.choice import PopulationKind
@@ -98,13 +101,13 @@ def train(
     Ctrl-C raises KeyboardInterrupt: half an episode is no result.
     """
     return complete(
-        train_networks(
+        play_run(
             replace(plan.task.recipe(data), weights=plan.weights),
             keys,
             plan.rules,
             plan.controller,
+            recorder,
             task=plan.task.name,
-            recorder=recorder,
             attribute=attribute,
         )
     )
@@ -115,6 +118,51 @@ def complete(trained: list[Trained]) -> list[Trained]:
     if any(each.outcome.ended == "interrupted" for each in trained):
         raise KeyboardInterrupt
     return trained
+
+
+@dataclass(frozen=True)
+class WorkItem:
+    """Networks of one plan. They are trained together, because rounding may depend on that.
+
+    attribute  measure the contribution of seeds
+    keep       return the networks too
+    events     return the history too, if the controller gives reasons
+    """
+
+    plan: Plan
+    data: DataSplits
+    keys: tuple[int, ...]
+    attribute: bool
+    keep: bool
+    events: bool
+
+
+@dataclass(frozen=True)
+class WorkResult:
+    """A trained network of a work item, with what was asked for."""
+
+    run: Run
+    snapshot: HostSnapshot | None
+    history: History | None
+
+
+WorkResults = dict[int, WorkResult]  # by key
+
+
+def train_item(item: WorkItem) -> WorkResults:
+    """Ctrl-C raises KeyboardInterrupt."""
+    keep = item.keep
+    gives_reasons = isinstance(item.plan.controller, GivesReasons)
+    history = History() if item.events and gives_reasons else None
+    trained = train(item.plan, item.data, item.keys, history, attribute=item.attribute)
+    return {
+        key: WorkResult(
+            Run(each.outcome, each.topology, each.cpu_seconds, each.model if keep else None),
+            take_snapshot(each.network, None) if keep else None,
+            None if history is None else history.of(env),
+        )
+        for env, (key, each) in enumerate(zip(item.keys, trained, strict=True))
+    }
 
 
 # --- plans of networks that do not grow, and of hosts that arrive trained ------------------------
@@ -209,8 +257,4 @@ def play_member(
     if isinstance(controller, StaticController):
         rules = replace(rules, counterfactuals=False)
     name = member.task.name
-    return recipe, complete(
-        train_networks(
-            recipe, keys, rules, controller, task=name, recorder=recorder, attribute=False
-        )
-    )
+    return recipe, complete(play_run(recipe, keys, rules, controller, recorder, task=name))

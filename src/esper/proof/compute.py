@@ -23,9 +23,10 @@ LEAST_DECISIONS = 6
 
 
 def of_width(task: Task, width: int) -> Task:
-    """The task with a host of another width."""
-    assert task.host_of_width is not None, f"task {task.name!r} has no family of hosts"
-    return replace(task, build=partial(task.host_of_width, width))
+    """The task with a host of the same proportions whose first layer has another width."""
+    assert task.host_of_widths is not None, f"task {task.name!r} has hosts of one width only"
+    shape = tuple(max(1, round(width * each / task.shape[0])) for each in task.shape)
+    return replace(task, build=partial(task.host_of_widths, shape))
 
 
 def host_size(task: Task, data: DataSplits) -> tuple[int, int]:

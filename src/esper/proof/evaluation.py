@@ -11,14 +11,12 @@ from pathlib import Path
 
 from esper.leyline import ConfigError
 from esper.proof.arms import Run
-from esper.proof.bench import Arm, Bench
-from esper.proof.jobs import Job, run_jobs
+from esper.proof.jobs import Job, LocalWorker, WorkerPool, run_jobs
 from esper.proof.record import OnRun, Record
 from esper.proof.report import EvaluationReport, compare, crossover, result_of, summary
-from esper.proof.scenarios import scratch_arms, trained_arms
+from esper.proof.scenarios import Arm, Bench, scratch_arms, trained_arms
 from esper.proof.settings import FIRST_TUNING_KEY, EvaluationSettings
 from esper.proof.statistics import require_scipy
-from esper.proof.work import LocalWorker, WorkerPool
 from esper.tamiyo.situation import Controller
 from esper.tolaria.data.splits import DataSplits
 from esper.tolaria.engine.objectives import named

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
+from typing import Protocol
 
-from esper.proof.arms import Plan, Run, resolve
+from esper.proof.arms import Plan, Run, WorkItem, WorkResults, resolve, train_item
 from esper.proof.record import Record
-from esper.proof.work import WorkerPool, WorkItem, WorkResults
 from esper.tolaria.data.splits import DataSplits
 
 
@@ -54,6 +54,30 @@ class Job:
         for key, runs in zip(self.keys, self.runs, strict=True):
             runs[self.label] = found[key]
         return [found[key] for key in self.keys]
+
+
+class WorkerPool(Protocol):
+    """Trains up to `capacity` work items at a time."""
+
+    @property
+    def capacity(self) -> int: ...
+
+    def submit(self, item: WorkItem) -> "Future[WorkResults]": ...
+
+
+class LocalWorker:
+    """Trains each work item at once, in this process and on this device."""
+
+    capacity = 1
+
+    def __init__(self, device: str | None = None) -> None:
+        self.device = device
+
+    def submit(self, item: WorkItem) -> "Future[WorkResults]":
+        rules = replace(item.plan.rules, device=self.device)
+        future: Future[WorkResults] = Future()
+        future.set_result(train_item(replace(item, plan=replace(item.plan, rules=rules))))
+        return future
 
 
 def run_jobs(

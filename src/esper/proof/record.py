@@ -29,8 +29,7 @@ from esper.growth.snapshot import (
 from esper.leyline import ConfigError, EpisodeOutcome, History, SeedStateReport
 from esper.leyline.events import GovernorSnapshot
 from esper.leyline.files import MAX_JSON, parse_json, read_bytes
-from esper.proof.arms import Plan, Run
-from esper.proof.work import WorkResults
+from esper.proof.arms import Plan, Run, WorkResults
 from esper.tolaria.data.splits import DataSplits
 from esper.tolaria.engine.recipe import export_network, new_network
 

@@ -35,9 +35,9 @@ class Task:
               `batches_per_epoch` batches of it
     batch, val_batch  examples per batch in training and in evaluation
     schedule  of the learning rate; None for a constant one
-    host_of_width, widths  optional: narrower and wider hosts, among which an evaluation finds the
-              best static network
     host_of_widths, shape  optional: hosts by the width of every layer, and the widths of `build`
+    widths    optional: widths of the first layer of hosts of the same proportions, among which an
+              evaluation finds the best static network
     """
 
     name: str
@@ -58,15 +58,15 @@ class Task:
     augment: Callable[[Tensor, torch.Generator], Tensor] | None = None
     loss: Objective = cross_entropy
     score: Objective = accuracy
-    host_of_width: Callable[[int], nn.Module] | None = None
-    widths: tuple[int, ...] = ()
     host_of_widths: Callable[[tuple[int, ...]], nn.Module] | None = None
     shape: tuple[int, ...] = ()
+    widths: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        for make, sizes in (("host_of_width", "widths"), ("host_of_widths", "shape")):
-            if (getattr(self, make) is None) != (not getattr(self, sizes)):
-                raise ConfigError(f"give task {self.name!r} both {make} and {sizes}, or neither")
+        if (self.host_of_widths is None) != (not self.shape) or (self.widths and not self.shape):
+            raise ConfigError(
+                f"give task {self.name!r} both host_of_widths and shape, or neither and no widths"
+            )
 
     def adjusted(self, slots: str | None = None, batch: int | None = None) -> "Task":
         """With other slots, as names separated by commas, and another batch; None keeps them."""
@@ -115,20 +115,15 @@ class Task:
         )
 
 
-def block_slots(count: int, stride: int = 1) -> tuple[str, ...]:
-    """Slots after every `stride`-th block of a host."""
-    return tuple(f"blocks.{(i + 1) * stride - 1}" for i in range(count))
+def block_slots(count: int) -> tuple[str, ...]:
+    """Slots after every block of a host."""
+    return tuple(f"blocks.{i}" for i in range(count))
 
 
 ENTRY_POINT_GROUP = "esper.tasks"
 PYDOCS_BLOCK_SIZE = 64
 # Said, because a context may have as many positions as there are classes of bytes.
 OF_BYTES: dict[str, Any] = {"loss": with_axis(cross_entropy, -1), "score": with_axis(accuracy, -1)}
-
-
-def cnn_of_width(width: int, **options: Any) -> nn.Module:
-    """Every block is twice as wide as the one before."""
-    return CNNHost(base_channels=width, **options)
 
 
 def cnn_of_widths(widths: tuple[int, ...], **options: Any) -> nn.Module:
@@ -138,15 +133,16 @@ def cnn_of_widths(widths: tuple[int, ...], **options: Any) -> nn.Module:
 def _cnn_hosts(
     width: int, widths: tuple[int, ...], blocks: int = 3, **options: Any
 ) -> dict[str, Any]:
-    """The fields of a task that describe its hosts; its own has `width` channels at first."""
-    of_width = partial(cnn_of_width, n_blocks=blocks, **options)
+    """The fields of a task that describe its hosts. Its own has `width` channels at first, and
+    every block is twice as wide as the one before."""
+    of_widths = partial(cnn_of_widths, **options)
+    shape = tuple(width * 2**block for block in range(blocks))
     return {
-        "build": partial(of_width, width),
+        "build": partial(of_widths, shape),
         "slots": block_slots(blocks),
-        "host_of_width": of_width,
+        "host_of_widths": of_widths,
+        "shape": shape,
         "widths": widths,
-        "host_of_widths": partial(cnn_of_widths, **options),
-        "shape": tuple(width * 2**block for block in range(blocks)),
     }
 
 
@@ -252,24 +248,11 @@ CIFAR10_10K = replace(
     steps=20,
     batch=64,
 )
-TINYSTORIES = Task(
-    name="tinystories",
-    description="next byte of short stories, a transformer of six layers",
-    data_set="tinystories",
-    load=text.load_tinystories,
-    **OF_BYTES,
-    build=partial(TransformerHost, vocab=256, block_size=text.TINYSTORIES_BLOCK_SIZE),
-    slots=block_slots(3, stride=2),
-    steps=50,
-    batch=32,
-    learning_rate=1e-3,
-    max_grad_norm=1.0,
-)
 LINUXDOCS = Task(
     name="linuxdocs",
     description="next byte of the documentation of Linux, a transformer of four layers",
     data_set="linuxdocs",
-    load=text.load_linuxdocs,
+    load=text.load_documents,
     **OF_BYTES,
     build=partial(
         TransformerHost,
@@ -279,7 +262,6 @@ LINUXDOCS = Task(
         n_layer=4,
         block_size=text.LINUXDOCS_BLOCK_SIZE,
         dropout=0.0,
-        num_segments=4,
     ),
     slots=block_slots(4),
     steps=30,
@@ -299,7 +281,6 @@ BUILT_IN = (
     CIFAR10_2K,
     CIFAR10_2K_WIDE,
     CIFAR10_10K,
-    TINYSTORIES,
     LINUXDOCS,
 )
 

@@ -14,9 +14,8 @@ from esper.simic.training.env_specs import Space
 from esper.simic.training.policy_controller import LearnedController
 from esper.simic.training.state import new_state
 from esper.tamiyo.controllers.heuristic import HeuristicController
-from esper.tolaria.engine.environment import GrowthEnv
 from esper.tolaria.engine.population import LoopedPopulation
-from esper.tolaria.engine.run import play
+from esper.tolaria.engine.run import GrowthEnv, play
 from helpers import episode_settings
 from training_support import tiny_config, tiny_run, tiny_task
 

@@ -18,8 +18,7 @@ from esper.simic.telemetry.profiler import resident_mb
 from esper.simic.training.loop import Hooks
 from esper.simic.training.round_log import PHASES
 from esper.tamiyo.controllers.scripted import ScriptedController
-from esper.tolaria.engine.environment import GrowthEnv
-from esper.tolaria.engine.run import play
+from esper.tolaria.engine.run import GrowthEnv, play
 from esper.tolaria.fused.population import FusedPopulation
 from esper.tolaria.governor import Governor
 from helpers import episode_settings

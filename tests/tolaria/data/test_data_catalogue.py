@@ -11,8 +11,7 @@ import pytest
 from esper.leyline import ConfigError, DataMissingError
 from esper.tolaria.data import catalogue, fetch
 from esper.tolaria.data.catalogue import DataSet, State
-from esper.tolaria.data.fetch import Source, SourceError
-from esper.tolaria.data.files import DataFile
+from esper.tolaria.data.fetch import DataFile, Source, SourceError
 
 CONTENTS = {"one.bin": b"first file", "two.bin": b"second file"}
 FILES = tuple(DataFile(name, sha256(data).hexdigest()) for name, data in CONTENTS.items())
@@ -145,7 +144,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from esper.tolaria.data.fetch import Source, fetch
-from esper.tolaria.data.files import DataFile
+from esper.tolaria.data.fetch import DataFile
 
 def download(scratch, folder, on_progress):
     (folder / "one.bin").write_bytes(b"first")

@@ -16,8 +16,7 @@ from PIL import Image
 from esper.leyline import DataMissingError
 from esper.tolaria.data import fetch
 from esper.tolaria.data.catalogue import CIFAR10_FILES
-from esper.tolaria.data.fetch import Source, SourceError
-from esper.tolaria.data.files import DataFile
+from esper.tolaria.data.fetch import DataFile, Source, SourceError
 from esper.tolaria.data.images import load_cifar10
 
 CONTENTS = {"one.bin": b"first file", "two.bin": b"second file"}

@@ -12,8 +12,8 @@ import pytest
 from command_support import esper_here
 from esper.leyline import DataMissingError
 from esper.tolaria.data import catalogue, fetch
-from esper.tolaria.data.files import DataFile
-from esper.tolaria.data.text import LINUXDOCS_FILE, load_linuxdocs
+from esper.tolaria.data.fetch import DataFile
+from esper.tolaria.data.text import LINUXDOCS_FILE, load_documents
 from esper.tolaria.tasks import find_task
 
 INNER = "usr/share/doc/linux-doc-6.1/Documentation"
@@ -92,7 +92,7 @@ def test_another_package_is_refused_by_its_checksum(offered, tmp_path, monkeypat
 
 def test_splits_are_whole_documents_and_long_paragraphs_occur_once(offered, tmp_path):
     catalogue.get("linuxdocs", tmp_path)
-    data = load_linuxdocs(tmp_path, **SPLITS)
+    data = load_documents(tmp_path, **SPLITS)
     texts = {}
     for name in ("train", "val", "test"):
         inputs, targets = getattr(data, f"{name}_x"), getattr(data, f"{name}_y")
@@ -105,13 +105,13 @@ def test_splits_are_whole_documents_and_long_paragraphs_occur_once(offered, tmp_
     assert not numbers[0] & numbers[2]
     assert not numbers[1] & numbers[2]
     assert min(map(len, numbers)) > 1
-    again = load_linuxdocs(tmp_path, **SPLITS)
+    again = load_documents(tmp_path, **SPLITS)
     assert all((a == b).all() for a, b in zip(astuple(data), astuple(again), strict=True))
 
 
 def test_without_the_file_the_error_says_how_to_get_it(tmp_path):
     with pytest.raises(DataMissingError, match="esper data get linuxdocs"):
-        load_linuxdocs(tmp_path)
+        load_documents(tmp_path)
 
 
 def test_the_task_is_a_transformer_of_four_layers_and_grows_after_each():

@@ -13,7 +13,6 @@ from esper.tolaria.data.text import (
     PYDOCS_SPLIT_BYTES,
     SPLITS,
     load_pydocs,
-    load_tinystories,
     pydocs_text,
     split_blocks,
     windows,
@@ -107,72 +106,3 @@ def test_pydocs_without_help_texts_say_so(monkeypatch, tmp_path):
 def test_a_block_longer_than_the_text_is_refused():
     with pytest.raises(ConfigError, match="pydocs is too short"):
         load_pydocs(block_size=10_000_000)
-
-
-# tinystories
-
-STORIES = [f"Once there was a cat, number {number}.\nIt slept." for number in range(40)]
-
-
-@pytest.fixture
-def folder(tmp_path):
-    (tmp_path / "tinystories").mkdir()
-    return tmp_path / "tinystories"
-
-
-def stream(x: torch.Tensor, y: torch.Tensor) -> str:
-    """The text of a part, from the windows' first byte and all their targets."""
-    return bytes([int(x[0, 0]), *y.flatten().tolist()]).decode().rstrip("\0")
-
-
-def test_stories_are_split_whole_with_a_zero_byte_after_each(folder):
-    path = folder / "stories.txt"
-    path.write_text("\n<|endoftext|>\n".join(STORIES), newline="\r\n")
-    data = load_tinystories(folder.parent, block_size=16)
-    assert data.train_x.shape[1] == 16
-    assert stream(data.train_x, data.train_y) == "\0".join(STORIES[:36])
-    assert stream(data.val_x, data.val_y) == "\0".join(STORIES[36:38])
-    assert stream(data.test_x, data.test_y) == "\0".join(STORIES[38:])
-
-
-def test_repeated_stories_are_dropped(folder):
-    path = folder / "stories.txt"
-    path.write_text("<|endoftext|>".join(STORIES))
-    plain = load_tinystories(folder.parent)
-    path.write_text("<|endoftext|>".join([*STORIES[:5], *STORIES, ""]))
-    assert all(
-        torch.equal(a, b)
-        for a, b in zip(astuple(plain), astuple(load_tinystories(folder.parent)), strict=True)
-    )
-
-
-def test_only_whole_stories_within_the_limit_are_read(folder):
-    (folder / "stories.txt").write_text("<|endoftext|>".join(STORIES))
-    ten = sum(len(story) for story in STORIES[:10])
-    for limit, last in ((ten - 1, 8), (ten, 9), (ten + len(STORIES[10]) - 1, 9)):
-        data = load_tinystories(folder.parent, block_size=8, max_bytes=limit)
-        assert stream(data.test_x, data.test_y) == STORIES[last]
-
-
-def test_missing_stories_say_what_to_put_where(tmp_path):
-    with pytest.raises(DataMissingError, match=r"put one \.txt") as error:
-        load_tinystories(tmp_path)
-    assert str(tmp_path) in str(error.value)
-    assert catalogue.status("tinystories", tmp_path).state == "missing"
-    with pytest.raises(DataMissingError, match=r"put one \.txt"):
-        catalogue.get("tinystories", tmp_path)
-
-
-def test_two_files_are_ambiguous(folder):
-    for name in ("a.txt", "b.txt"):
-        (folder / name).write_text("x")
-    with pytest.raises(ConfigError, match=r"a\.txt, b\.txt; keep exactly one"):
-        load_tinystories(folder.parent)
-    assert catalogue.status("tinystories", folder.parent).state == "damaged"
-
-
-def test_text_without_separators_is_refused(folder):
-    (folder / "book.txt").write_text("One long book.\n\n" * 100)
-    with pytest.raises(ConfigError, match=r"1 different stories.*<\|endoftext\|>"):
-        load_tinystories(folder.parent)
-    assert catalogue.status("tinystories", folder.parent).state == "present"

@@ -24,10 +24,9 @@ from esper.leyline.events import (
 from esper.leyline.growth_settings import GrowthSettings
 from esper.tamiyo.controllers.scripted import ScriptedController
 from esper.tamiyo.controllers.simple import RandomController, StaticController
-from esper.tolaria.engine.environment import GrowthEnv
 from esper.tolaria.engine.population import LoopedPopulation
 from esper.tolaria.engine.recipe import HostRecipe
-from esper.tolaria.engine.run import play, settle
+from esper.tolaria.engine.run import GrowthEnv, play, settle
 from esper.tolaria.fused.population import FusedPopulation
 from helpers import episode_settings, everywhere
 

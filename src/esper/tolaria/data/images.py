@@ -17,7 +17,7 @@ from torch.nn.functional import avg_pool2d
 
 from esper.leyline import ConfigError
 from esper.tolaria.data.catalogue import CIFAR10_FILES, IDX_FILES, missing_error
-from esper.tolaria.data.files import cure, read
+from esper.tolaria.data.fetch import cure, read
 from esper.tolaria.data.splits import DataSplits, hold_out_tenth, standardise, stratified_split
 
 CLASSES = 10

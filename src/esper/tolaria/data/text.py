@@ -1,16 +1,14 @@
 """Text data sets as bytes: every byte is a token, so no tokenizer is needed. 256 symbols.
 
-pydocs       the help texts of the Python language, embedded in CPython. They differ between
-             versions of CPython: compare results of one version only.
-tinystories  short stories for children, from one .txt file in the data folder. Losses per byte are
-             not comparable with the published ones per GPT-2 token.
-linuxdocs    the documentation of the Linux kernel, 33 MB in 7,746 documents.
+pydocs     the help texts of the Python language, embedded in CPython. They differ between
+           versions of CPython: compare results of one version only.
+linuxdocs  the documentation of the Linux kernel, 33 MB in 7,746 documents.
 """
 
 import re
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
-from itertools import groupby, pairwise
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -19,14 +17,12 @@ from torch import Tensor
 
 from esper.leyline import ConfigError
 from esper.tolaria.data.catalogue import missing_error
-from esper.tolaria.data.files import SEPARATOR, find_text, read
+from esper.tolaria.data.fetch import SEPARATOR, read
 from esper.tolaria.data.splits import DataSplits, draw_order
 
 SPLITS = ("train", "val", "test")
 PYDOCS_SPLIT_BYTES = 4096
-TINYSTORIES_BLOCK_SIZE = 256
-TINYSTORIES_MAX_BYTES = 20_000_000
-EOS = 0  # the byte after each story or document, and the padding
+EOS = 0  # the byte after each document, and the padding
 LINUXDOCS_FILE = "linux-doc-6.1.txt"
 LINUXDOCS_BLOCK_SIZE = 128
 # Paragraphs of more bytes are kept once.
@@ -61,56 +57,30 @@ def pydocs_text() -> bytes:
     return "\n\n".join(first.values()).encode()
 
 
-def load_tinystories(
-    root: Path, block_size: int = TINYSTORIES_BLOCK_SIZE, max_bytes: int = TINYSTORIES_MAX_BYTES
-) -> DataSplits:
-    """Byte tokens [N, block_size] and the next byte of each, from the file in `root/tinystories`.
-
-    Reads whole stories up to `max_bytes` of text in the order of the file (tokens take 8 bytes of
-    memory each) and drops repeated ones. The first 90 % are training, then 5 % each validation and
-    test. The stories of a split are one stream, with a zero byte after each, cut into windows; only
-    the last window is padded. Raises DataMissingError without the file, ConfigError for more than
-    one file or a damaged one.
-    """
-    path = find_text(root / "tinystories")
-    if path is None:
-        raise missing_error("tinystories", root)
-    stories = list(dict.fromkeys(_up_to(_stories(path), max_bytes)))
-    if len(stories) < 3:
-        raise ConfigError(
-            f"{path} has {len(stories)} different stories within {max_bytes} bytes, but needs at "
-            f"least three; the file needs {SEPARATOR.decode()} between stories"
-        )
-    held_out = max(1, len(stories) // 20)
-    ends = [0, len(stories) - 2 * held_out, len(stories) - held_out, len(stories)]
-    splits = [
-        windows(b"".join(story + bytes([EOS]) for story in stories[start:end]), block_size, pad=EOS)
-        for start, end in pairwise(ends)
-    ]
-    return _next_token_splits(splits, where=str(path))
-
-
-def load_linuxdocs(
+def load_documents(
     root: Path,
+    name: str = "linuxdocs",
+    file: str = LINUXDOCS_FILE,
     block_size: int = LINUXDOCS_BLOCK_SIZE,
     max_bytes: int = 20_000_000,
     val_bytes: int = 65_536,
     test_bytes: int = 131_072,
 ) -> DataSplits:
-    """Byte tokens [N, block_size] and the next byte of each, from the file in `root/linuxdocs`.
+    """Byte tokens [N, block_size] and the next byte of each, from the file `root/name/file`, which
+    has a line `<|endoftext|>` between documents.
 
     A paragraph of more than 200 bytes that occurs more than once is kept at its first occurrence
     only. Documents are in a random order that is always the same; the first ones are validation,
     the next ones test, all others training, each split up to its number of bytes. Raises
     DataMissingError without the file.
     """
-    documents = read(root / "linuxdocs", LINUXDOCS_FILE).split(b"\n" + SEPARATOR + b"\n")
+    documents = read(root / name, file).split(b"\n" + SEPARATOR + b"\n")
     documents = _without_repeats(documents)
-    coming = (documents[i] + bytes([EOS]) for i in draw_order(len(documents), "linuxdocs"))
+    coming = (documents[i] + bytes([EOS]) for i in draw_order(len(documents), name))
     sizes = {"val": val_bytes, "test": test_bytes, "train": max_bytes}
-    texts = {name: _take(coming, size) for name, size in sizes.items()}
-    splits = [windows(texts[name], block_size, pad=EOS) for name in SPLITS]
-    return _next_token_splits(splits, where=LINUXDOCS_FILE)
+    texts = {split: _take(coming, size) for split, size in sizes.items()}
+    splits = [windows(texts[split], block_size, pad=EOS) for split in SPLITS]
+    return _next_token_splits(splits, where=file)
 
 
 def _without_repeats(documents: Sequence[bytes]) -> list[bytes]:
@@ -180,26 +150,3 @@ def _next_token_splits(splits: Sequence[Tensor], where: str) -> DataSplits:
                 f"{rows.shape[1]} bytes; use more text or a smaller block_size"
             )
     return DataSplits(*(half for rows in splits for half in (rows[:, :-1], rows[:, 1:])))
-
-
-def _up_to(stories: Iterator[bytes], max_bytes: int) -> Iterator[bytes]:
-    total = 0
-    for story in stories:
-        total += len(story)
-        if total > max_bytes:
-            return
-        if story:
-            yield story
-
-
-def _stories(path: Path) -> Iterator[bytes]:
-    """The text between separators, with \n at the end of every line."""
-    story: list[bytes] = []
-    with path.open("rb") as stream:
-        for line in stream:
-            last, *begun = line.rstrip(b"\r\n").split(SEPARATOR)
-            story.append(last)
-            for first in begun:
-                yield b"\n".join(story).strip()
-                story = [first]
-    yield b"\n".join(story).strip()

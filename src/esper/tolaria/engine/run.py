@@ -1,5 +1,11 @@
 """Train and grow networks: make the environments, play them to their end, settle the results.
 
+    reset:  new hosts -> warm-up epoch (not of trained ones) -> evaluate           -> situation
+    step:   apply the actions -> train an epoch -> evaluate (with counterfactuals)
+            -> governor -> lifecycle tick                                          -> transition
+
+The order is that of Gymnasium: a step returns the situation after its actions and the epoch.
+
 `esper.grow`, the command, evaluations, recorded episodes and training runs all use this module,
 with different `GrowthSettings`.
 """
@@ -7,6 +13,7 @@ with different `GrowthSettings`.
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -15,7 +22,6 @@ from torch import nn
 
 from esper.growth.devices import find_device
 from esper.growth.grown_module import GrownModule
-from esper.growth.snapshot import HostSnapshot, take_snapshot
 from esper.leyline import (
     EpisodeOutcome,
     NullRecorder,
@@ -24,17 +30,16 @@ from esper.leyline import (
 )
 from esper.leyline.events import ShapleyComputed
 from esper.leyline.growth_settings import GrowthSettings, PopulationKind, RateSchedule, Topology
-from esper.tamiyo.situation import Controller, GivesReasons
+from esper.tamiyo.situation import Controller, GivesReasons, Situation
 from esper.tolaria.engine.attribution import attribute_seeds
 from esper.tolaria.engine.batches import TensorSource
 from esper.tolaria.engine.cooling import Cooler
 from esper.tolaria.engine.cycle import GrowthCycle
-from esper.tolaria.engine.environment import GrowthEnv
 from esper.tolaria.engine.event_log import Transition, absent
 from esper.tolaria.engine.garden import Validation
 from esper.tolaria.engine.gradients import can_starve
 from esper.tolaria.engine.objectives import answers_per_sample, random_guess_loss
-from esper.tolaria.engine.population import LoopedPopulation, Population
+from esper.tolaria.engine.population import LoopedPopulation, Population, TrainReadings
 from esper.tolaria.engine.recipe import HostRecipe, export_network
 from esper.tolaria.fused.choice import choose_population
 from esper.tolaria.fused.population import FusedPopulation
@@ -53,26 +58,67 @@ def host_settings(
 
 
 @dataclass(frozen=True)
-class Finished:
-    """A network at the end of its run. `topology` are the seeds that it keeps; `cpu_seconds` is its
-    share of the CPU time of all networks of the run."""
+class Trained:
+    """A network at the end of its run, before any evaluation on test data. `topology` are the seeds
+    that it keeps; `cpu_seconds` is its share of the CPU time of all networks of the run."""
 
+    recipe: HostRecipe
     outcome: EpisodeOutcome
     network: GrownModule
     topology: Topology
     cpu_seconds: float
 
+    @cached_property
+    def model(self) -> nn.Module:
+        """The network as a plain module."""
+        return export_network(self.recipe, self.network)
 
-@dataclass(frozen=True)
-class Trained:
-    """A finished network as a plain module (`model`), before any evaluation on test data;
-    `snapshot` is of the network that it was exported from."""
 
-    outcome: EpisodeOutcome
-    model: nn.Module
-    snapshot: HostSnapshot
-    topology: Topology
-    cpu_seconds: float
+class GrowthEnv(GrowthCycle):
+    """E environments that train their own hosts; a controller's loop needs `reset` and `step`."""
+
+    population: Population
+
+    def reset(self) -> Situation:
+        """Train the hosts for one epoch, or only evaluate trained ones; call it once."""
+        self.start()
+        if self.settings.trained:
+            situation = self.finish(TrainReadings.nothing(self.n_envs)).after
+            return situation if self.cooler is None else self._cool_at_first(situation)
+        return self.finish(self._train()).after
+
+    def _cool_at_first(self, situation: Situation) -> Situation:
+        """After the first evaluation, so that the original hosts count for the best epoch."""
+        assert self.cooler is not None
+        self._cool(self.running, self.affords(self.cooler.cost(self.garden.total_macs())))
+        self.situation = self._situation(situation.signals)
+        return self.situation
+
+    def step(self, actions: np.ndarray) -> Transition:
+        """`actions` is int [E, 4] in the order of HEAD_NAMES. Raises InvalidStateMachineError, and
+        changes nothing, if one is illegal."""
+        self.begin(actions)
+        return self.finish(self._train())
+
+    def _train(self) -> TrainReadings:
+        begin, self.progress = self.progress, self._next_progress()
+        rates = None
+        if self.settings.rates is not None:
+            rates = self.settings.rates.factor(np.stack([begin, self.progress], axis=1))
+        return self.population.train_epoch(self.running, self.step_count, rates)
+
+    def _next_progress(self) -> np.ndarray:
+        """[E]: the progress of each run, from 0 to 1, at the end of the next epoch.
+
+        A budget is divided among the epochs that it covers for the current hosts, so that a
+        schedule ends with the last of them.
+        """
+        first = 1 if self.settings.trained else 0
+        epochs, done = self.settings.max_steps + 1 - first, self.step_count - first
+        if self.compute_budget.max_macs is None:
+            return np.full(self.n_envs, (done + 1) / epochs)
+        coming = np.clip(self.compute_budget.epochs(self.best), 1, epochs - done)
+        return np.asarray(self.progress + (1.0 - self.progress) / coming)
 
 
 class Session:
@@ -173,7 +219,7 @@ def play_run(
     device: str | torch.device | None = None,
     attribute: bool = False,
     session: Session | None = None,
-) -> list[Finished]:
+) -> list[Trained]:
     """One run for each key, from the recipe to the best networks. `controller` may be a function of
     the network that returns a controller; `task` is the name in outcomes. With `attribute` the
     Shapley value of each seed is computed.
@@ -199,34 +245,9 @@ def play_run(
     networks = [env.population.network(index) for index in range(env.n_envs)]
     seconds = (time.process_time() - began) / env.n_envs
     return [
-        Finished(outcome, network, _topology(env, index), seconds)
+        Trained(recipe, outcome, network, _topology(env, index), seconds)
         for index, (outcome, network) in enumerate(zip(outcomes, networks, strict=True))
     ]
-
-
-def train(
-    recipe: HostRecipe,
-    keys: Sequence[int],
-    settings: GrowthSettings,
-    controller: Controller,
-    *,
-    task: str,
-    recorder: Recorder | None = None,
-    attribute: bool = True,
-) -> list[Trained]:
-    """The networks of a run as plain modules, one for each key."""
-    done = play_run(recipe, keys, settings, controller, recorder, task=task, attribute=attribute)
-    return [exported(recipe, each) for each in done]
-
-
-def exported(recipe: HostRecipe, done: Finished) -> Trained:
-    return Trained(
-        done.outcome,
-        export_network(recipe, done.network),
-        take_snapshot(done.network, None),
-        done.topology,
-        done.cpu_seconds,
-    )
 
 
 def _topology(env: GrowthEnv, index: int) -> Topology:

@@ -2,8 +2,7 @@
 
 import hashlib
 import logging
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
@@ -17,7 +16,7 @@ from esper.leyline.files import wait_for_lock
 from esper.tamiyo.controllers.simple import StaticController
 from esper.tolaria.data.splits import DataSplits
 from esper.tolaria.engine.recipe import Precision, new_network
-from esper.tolaria.engine.run import host_settings, train
+from esper.tolaria.engine.run import host_settings, play_run
 from esper.tolaria.families.base import Member
 from esper.tolaria.fused.choice import PopulationKind, why_not_fused
 
@@ -48,7 +47,10 @@ def hosts_of(
         return MemberHosts(None, None)
     folder = root / FOLDER / member.family.task.name / _digest(member, data, precision)
     try:
-        with _locked(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        # One of several processes that need the same hosts trains them; the others wait.
+        with (folder.parent / f"lock-{folder.name[0]}").open("ab") as file:
+            wait_for_lock(file)
             found = _read(folder)
             if found is None:
                 found = _train(member, data, precision)
@@ -67,7 +69,7 @@ def _train(member: Member, data: DataSplits, precision: Precision) -> MemberHost
     # Independent of the run's choice, because all runs share what is stored.
     population: PopulationKind = "fused" if why_not_fused(recipe, template) is None else "looped"
     rules = host_settings(task.steps, task.schedule, population)
-    trained = train(recipe, keys, rules, StaticController(), task=task.name, attribute=False)
+    trained = play_run(recipe, keys, rules, StaticController(), task=task.name)
     if any(each.outcome.ended == "interrupted" for each in trained):
         raise KeyboardInterrupt
     weights = {each.outcome.key: each.model.state_dict() for each in trained}
@@ -112,12 +114,3 @@ def _read(folder: Path) -> MemberHosts | None:
     except (ConfigError, KeyError) as error:
         log.warning("stored hosts are damaged, training them again: %s", error)
         return None
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """One of several processes that need the same hosts trains them; the others wait."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with (folder.parent / f"lock-{folder.name[0]}").open("ab") as file:
-        wait_for_lock(file)
-        yield
