@@ -71,6 +71,14 @@ def test_built_in_hosts_can_be_fused() -> None:
     assert reason(recipe("mlp")) is None
 
 
+def test_images_of_any_size_can_have_1x1_kernels() -> None:
+    host = {"num_classes": 10, "n_blocks": 2, "base_channels": 2, "in_channels": 1}
+    made = recipe(
+        build=lambda: CNNHost(kernel_size=1, **host), data=images(16), slots=("blocks.0",)
+    )
+    assert reason(made) is None
+
+
 def loaders() -> LoaderSource:
     batches = [(torch.randn(4, 1, 8, 8), torch.zeros(4, dtype=torch.long))]
     return LoaderSource(batches, batches)

@@ -9,12 +9,13 @@ from torch.func import functional_call
 from esper.growth.blueprints.bypass import Mean
 from esper.growth.grown_module import keyed
 from esper.growth.hosts import CNNHost
-from esper.tolaria.fused.rows import Kind
+from esper.tolaria.fused.rows import Kind, stack
 from esper.tolaria.fused.stacked import (
     _pool,
     cnn_block,
     conv,
     in_windows,
+    per_pixel,
     run,
 )
 
@@ -83,8 +84,12 @@ def test_every_row_has_its_own_parameters(name: str) -> None:
         assert_same(run(module, params, x), by_rows(kind, params, x), [x, *params.values()])
 
 
-@pytest.mark.parametrize(("index", "kernel"), [(0, 3), (2, 3), (0, 1), (2, 1)])
-def test_a_block_pools_as_the_host_does_also_between_equals(index: int, kernel: int) -> None:
+@pytest.mark.parametrize(
+    ("index", "kernel", "side"), [(0, 3, 4), (2, 3, 4), (0, 1, 16), (2, 1, 16)]
+)
+def test_a_block_pools_as_the_host_does_also_between_equals(
+    index: int, kernel: int, side: int
+) -> None:
     """Whole numbers as inputs and taps give many equal pixels."""
     with keyed(2):
         host = CNNHost(10, 3, 2, pool_layers=1, kernel_size=kernel, in_channels=1)
@@ -93,7 +98,7 @@ def test_a_block_pools_as_the_host_does_also_between_equals(index: int, kernel: 
         channels = kind.params[0].shape[1]
         taps = torch.randint(-1, 2, (3, *kind.params[0].shape)).float().requires_grad_()
         params[kind.params[0]] = taps
-        x = torch.randint(0, 2, (3, 5, channels, 4, 6)).float().requires_grad_()
+        x = torch.randint(0, 2, (3, 5, channels, side, 6)).float().requires_grad_()
         ours, theirs = cnn_block(block, params, x), by_rows(kind, params, x)
         assert_same(ours, theirs, [x, *params.values()])
 
@@ -118,13 +123,25 @@ def test_a_convolution_of_one_channel_has_the_same_gradient_alone_and_among_othe
             assert torch.equal(gradient(slice(i, i + 1))[0], together[i])
 
 
-def test_a_pool_is_that_of_torch_ties_included() -> None:
+@pytest.mark.parametrize("windows", [True, False])
+def test_a_pool_is_that_of_torch_ties_included(windows: bool) -> None:
     # Few different values: most windows have several that are largest.
     x = torch.randint(0, 3, (2, 3, 2, 6, 4), generator=torch.Generator().manual_seed(0)).float()
     x.requires_grad_()
     weights = torch.randn(2, 3, 2, 3, 2, generator=torch.Generator().manual_seed(1))
-    ours = _pool(in_windows(x), x.shape[-2:])
+    ours = _pool(in_windows(x) if windows else x, x.shape[-2:], windows=windows)
     theirs = F.max_pool2d(x.flatten(0, 1), 2).view(ours.shape)
     assert torch.equal(ours, theirs)
     gradients = [torch.autograd.grad((out * weights).sum(), x)[0] for out in (ours, theirs)]
     assert torch.equal(*gradients)
+
+
+def test_a_convolution_of_single_pixels_is_the_same_for_examples_that_all_rows_share() -> None:
+    module = nn.Conv2d(3, 2, 1)
+    kind = Kind(module)
+    params = stack([kind.new_row(nn.Conv2d(3, 2, 1)) for _ in range(4)])
+    x = torch.randn(5, 3, 6, 6)
+    shared = per_pixel(module, params, x.expand(4, *x.shape))
+    apart = per_pixel(module, params, x.repeat(4, 1, 1, 1, 1))
+    torch.testing.assert_close(shared, apart)
+    torch.testing.assert_close(shared[2], F.conv2d(x, *(values[2] for values in params.values())))

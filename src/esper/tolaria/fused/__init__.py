@@ -3,7 +3,7 @@
 Every array has environments first: features are `[n, B, ...]`, parameters `[n, *shape]`. A
 convolution over at most 64 pixels is a dense matrix, made from its taps by a constant 0/1 basis,
 and runs as one `bmm` for all hosts. GroupNorm is `layer_norm` over the group and an affine map; a
-pool compares views in pairs.
+pool compares views in pairs. Hosts of larger images must have 1x1 kernels.
 
 *Row*    parameters and both moments of one host, seed or valve, `[3, P]`, and its step count. A row
          never changes: an epoch stacks rows, trains, and returns new ones. So germination, removal,

@@ -22,7 +22,7 @@ from esper.leyline import ConfigError, InjectionSpec
 from esper.tolaria.engine.batches import TensorSource
 from esper.tolaria.engine.recipe import HostRecipe, new_network
 from esper.tolaria.fused.rows import Kind, stack
-from esper.tolaria.fused.stacked import MAX_PIXELS, objectives, run
+from esper.tolaria.fused.stacked import MAX_PIXELS, is_per_pixel, objectives, run
 
 log = logging.getLogger("esper")
 
@@ -108,11 +108,11 @@ def _reasons(recipe: HostRecipe, template: GrownModule) -> Iterator[str]:
 
 def _image_reasons(host: CNNHost, data: TensorSource) -> Iterator[str]:
     height, width = data.example().shape[-2:]
-    if height * width > MAX_PIXELS:
-        yield f"images of {height}x{width} pixels, more than {MAX_PIXELS}"
     for block in host.blocks.children():
-        convolution, *layers = block.children()
+        convolution, *_ = layers = list(block.children())
         assert isinstance(convolution, nn.Conv2d)
+        if height * width > MAX_PIXELS and not is_per_pixel(convolution):
+            yield f"images of {height}x{width} pixels, more than {MAX_PIXELS}"
         if convolution.kernel_size[0] % 2 == 0:
             yield "a kernel of even size"
         if any(isinstance(layer, nn.MaxPool2d) for layer in layers):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from esper.growth.hosts import CNNHost
 from esper.leyline import IS_BLENDED, SeedStage
 from esper.tolaria.fused.rows import Kind, Params, Row, stack
-from esper.tolaria.fused.stacked import Add, cnn_block, in_windows, mlp_block, run
+from esper.tolaria.fused.stacked import MAX_PIXELS, Add, cnn_block, in_windows, mlp_block, run
 
 # The order of the seeds of a slot: by role, branches last.
 ROLES = ("bypass", "residual", "branch")
@@ -205,12 +205,14 @@ def _join(parts: list[Tensor]) -> Tensor:
 
 
 class Trunk:
-    """The host between its slots. `slot_after[i]` is the slot behind block i, or None."""
+    """The host between its slots. `slot_after[i]` is the slot behind block i, or None. `example` is
+    an input."""
 
-    def __init__(self, host: nn.Module, slot_modules: Sequence[str]) -> None:
+    def __init__(self, host: nn.Module, slot_modules: Sequence[str], example: Tensor) -> None:
         self.blocks = list(host.get_submodule("blocks").children())
         self.head = host.get_submodule("head")
         self.convolutional = isinstance(host, CNNHost)
+        self.large = self.convolutional and example[0, 0].numel() > MAX_PIXELS
         slots = {name: slot for slot, name in enumerate(slot_modules)}
         self.slot_after = [slots.get(f"blocks.{i}") for i in range(len(self.blocks))]
 
@@ -219,7 +221,7 @@ class Trunk:
 
     def block(self, index: int, params: Params, x: Tensor, add: Add | None) -> Tensor:
         if self.convolutional:
-            return cnn_block(self.blocks[index], params, x, add)
+            return cnn_block(self.blocks[index], params, x, add, large=self.large)
         return mlp_block(self.blocks[index], params, x, add)
 
     def finish(self, params: Params, x: Tensor, add: Add | None) -> Tensor:

@@ -119,7 +119,7 @@ class FusedPopulation:
         self.losses, self.scores = objectives(recipe.loss), objectives(recipe.score)
         self.host_kind = Kind(self.template.host)
         slot_modules = [site.module for site in self.template.sites]
-        self.trunk = Trunk(self.template.host, slot_modules)
+        self.trunk = Trunk(self.template.host, slot_modules, self.data.example())
         self.kinds: dict[tuple[int, int], Kind] = {}  # by slot and blueprint
         self.valve_kinds: dict[tuple[int, bool], Kind] = {}
         # Rows never change: hosts with the same key begin with the same row.

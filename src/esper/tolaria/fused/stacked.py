@@ -116,6 +116,13 @@ def _basis(
     return out.reshape(pixels, taps, -1).transpose(0, 1).reshape(taps, -1).to(device), shape
 
 
+def is_per_pixel(convolution: nn.Module) -> bool:
+    """Is its kernel 1x1? Then its images may have any size."""
+    assert isinstance(convolution, nn.Conv2d)
+    numbers = (convolution.kernel_size, convolution.stride, convolution.padding)
+    return numbers == ((1, 1), (1, 1), (0, 0)) and convolution.groups == 1
+
+
 def in_windows(x: Tensor) -> Tensor:
     """[n, B, C, H, W] to [n, B, C, 4, windows]: pixels that a 2x2 pool compares."""
     *lead, height, width = x.shape
@@ -123,11 +130,28 @@ def in_windows(x: Tensor) -> Tensor:
     return x.permute(0, 1, 2, 4, 6, 3, 5).reshape(*lead, 4, -1)
 
 
+def per_pixel(module: nn.Conv2d, params: Params, x: Tensor) -> Tensor:
+    """A 1x1 convolution as a product of matrices."""
+    n, batch, channels, *shape = x.shape
+    weight = params[module.weight].view(n, 1, module.out_channels, channels)
+    if batch > 1 and x.stride(0) == 0:
+        # All rows read the same examples: do not copy these for each.
+        pixels = x[0].flatten(2).transpose(0, 1).reshape(1, channels, -1)
+        y = torch.bmm(weight.squeeze(1), pixels.expand(n, -1, -1))
+        y = y.view(n, -1, batch, *shape).transpose(1, 2)
+    else:
+        y = (weight @ x.reshape(n, batch, channels, -1)).view(n, batch, -1, *shape)
+    return y if module.bias is None else y + params[module.bias].view(n, 1, -1, 1, 1)
+
+
 def conv(module: nn.Conv2d, params: Params, x: Tensor, *, windows: bool = False) -> Tensor:
     """A convolution as a dense matrix. With `windows` the output is as `in_windows` makes it."""
     n, batch, channels, height, width = x.shape
     pixels = height * width
-    if module.padding_mode != "zeros" or isinstance(module.padding, str):
+    if pixels > MAX_PIXELS and is_per_pixel(module):
+        y = per_pixel(module, params, x)
+        return in_windows(y) if windows else y
+    if pixels > MAX_PIXELS or module.padding_mode != "zeros" or isinstance(module.padding, str):
         return _mapped(module, params, x)
     numbers = (*module.kernel_size, *module.stride, *module.padding, *module.dilation)
     basis, shape = _basis(numbers, (height, width), windows, x.device)
@@ -186,19 +210,20 @@ def _channel_attention(module: ChannelAttention, params: Params, x: Tensor) -> T
 
 
 class _MaxOfPairs(torch.autograd.Function):
-    """The largest of x's 2x2 values, [N, 2, 2, windows]. Of equal ones the first, by row and then
-    by column, gets the gradient, as in torch."""
+    """The largest of x's 2x2 values along the dimensions `row` < `column`. Of equal ones the first,
+    by row and then by column, gets the gradient, as in torch."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        best = torch.maximum(*x.unbind(2))
+    def forward(ctx: Any, x: Tensor, row: int, column: int) -> Tensor:
+        best = torch.maximum(*x.unbind(column))
         ctx.save_for_backward(x, best)
-        return torch.maximum(*best.unbind(1))
+        ctx.dims = row, column
+        return torch.maximum(*best.unbind(row))
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        x, best = ctx.saved_tensors
-        return _to_larger(_to_larger(grads[0], best, 1), x, 2)
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        (x, best), (row, column) = ctx.saved_tensors, ctx.dims
+        return _to_larger(_to_larger(grads[0], best, row), x, column), None, None
 
 
 def _to_larger(grad: Tensor, x: Tensor, dim: int) -> Tensor:
@@ -212,22 +237,33 @@ def _to_larger(grad: Tensor, x: Tensor, dim: int) -> Tensor:
     return found
 
 
-def _pool(x: Tensor, image: torch.Size) -> Tensor:
-    """2x2 max pool of images of this size, [n, B, C, 4, windows] as `in_windows` makes them."""
-    height, width = image[0] // 2, image[1] // 2
-    return _MaxOfPairs.apply(x.reshape(-1, 2, 2, height * width)).view(*x.shape[:3], height, width)
+def _pool(x: Tensor, image: torch.Size, *, windows: bool) -> Tensor:
+    """2x2 max pool of images of this size, [n, B, C, ...]; `windows` as `conv` gives them."""
+    *lead, height, width = *x.shape[:3], image[0] // 2, image[1] // 2
+    if windows:
+        pairs, row, column = x.reshape(-1, 2, 2, height * width), 1, 2
+    else:
+        pairs, row, column = x.reshape(-1, height, 2, width, 2), 2, 4
+    return _MaxOfPairs.apply(pairs, row, column).view(*lead, height, width)
 
 
-def cnn_block(block: nn.Module, params: Params, x: Tensor, add: Add | None = None) -> Tensor:
-    """A block of CNNHost; `add` changes the output of its convolution."""
+def cnn_block(
+    block: nn.Module, params: Params, x: Tensor, add: Add | None = None, *, large: bool = False
+) -> Tensor:
+    """A block of CNNHost; `add` changes the output of its convolution. In a host of `large` images
+    a 1x1 convolution is never a matrix over all pixels, not even behind a pool."""
     layers: list[Any] = list(block.children())
     convolution, norm, *pool, relu = layers
-    image, windows = x.shape[-2:], bool(pool)
-    x = conv(convolution, params, x, windows=windows)
+    pixelwise = large and is_per_pixel(convolution)
+    image, windows = x.shape[-2:], bool(pool) and not pixelwise
+    if pixelwise:
+        x = per_pixel(convolution, params, x)
+    else:
+        x = conv(convolution, params, x, windows=windows)
     if add is not None:
         x = add(x, windows)
     x = group_norm(norm, params, x)
-    return relu(_pool(x, image) if pool else x)
+    return relu(_pool(x, image, windows=windows) if pool else x)
 
 
 def mlp_block(block: nn.Module, params: Params, x: Tensor, add: Add | None = None) -> Tensor:
