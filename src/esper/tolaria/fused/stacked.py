@@ -156,10 +156,9 @@ def conv(module: nn.Conv2d, params: Params, x: Tensor, *, windows: bool = False)
     numbers = (*module.kernel_size, *module.stride, *module.padding, *module.dilation)
     basis, shape = _basis(numbers, (height, width), windows, x.device)
     out, pixels_out = module.out_channels, shape[0] * shape[1]
-    taps = params[module.weight].reshape(-1, len(basis))
-    # A BLAS may round the gradient of a single row differently.
-    rows = taps.expand(2, -1) if len(taps) == 1 else taps
-    matrix = (rows @ basis)[: len(taps)].view(n, out, -1, pixels, pixels_out)
+    taps = params[module.weight].reshape(n, -1, len(basis))
+    # Host by host: the rounding of one large product depends on the number of its rows.
+    matrix = torch.bmm(taps, basis.expand(n, -1, -1)).view(n, out, -1, pixels, pixels_out)
     if module.groups > 1:
         matrix = _ungroup(matrix, module.groups)
     matrix = matrix.permute(0, 2, 3, 1, 4).reshape(n, channels * pixels, out * pixels_out)
