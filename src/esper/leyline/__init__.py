@@ -14,7 +14,6 @@ from esper.leyline.errors import (
     ForgottenCallError,
     InvalidStateMachineError,
     PackageMissingError,
-    SlotIdError,
     shortened,
 )
 from esper.leyline.events import History, NullRecorder, Recorder, RoundRecorder
@@ -29,8 +28,6 @@ from esper.leyline.slots import (
     Step,
     Widening,
     format_slot_id,
-    parse_slot_id,
-    validate_slot_ids,
 )
 from esper.leyline.stages import (
     BLEND,
