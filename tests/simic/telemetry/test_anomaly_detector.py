@@ -9,6 +9,7 @@ import torch
 from esper.leyline import HEAD_NAMES, ConfigError
 from esper.leyline import constants as c
 from esper.simic.telemetry.anomaly_detector import (
+    LIMITS,
     AnomalyDetector,
     AnomalyThresholds,
     Escalation,
