@@ -1,7 +1,7 @@
 """leyline: the shared contracts.
 
 Stages and legal transitions, actions and their relevant heads, slots, signals, reports, events,
-and every constant that affects training. No torch, and no logic beyond validation.
+and constants. No torch, and no logic beyond validation.
 """
 
 from esper.leyline import constants

@@ -116,9 +116,11 @@ def unpack(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> TrainState
             raise ConfigError(f"{name} has values that are not finite")
     try:
         space = Space.from_tree(meta["space"])
-        own = ("observations.mean", "observations.var")
-        agent = agent_from_state({n: t for n, t in tensors.items() if n not in own}, meta["agent"])
-        _check_space(space, agent.network.config)
+        agent = agent_from_state(tensors, meta["agent"])
+        sizes = (space.observation_dim, space.num_slots, len(space.blueprints), space.kind)
+        own = agent.network.config
+        if sizes != (own.observation_dim, own.num_slots, own.num_blueprints, own.kind):
+            raise ConfigError("the sizes of the policy's network do not match its observations")
         state = TrainState(
             settings=dict(meta["settings"]),
             space=space,
@@ -127,8 +129,9 @@ def unpack(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> TrainState
             rewards=RewardNormalizer(),
             round=int(meta["round"]),
         )
+        mean, var = tensors["observations.mean"], tensors["observations.var"]
         state.observations.load_state_dict(
-            {"mean": tensors[own[0]], "var": tensors[own[1]], "count": meta["observations"]}
+            {"mean": mean, "var": var, "count": meta["observations"]}
         )
         state.rewards.load_state_dict(meta["rewards"])
         state.detector.load_state_dict(meta["detector"])
@@ -139,13 +142,6 @@ def unpack(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> TrainState
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
         raise ConfigError(f"this is not the state of a training run: {error}") from error
     return state
-
-
-def _check_space(space: Space, network: NetworkConfig) -> None:
-    sizes = (space.observation_dim, space.num_slots, len(space.blueprints), space.kind)
-    own = (network.observation_dim, network.num_slots, network.num_blueprints, network.kind)
-    if sizes != own:
-        raise ConfigError("the sizes of the policy's network do not match its observations")
 
 
 def agent_state(agent: PPOAgent) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -182,21 +178,6 @@ def agent_from_state(
     network = new_network(NetworkConfig(**meta["network"]))
     agent = PPOAgent(network, PPOConfig(**meta["ppo"]), device)
     parameters = dict(network.named_parameters())
-    _check_shapes(tensors, parameters)
-    with torch.no_grad():
-        for name, parameter in parameters.items():
-            parameter.copy_(tensors[f"network.{name}"])
-    for full_name, tensor in tensors.items():
-        owner, key, name = full_name.split(".", 2)
-        if owner == "optimizer":
-            agent.optimizer.state[parameters[name]][key] = tensor.to(agent.device).clone()
-    agent.update_count = int(meta["update_count"])
-    return agent
-
-
-def _check_shapes(
-    tensors: Mapping[str, Tensor], parameters: Mapping[str, torch.nn.Parameter]
-) -> None:
     saved = {n.removeprefix("network."): t for n, t in tensors.items() if n.startswith("network.")}
     if saved.keys() != parameters.keys():
         odd = sorted(saved.keys() ^ parameters.keys())
@@ -207,3 +188,12 @@ def _check_shapes(
                 f"the saved {name} is {list(saved[name].shape)}, "
                 f"the network's is {list(parameter.shape)}"
             )
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(saved[name])
+    for full_name, tensor in tensors.items():
+        if full_name.startswith("optimizer."):
+            _, key, name = full_name.split(".", 2)
+            agent.optimizer.state[parameters[name]][key] = tensor.to(agent.device).clone()
+    agent.update_count = int(meta["update_count"])
+    return agent
