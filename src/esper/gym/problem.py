@@ -74,7 +74,7 @@ class Problem(ABC):
 
     @abstractmethod
     def describe_seed(self, env: int, slot: int) -> str:
-        """What the text says about a slot besides its stage."""
+        """The blueprint of a slot's seed and what else the text shows of it; empty without one."""
 
     def text(self, env: int) -> str:
         """One copy for a terminal: a headline, and a line for each slot."""

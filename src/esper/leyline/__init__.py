@@ -21,7 +21,6 @@ from esper.leyline.randomness import draw_key, generator
 from esper.leyline.reports import EpisodeOutcome, SeedStateReport, TrainingSignals, TwinReport
 from esper.leyline.slots import (
     SEED_LAYOUTS,
-    TOPOLOGIES,
     InjectionSpec,
     LayerSpec,
     SlotConfig,

@@ -80,14 +80,7 @@ RATIO_EXPLOSION_THRESHOLD = 5.0
 RATIO_COLLAPSE_THRESHOLD = 0.1
 NORMALIZER_CLIP = 10.0
 
-# Reward. Potential of each stage for shaping; 0 for other stages.
-STAGE_POTENTIAL = {
-    "GERMINATED": 1.0,
-    "TRAINING": 2.0,
-    "BLENDING": 3.5,
-    "HOLDING": 5.5,
-    "FOSSILIZED": 6.0,
-}
+# Reward.
 EPOCH_PROGRESS_BONUS = 0.3
 MAX_PROGRESS_BONUS = 2.0
 MIN_IMPROVEMENT = 1e-8

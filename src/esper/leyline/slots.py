@@ -17,7 +17,6 @@ SEED_LAYOUTS = {
     "cnn1d": "BCL",
     "cnn3d": "BCDHW",
 }
-TOPOLOGIES = tuple(SEED_LAYOUTS)
 
 
 def format_slot_id(row: int, col: int) -> str:

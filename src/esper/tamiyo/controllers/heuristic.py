@@ -138,18 +138,16 @@ class HeuristicController:
         plateau = (s.step >= config.min_epochs_before_germinate) & (
             s.signals.plateau_epochs >= config.plateau_epochs_to_germinate
         )
-        # An already trained host has had its plateau.
-        arrives = s.trained and s.step == 0
-        hopeless = np.zeros(s.n_envs, dtype=bool)
+        if s.trained and s.step == 0:
+            plateau = np.ones(s.n_envs, dtype=bool)  # it had its plateau in its first training
         if s.trained and s.extra is not None:
-            hopeless = s.extra < config.least_extra
+            plateau &= ~(s.extra < config.least_extra)  # an unknown budget (NaN) is no obstacle
         return (
             ~IS_LIVE[s.table.stage].any(axis=1)
             & s.running
             & s.masks.slot[:, LifecycleOp.GERMINATE].any(axis=1)
             & (s.step - self.last_cull >= config.embargo_epochs_after_cull)
-            & (plateau | arrives)
-            & ~hopeless
+            & plateau
         )
 
     def _germinate(self, s: Situation, actions: np.ndarray) -> None:
