@@ -17,7 +17,6 @@ from esper.leyline.policy_card import PolicyCard, check_policy_name
 from esper.observatory.run_directory import BEST_POLICY, CONFIG, PROFILE, RunDirectory
 from esper.proof.arms import validation_score
 from esper.simic.agent.rollout import VectorEnv
-from esper.simic.agent.saving import on
 from esper.simic.recordings.episodes import RecordingEnv
 from esper.simic.telemetry.profiler import TrainingProfiler
 from esper.simic.training.checkpoint import (
@@ -35,7 +34,7 @@ from esper.simic.training.env_specs import env_batch_size, most_steps, recipe_of
 from esper.simic.training.loop import Hooks, run_training
 from esper.simic.training.policy_controller import LearnedController
 from esper.simic.training.round_log import RoundLog
-from esper.simic.training.state import TrainState, lasting_settings, new_state
+from esper.simic.training.state import TrainState, lasting_settings, new_state, on
 from esper.simic.training.workers import Cluster, growth_environments, worker_devices
 from esper.tolaria.data.catalogue import data_root
 from esper.tolaria.data.splits import DataSplits, share

@@ -16,7 +16,7 @@ from esper.gym.problem import ENCODINGS, AnalyticProblem, Observed, Problem
 from esper.leyline import ConfigError
 from esper.leyline.constants import MOST_KEY
 
-RENDER_MODES = ("ansi", "rgb_array")
+RENDER_MODES = ["ansi"]
 KEYS = 2**31
 
 
@@ -51,9 +51,7 @@ class _Copies:
 
     def __init__(self, problem: Problem, actions: str, render_mode: str | None) -> None:
         if render_mode is not None and render_mode not in RENDER_MODES:
-            raise ConfigError(
-                f"render_mode must be {' or '.join(RENDER_MODES)}, got {render_mode!r}"
-            )
+            raise ConfigError(f"render_mode must be {RENDER_MODES[0]}, got {render_mode!r}")
         if actions not in ENCODINGS:
             raise ConfigError(f"actions must be {' or '.join(ENCODINGS)}, got {actions!r}")
         self.problem, self.render_mode = problem, render_mode
@@ -90,15 +88,14 @@ class _Copies:
     def render(self) -> tuple[Any, ...] | None:
         if self.render_mode is None:
             return None
-        draw = self.problem.text if self.render_mode == "ansi" else self.problem.picture
-        return tuple(draw(env) for env in range(self.problem.n_envs))
+        return tuple(self.problem.text(env) for env in range(self.problem.n_envs))
 
 
 class SlotsEnv(gymnasium.Env[np.ndarray, Any]):
     """One copy. `reset(options={"key": K})` starts the episode with that key; otherwise the key is
     drawn from the environment's own generator. Episodes always terminate and never truncate."""
 
-    metadata = {"render_modes": list(RENDER_MODES), "render_fps": 4}  # noqa: RUF012
+    metadata = {"render_modes": RENDER_MODES, "render_fps": 4}  # noqa: RUF012
 
     def __init__(self, problem: Problem, actions: str, render_mode: str | None) -> None:
         self._copies = _Copies(problem, actions, render_mode)
@@ -138,7 +135,7 @@ class SlotsVectorEnv(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
     """
 
     metadata = {  # noqa: RUF012
-        "render_modes": list(RENDER_MODES),
+        "render_modes": RENDER_MODES,
         "render_fps": 4,
         "autoreset_mode": AutoresetMode.NEXT_STEP,
     }

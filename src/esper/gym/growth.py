@@ -84,7 +84,7 @@ class GrowthProblem(Problem):
         super().__init__(n_envs, slots, blueprints, spaces.Box(-LIMIT, LIMIT, (width,), np.float32))
 
     def reset(self, keys: Sequence[int]) -> Observed:
-        self.actions, self.history = wait(self.n_envs), []
+        self.actions = wait(self.n_envs)
         with _gradients():
             self.env = make_env(self.recipe, keys, self.rules)
             return self._observe(self.env.reset())
@@ -98,7 +98,7 @@ class GrowthProblem(Problem):
 
     def _observe(self, situation: Situation) -> Observed:
         self.situation, score = situation, situation.signals.val_score
-        self.history.append((np.nan_to_num(score / 100.0), situation.table.stage))
+        self.stages = situation.table.stage
         return Observed(
             signals_to_features(FeatureExtractionContext(situation)),
             situation.masks,

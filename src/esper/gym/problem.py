@@ -24,23 +24,8 @@ from esper.leyline import (
     generator,
     shortened,
 )
-from esper.observatory.formatting import STAGE_COLOURS
+from esper.observatory.formatting import stage_name
 from esper.simic import analytic
-
-STAGE_NAMES = {
-    SeedStage.DORMANT: "empty",
-    SeedStage.GERMINATED: "planted",
-    SeedStage.TRAINING: "learning",
-    SeedStage.BLENDING: "blending",
-    SeedStage.HOLDING: "on trial",
-    SeedStage.FOSSILIZED: "kept",
-    SeedStage.CULLED: "removed",
-    SeedStage.EMBARGOED: "resting",
-    SeedStage.RESETTING: "resting",
-}
-
-CELL, LANE, CURVE, GAP = 12, 16, 96, 2  # pixels
-BACKGROUND, BAR, EMPTY = np.array([[255] * 3, [34] * 3, [238] * 3], np.uint8)
 
 
 @dataclass(frozen=True)
@@ -57,12 +42,12 @@ class Problem(ABC):
 
     slots, blueprints  names of them
     actions            the last ones, int64 [E, 4]; all zeros is WAIT
-    history            since the start: (height of the bar [E], from 0 to 1, and stages [E, S])
+    stages             the stage of every slot, [E, S]
     """
 
     length: int
     actions: np.ndarray
-    history: list[tuple[np.ndarray, np.ndarray]]
+    stages: np.ndarray
 
     def __init__(
         self,
@@ -89,7 +74,7 @@ class Problem(ABC):
 
     @abstractmethod
     def describe_seed(self, env: int, slot: int) -> str:
-        """What the text says about a slot besides its stage."""
+        """The blueprint of a slot's seed and what else the text shows of it; empty without one."""
 
     def text(self, env: int) -> str:
         """One copy for a terminal: a headline, and a line for each slot."""
@@ -100,29 +85,12 @@ class Problem(ABC):
         if op != LifecycleOp.WAIT:
             action += f" in {self.slots[self.actions[env, SLOT]]}"
         lines = [self.headline(env, action)]
-        for slot, stage in enumerate(self.history[-1][1][env]):
+        for slot, stage in enumerate(self.stages[env]):
             seed = self.describe_seed(env, slot)
-            lines.append(f"  {self.slots[slot]}: {STAGE_NAMES[SeedStage(stage)]} {seed}".rstrip())
+            lines.append(
+                f"  {self.slots[slot]}: {stage_name(SeedStage(stage).name)} {seed}".rstrip()
+            )
         return "\n".join(lines) + "\n"
-
-    def picture(self, env: int) -> np.ndarray:
-        """One copy as uint8 [height, width, 3]: a bar for each step of the episode, and under it a
-        lane for each slot, coloured by stage. The size is the same throughout an episode."""
-        image = np.full((CURVE + len(self.slots) * LANE, (self.length + 1) * CELL, 3), BACKGROUND)
-        image[CURVE:] = EMPTY
-        for time, (heights, stages) in enumerate(self.history):
-            columns = slice(time * CELL, (time + 1) * CELL - GAP)
-            height = round(float(np.clip(heights[env], 0.0, 1.0)) * (CURVE - GAP))
-            image[CURVE - GAP - height : CURVE - GAP, columns] = BAR
-            for slot, stage in enumerate(stages[env]):
-                top = CURVE + slot * LANE
-                image[top : top + LANE - GAP, columns] = _colour(SeedStage(stage))
-        return image
-
-
-def _colour(stage: SeedStage) -> np.ndarray:
-    colour = STAGE_COLOURS.get(stage.name)
-    return EMPTY if colour is None else np.frombuffer(bytes.fromhex(colour[1:]), np.uint8)
 
 
 class FactoredActions:
@@ -206,7 +174,7 @@ class AnalyticProblem(Problem):
     def reset(self, keys: Sequence[int]) -> Observed:
         observations, masks = self.env.begin([generator(key, "analytic") for key in keys])
         self.actions = np.zeros((self.n_envs, len(self.sizes)), dtype=np.int64)
-        self.returns, self.history = np.zeros(self.n_envs), []
+        self.returns = np.zeros(self.n_envs)
         return self._observe(observations, masks)
 
     def step(self, actions: np.ndarray) -> tuple[Observed, np.ndarray, bool]:
@@ -216,7 +184,7 @@ class AnalyticProblem(Problem):
 
     def _observe(self, observations: np.ndarray, masks: ActionMasks) -> Observed:
         first, second = self.env.states.T
-        self.history.append(((self.returns / solution().optimum + 1.0) / 3.0, self.env.stages))
+        self.stages = self.env.stages
         best = solution().value[self.env.time, first, second]
         return Observed(observations, masks, {"optimal_value": best})
 

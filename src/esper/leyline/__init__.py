@@ -1,7 +1,7 @@
 """leyline: the shared contracts.
 
 Stages and legal transitions, actions and their relevant heads, slots, signals, reports, events,
-and every constant that affects training. No torch, and no logic beyond validation.
+and constants. No torch, and no logic beyond validation.
 """
 
 from esper.leyline import constants
@@ -14,7 +14,6 @@ from esper.leyline.errors import (
     ForgottenCallError,
     InvalidStateMachineError,
     PackageMissingError,
-    SlotIdError,
     shortened,
 )
 from esper.leyline.events import History, NullRecorder, Recorder, RoundRecorder
@@ -22,15 +21,12 @@ from esper.leyline.randomness import draw_key, generator
 from esper.leyline.reports import EpisodeOutcome, SeedStateReport, TrainingSignals, TwinReport
 from esper.leyline.slots import (
     SEED_LAYOUTS,
-    TOPOLOGIES,
     InjectionSpec,
     LayerSpec,
     SlotConfig,
     Step,
     Widening,
     format_slot_id,
-    parse_slot_id,
-    validate_slot_ids,
 )
 from esper.leyline.stages import (
     BLEND,

@@ -36,10 +36,6 @@ class ConfigError(EsperError, ValueError):
     """An invalid setting, name, shape or budget."""
 
 
-class SlotIdError(ConfigError):
-    """Not a slot id of the form r{row}c{col}."""
-
-
 class DataMissingError(EsperError, FileNotFoundError):
     """A data set was not found."""
 

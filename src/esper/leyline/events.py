@@ -177,32 +177,13 @@ class RewardHackingSuspected(SeedEvent):
 
 
 @dataclass(frozen=True)
-class LearningEvent(Event):
-    """About the policy that all environments share: `env` is -1 and `step` counts updates."""
-
-
-@dataclass(frozen=True)
-class AnomalyDetected(LearningEvent):
-    """`anomaly` is one of ANOMALIES, `detail` the measured value and its limit."""
+class AnomalyDetected(Event):
+    """About the policy that all environments share: `env` is -1 and `step` counts updates. `detail`
+    is the measured value and its limit."""
 
     anomaly: str
     detail: str
     worst_head: str | None = None
-
-
-ANOMALIES = (
-    "ratio_explosion",
-    "ratio_collapse",
-    "value_collapse",
-    "numerical_instability",
-    "entropy_collapse",
-    "entropy_low",
-    "kl_extreme",
-    "kl_spike",
-    "gradient_norm_drift",
-    "gradient_health_drift",
-    "lstm_unhealthy",
-)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import re
 import shutil
 import stat
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import IO, Any
@@ -77,19 +77,13 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 def check_depth(value: Any) -> None:
     """Raises ValueError for lists and dictionaries that are nested more than MAX_DEPTH deep."""
-    level = [value]
+    level = [value] if isinstance(value, dict | list) else []
     for _ in range(MAX_DEPTH):
-        level = [inner for each in level for inner in _inside(each)]
+        inside = (each.values() if isinstance(each, dict) else each for each in level)
+        level = [inner for values in inside for inner in values if isinstance(inner, dict | list)]
         if not level:
             return
     raise ValueError("it is nested too deeply")
-
-
-def _inside(value: Any) -> Iterator[Any]:
-    if isinstance(value, dict | list):
-        for each in value.values() if isinstance(value, dict) else value:
-            if isinstance(each, dict | list):
-                yield each
 
 
 fcntl: ModuleType | None
@@ -157,7 +151,7 @@ def read_sealed(
     """The files of a folder inside `within`, with its manifest. Raises ConfigError if they are
     damaged, outside, or of another format: newer than `version`, or older than `oldest` (by default
     `version`)."""
-    raw = _read(path, MANIFEST, within or path, MAX_JSON)
+    raw = _read(path / MANIFEST, within or path, MAX_JSON)
     manifest, contents = from_json(path / MANIFEST, raw), {MANIFEST: raw}
     found = manifest.get("format")
     if not isinstance(found, int) or found < 1:
@@ -169,7 +163,7 @@ def read_sealed(
         )
     sums = manifest.get("sha256")
     for name in names:
-        contents[name] = _read(path, name, within or path)
+        contents[name] = _read(path / name, within or path)
         found = hashlib.sha256(contents[name]).hexdigest()
         if not isinstance(sums, dict) or sums.get(name) != found:
             raise DamagedCheckpointError(f"{path / name} is damaged: its checksum is wrong")
@@ -213,17 +207,13 @@ def from_json(file: Path, data: bytes) -> dict[str, Any]:
     return value
 
 
-def _read(path: Path, name: str, within: Path, most: int | None = None) -> bytes:
-    try:
-        return read_bytes(_check_inside(path / name, within), most)
-    except ConfigError as error:
-        raise DamagedCheckpointError(str(error)) from error
-
-
-def _check_inside(file: Path, within: Path) -> Path:
+def _read(file: Path, within: Path, most: int | None = None) -> bytes:
     if not file.resolve().is_relative_to(within.resolve()):
         raise DamagedCheckpointError(f"{file} is outside {within}")
-    return file
+    try:
+        return read_bytes(file, most)
+    except ConfigError as error:
+        raise DamagedCheckpointError(str(error)) from error
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -48,8 +48,7 @@ class PolicyCard:
     @property
     def unmeasured(self) -> tuple[str, ...]:
         """The texts that are still missing."""
-        texts = {name: getattr(self, name).strip() for name in TEXTS}
-        return tuple(name for name, text in texts.items() if text in ("", UNMEASURED))
+        return tuple(n for n in TEXTS if getattr(self, n).strip() in ("", UNMEASURED))
 
     def as_toml(self) -> str:
         lines = [

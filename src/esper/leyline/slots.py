@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from esper.leyline.errors import ConfigError, SlotIdError
+from esper.leyline.errors import ConfigError
 
 # How the seeds of each topology read features: B batch, C channels, T tokens or time, L length,
 # D H W.
@@ -17,32 +17,11 @@ SEED_LAYOUTS = {
     "cnn1d": "BCL",
     "cnn3d": "BCDHW",
 }
-TOPOLOGIES = tuple(SEED_LAYOUTS)
 
 
 def format_slot_id(row: int, col: int) -> str:
     """r{row}c{col}; the order by row, then column, is the order of action indices."""
-    if row < 0 or col < 0:
-        raise SlotIdError(f"row and column of a slot id must be 0 or more, got ({row}, {col})")
     return f"r{row}c{col}"
-
-
-def parse_slot_id(slot_id: str) -> tuple[int, int]:
-    """(row, col) of a slot id; raises SlotIdError for anything else."""
-    match = re.fullmatch(r"r(\d+)c(\d+)", slot_id)
-    if match is None:
-        raise SlotIdError(f"slot {slot_id!r} is not of the form r<row>c<col>, such as 'r0c1'")
-    return int(match[1]), int(match[2])
-
-
-def validate_slot_ids(slot_ids: tuple[str, ...]) -> None:
-    """Raises SlotIdError unless the ids are well formed, distinct and at least one."""
-    if not slot_ids:
-        raise SlotIdError("at least one slot is needed, got none")
-    for slot_id in slot_ids:
-        parse_slot_id(slot_id)
-    if len(set(slot_ids)) != len(slot_ids):
-        raise SlotIdError(f"slot ids must be distinct, got {list(slot_ids)}")
 
 
 # A module and its settings, as in ("Flatten", 1, 3).
@@ -147,7 +126,13 @@ class SlotConfig:
     modules: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        validate_slot_ids(self.slot_ids)
+        if not self.slot_ids:
+            raise ConfigError("at least one slot is needed, got none")
+        for slot_id in self.slot_ids:
+            if not re.fullmatch(r"r\d+c\d+", slot_id):
+                raise ConfigError(f"slot {slot_id!r} is not of the form r<row>c<col>, like r0c1")
+        if len(set(self.slot_ids)) != len(self.slot_ids):
+            raise ConfigError(f"slot ids must be distinct, got {list(self.slot_ids)}")
         if self.modules and len(self.modules) != len(self.slot_ids):
             raise ConfigError(
                 f"{len(self.slot_ids)} slots need as many modules, got {len(self.modules)}"

@@ -17,8 +17,10 @@ import numpy as np
 
 from esper.leyline import (
     BLEND_NAMES,
+    BLUEPRINT,
     HOLDS_SEED,
-    NUM_OPS,
+    OP,
+    SLOT,
     ActionMasks,
     LifecycleOp,
     SeedStage,
@@ -89,8 +91,11 @@ _STAGE = np.array([int(state.stage) for state in STATES])
 _EARNINGS = np.array([state.earnings for state in STATES])
 _CHANCE = np.array([s.chance if s.stage == SeedStage.TRAINING else 0.0 for s in STATES])
 _DORMANT = _INDEX[SlotState(SeedStage.DORMANT)]
-_CULLABLE = np.array([s.stage in (SeedStage.TRAINING, SeedStage.HOLDING) for s in STATES])
-_RIPE = np.array([s.stage == SeedStage.HOLDING for s in STATES])
+_LIVE = np.isin(_STAGE, (SeedStage.TRAINING, SeedStage.HOLDING))
+# _LEGAL[op, state]
+_LEGAL = np.stack(
+    [np.full(len(STATES), True), _STAGE == SeedStage.DORMANT, _LIVE, _STAGE == SeedStage.HOLDING]
+)
 
 
 def _tick(state: SlotState, good: bool) -> int:
@@ -106,20 +111,22 @@ def _tick(state: SlotState, good: bool) -> int:
     return _INDEX[state]
 
 
-# _AFTER_TICK[good, state], _FOSSIL[state]
+# _AFTER_TICK[good, state]
 _AFTER_TICK = np.array([[_tick(state, good) for state in STATES] for good in (False, True)])
-_FOSSIL = np.array(
-    [
-        _INDEX[SlotState(SeedStage.FOSSILIZED, s.blueprint, good=s.good)] if ripe else i
-        for i, (s, ripe) in enumerate(zip(STATES, _RIPE, strict=True))
-    ]
-)
-_CULLED = _INDEX[SlotState(SeedStage.EMBARGOED, age=0)]
 
 
-def _seedling(slot: int, blueprint: int, blend: int, step: int) -> int:
-    quality = 2 * (step >= YOUNG_STEPS) + (blend == RIGHT_BLEND[slot])
-    return _INDEX[SlotState(SeedStage.TRAINING, blueprint, 0, int(quality))]
+def _after_action(action: Sequence[int], state: int, step: int) -> int:
+    """The state of the chosen slot after a legal action (slot, blueprint, blend, op)."""
+    slot, blueprint, blend, op = action
+    if op == LifecycleOp.GERMINATE:
+        quality = 2 * (step >= YOUNG_STEPS) + (blend == RIGHT_BLEND[slot])
+        return _INDEX[SlotState(SeedStage.TRAINING, blueprint, quality=int(quality))]
+    if op == LifecycleOp.CULL:
+        return _INDEX[SlotState(SeedStage.EMBARGOED)]
+    if op == LifecycleOp.FOSSILIZE:
+        kept = STATES[state]
+        return _INDEX[SlotState(SeedStage.FOSSILIZED, kept.blueprint, good=kept.good)]
+    return state
 
 
 def _features(state: SlotState) -> list[float]:
@@ -178,7 +185,10 @@ class AnalyticGrowth:
         legal = self._masks().allows(actions)
         if not legal.all():
             raise ValueError(f"environment {int(np.argmin(legal))} was given an illegal action")
-        rewards = -self._apply(actions) + _EARNINGS[self.states].sum(axis=1)
+        germinates = actions[:, OP] == LifecycleOp.GERMINATE
+        rewards = -np.where(germinates, np.take(PRICE, actions[:, BLUEPRINT]), 0.0)
+        self._apply(actions)
+        rewards += _EARNINGS[self.states].sum(axis=1)
         good = self._luck[:, self.time] < _CHANCE[self.states]
         self.states = _AFTER_TICK[good.astype(int), self.states]
         self.time += 1
@@ -192,25 +202,12 @@ class AnalyticGrowth:
             np.zeros(self.num_envs, dtype=bool),
         )
 
-    def _apply(self, actions: np.ndarray) -> np.ndarray:
-        """Apply the actions to the slots; returns their costs [E]."""
-        costs = np.zeros(self.num_envs)
-        for env, (slot, blueprint, blend, op) in enumerate(actions):
-            if op == LifecycleOp.GERMINATE:
-                self.states[env, slot] = _seedling(slot, blueprint, blend, self.time)
-                costs[env] = PRICE[blueprint]
-            elif op == LifecycleOp.CULL:
-                self.states[env, slot] = _CULLED
-            elif op == LifecycleOp.FOSSILIZE:
-                self.states[env, slot] = _FOSSIL[self.states[env, slot]]
-        return costs
+    def _apply(self, actions: np.ndarray) -> None:
+        for state, action in zip(self.states, actions.tolist(), strict=True):
+            state[action[SLOT]] = _after_action(action, state[action[SLOT]], self.time)
 
     def _masks(self) -> ActionMasks:
-        slot = np.zeros((self.num_envs, NUM_OPS, NUM_SLOTS), dtype=bool)
-        slot[:, LifecycleOp.WAIT] = True
-        slot[:, LifecycleOp.GERMINATE] = self.states == _DORMANT
-        slot[:, LifecycleOp.CULL] = _CULLABLE[self.states]
-        slot[:, LifecycleOp.FOSSILIZE] = _RIPE[self.states]
+        slot = np.moveaxis(_LEGAL[:, self.states], 0, 1)
         return ActionMasks(
             op=np.asarray(slot.any(axis=2)),
             slot=slot,
@@ -272,17 +269,11 @@ def solve() -> Solution:
 
 def _expected(choice: tuple[int, int, int, int], settled: np.ndarray, time: int) -> np.ndarray:
     """Expected return [n, n] of one action in every pair of states, -inf where it is illegal."""
-    slot, blueprint, blend, op = choice
-    if op == LifecycleOp.WAIT:
-        return settled
-    n = len(STATES)
-    expected = settled if slot == 0 else settled.T
+    slot, blueprint, _, op = choice
+    legal = np.flatnonzero(_LEGAL[op])
+    values = settled if slot == 0 else settled.T
+    expected = np.full(values.shape, -np.inf)
+    expected[legal] = values[[_after_action(choice, int(state), time) for state in legal]]
     if op == LifecycleOp.GERMINATE:
-        target = np.full(n, _seedling(slot, blueprint, blend, time))
-        legal, price = np.arange(n) == _DORMANT, PRICE[blueprint]
-    elif op == LifecycleOp.CULL:
-        target, legal, price = np.full(n, _CULLED), _CULLABLE, 0.0
-    else:
-        target, legal, price = _FOSSIL, _RIPE, 0.0
-    expected = np.where(legal[:, None], expected[target] - price, -np.inf)
+        expected -= PRICE[blueprint]
     return expected if slot == 0 else expected.T

@@ -20,7 +20,6 @@ from esper.leyline import (
     TrainingSignals,
 )
 from esper.leyline import constants as c
-from esper.leyline.constants import MIN_CULL_AGE
 from esper.leyline.events import Decided
 from esper.tamiyo.policy.action_masks import GrowthLimits
 
@@ -179,23 +178,13 @@ def _quartile(scores: np.ndarray, share: float) -> np.ndarray:
 class SignalTracker:
     """Call `update` after every epoch with its measurements, [E] arrays.
 
-    A plateau counts the epochs since the best score last rose by `plateau_rise` times its `noise`
+    A plateau counts the epochs since the best score last rose by PLATEAU_RISE times its `noise`
     [E]. A host is stabilised after `stabilization_epochs` consecutive epochs whose validation loss
-    neither fell by the share `stabilization_threshold` nor jumped (0: from the start), and stays so
-    until `reset`.
+    neither fell much nor jumped (0: from the start), and stays so until `reset`.
     """
 
-    def __init__(
-        self,
-        n_envs: int,
-        plateau_rise: float = c.PLATEAU_RISE,
-        stabilization_threshold: float = c.STABILIZATION_THRESHOLD,
-        stabilization_epochs: int = c.STABILIZATION_EPOCHS,
-    ) -> None:
-        self.n_envs = n_envs
-        self.plateau_rise = plateau_rise
-        self.stabilization_threshold = stabilization_threshold
-        self.stabilization_epochs = stabilization_epochs
+    def __init__(self, n_envs: int, stabilization_epochs: int = c.STABILIZATION_EPOCHS) -> None:
+        self.n_envs, self.stabilization_epochs = n_envs, stabilization_epochs
         self.reset()
 
     def reset(self) -> None:
@@ -227,8 +216,18 @@ class SignalTracker:
         self.scores = np.concatenate([self.scores, val_score[:, None]], axis=1)
         unknown = np.full(self.n_envs, np.nan)
         self.noise = score_noise(self.scores, unknown if chance is None else chance)
-        self._update_plateau(val_score)
-        self._update_stability(loss_delta, previous_loss, val_loss)
+        # Compared with the best, not the last epoch: else noise would count as progress.
+        rose = ~(val_score <= self.plateau_base + c.PLATEAU_RISE * self.noise)
+        self.plateau_base = np.where(rose, val_score, self.plateau_base)
+        self.plateau = np.where(rose, 0, self.plateau + 1)
+        # Comparisons with NaN, before the first epoch or after a fault, are False.
+        stable = (
+            (previous_loss > 1e-8)
+            & (loss_delta < c.STABILIZATION_THRESHOLD * previous_loss)
+            & (val_loss < c.STABILIZATION_SPIKE * previous_loss)
+        )
+        self.stable = np.where(stable, self.stable + 1, 0)
+        self.stabilized = self.stabilized | (self.stable >= self.stabilization_epochs)
         self.best_score = np.fmax(self.best_score, val_score)
         self.best_loss = np.fmin(self.best_loss, val_loss)
         self.losses = np.concatenate([self.losses[:, 1:], val_loss[:, None]], axis=1)
@@ -248,24 +247,6 @@ class SignalTracker:
             loss_history=self.losses,
             score_history=self.scores[:, -HISTORY:],
         )
-
-    def _update_plateau(self, score: np.ndarray) -> None:
-        # Compared with the best, not the last epoch: else noise would count as progress.
-        rose = ~(score <= self.plateau_base + self.plateau_rise * self.noise)
-        self.plateau_base = np.where(rose, score, self.plateau_base)
-        self.plateau = np.where(rose, 0, self.plateau + 1)
-
-    def _update_stability(
-        self, loss_delta: np.ndarray, previous: np.ndarray, loss: np.ndarray
-    ) -> None:
-        # Comparisons with NaN, before the first epoch or after a fault, are False.
-        stable = (
-            (previous > 1e-8)
-            & (loss_delta < self.stabilization_threshold * previous)
-            & (loss < c.STABILIZATION_SPIKE * previous)
-        )
-        self.stable = np.where(stable, self.stable + 1, 0)
-        self.stabilized = self.stabilized | (self.stable >= self.stabilization_epochs)
 
 
 # A policy may see only some of the candidates.
@@ -308,7 +289,7 @@ def why_no_slot(s: Situation, env: int, op: LifecycleOp, slot: int) -> str | Non
             return "its seed is kept, and not audited now"
         if not IS_LIVE[stage]:
             return f"it holds no live seed ({stage.name})"
-        return f"its seed is not {MIN_CULL_AGE} epochs old"
+        return f"its seed is not {c.MIN_CULL_AGE} epochs old"
     if stage != SeedStage.HOLDING:
         return f"it is {stage.name}, not HOLDING"
     return "its seed has not passed gate G5"

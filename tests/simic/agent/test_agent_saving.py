@@ -9,7 +9,7 @@ import torch
 
 from agent_support import BOTH_KINDS, filled_buffer, make_agent, parameters_of, shuffle
 from esper.leyline import ConfigError
-from esper.simic.agent.saving import agent_from_state, agent_state
+from esper.simic.training.state import agent_from_state, agent_state
 
 
 def trained_agent(kind="flat"):

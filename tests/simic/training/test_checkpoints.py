@@ -20,7 +20,6 @@ from esper.simic.training.checkpoint import (
     STATE,
     TENSORS,
     VERSION,
-    CheckpointWriteError,
     DamagedCheckpointError,
     load_checkpoint,
     save_checkpoint,
@@ -115,7 +114,7 @@ def test_a_full_disk_is_reported_and_the_last_good_one_survives(run, monkeypatch
         write(path, data)
 
     monkeypatch.setattr(files, "_write", full)
-    with pytest.raises(CheckpointWriteError, match=r"No space left.*round-000004 is intact"):
+    with pytest.raises(ConfigError, match=r"No space left.*round-000004 is intact"):
         save_checkpoint(run, state, {})
     assert load_checkpoint(run).state.round == 4
     assert not list((run / "checkpoints").glob("unfinished*"))
@@ -131,7 +130,7 @@ def test_a_run_ends_with_the_report_when_the_disk_is_full_and_goes_on_later(tmp_
 
     with monkeypatch.context() as patch:
         patch.setattr(files, "_write", full)
-        with pytest.raises(CheckpointWriteError, match="round-000001 is intact"):
+        with pytest.raises(ConfigError, match="round-000001 is intact"):
             tiny_run(tmp_path / "run")
     assert resume_ppo(tmp_path / "run", task=tiny_task()).round == 3
 

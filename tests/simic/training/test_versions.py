@@ -10,7 +10,6 @@ from esper.api.training import resume_ppo
 from esper.leyline import ConfigError
 from esper.simic.training.checkpoint import (
     OLDEST,
-    UPGRADES,
     VERSION,
     load_checkpoint,
     load_state,
@@ -39,10 +38,6 @@ def test_a_stored_run_of_every_older_version_is_continued_in_todays_format(tmp_p
     assert format_of(newest.path) == VERSION
     assert newest.state.settings == {**before.settings, **newest.state.settings}
     assert [row["round"] for row in rows(run / "metrics.jsonl") if row["kind"] == "round"] == [0, 1]
-
-
-def test_every_version_has_a_step_to_the_next():
-    assert sorted(UPGRADES) == list(range(OLDEST, VERSION))
 
 
 def test_what_is_no_state_of_its_version_is_refused():

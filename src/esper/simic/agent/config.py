@@ -9,34 +9,34 @@ from esper.leyline import HEAD_NAMES, ConfigError, constants
 
 @dataclass(frozen=True)
 class PPOConfig:
-    learning_rate: float = constants.LEARNING_RATE
+    learning_rate: float = 3e-4
     # Discount of future rewards, and of TD errors in GAE.
     gamma: float = constants.DEFAULT_GAMMA
-    gae_lambda: float = constants.GAE_LAMBDA
+    gae_lambda: float = 0.97
     # Passes over the data, and number of minibatches (of whole environments) per pass.
-    epochs: int = constants.PPO_EPOCHS
-    minibatches: int = constants.PPO_MINIBATCHES
+    epochs: int = 4
+    minibatches: int = 4
     # Largest change of a probability ratio that the surrogate rewards.
-    clip_ratio: float = constants.CLIP_RATIO
+    clip_ratio: float = 0.2
     # The update stops once the joint KL exceeds 1.5 times this; None: never.
-    target_kl: float | None = constants.TARGET_KL
+    target_kl: float | None = 0.015
     # Weight of the normalised entropy; it moves linearly to the end value during annealing.
-    entropy_coef: float = constants.ENTROPY_COEF
+    entropy_coef: float = 0.05
     entropy_coef_end: float | None = None
     entropy_anneal_updates: int = 0
     # The coefficient never falls below this; adaptive: the floor rises when few ops are legal.
-    entropy_coef_min: float = constants.ENTROPY_COEF_MIN
+    entropy_coef_min: float = 0.01
     adaptive_entropy_floor: bool = False
     # Factors of entropy_coef by head; 1 for heads left out.
     entropy_coef_per_head: Mapping[str, float] = field(default_factory=dict)
     # Subtract from each advantage the mean of the rest of the group at the same step.
     group_baseline: bool = False
-    value_coef: float = constants.VALUE_COEF
+    value_coef: float = 0.5
     # Number of updates at the start in which only the critic's head learns. For a pretrained
     # policy, whose critic would otherwise mislead it at first.
     critic_first: int = 0
     value_loss: Literal["mse", "huber"] = "mse"
-    huber_delta: float = constants.HUBER_DELTA
+    huber_delta: float = 1.0
     # Largest change of a value in the value loss (in units of return); None: do not clip.
     value_clip: float | None = None
     # Largest gradient norm: of all parameters, or of trunk, policy heads and critic separately.

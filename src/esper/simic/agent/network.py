@@ -45,8 +45,8 @@ class NetworkConfig:
     # Hidden width of each head; None: half of the LSTM, at least MIN_HEAD_WIDTH.
     head_width: int | None = None
     # Orthogonal gain of the last layers: small for the actor, so that it starts near uniform.
-    actor_gain: float = constants.ACTOR_GAIN
-    critic_gain: float = constants.CRITIC_GAIN
+    actor_gain: float = 0.01
+    critic_gain: float = 1.0
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():

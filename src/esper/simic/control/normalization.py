@@ -38,7 +38,6 @@ class RunningMeanStd:
         if len(batch) == 0:
             return
         _require_finite(batch)
-        self._follow(batch)
         n = len(batch)
         mean = batch.double().mean(dim=0)
         var = batch.double().var(dim=0, correction=0)
@@ -57,14 +56,9 @@ class RunningMeanStd:
         self.count += n
 
     def normalize(self, values: Tensor) -> Tensor:
-        """(values - mean) / sqrt(var + 1e-4), clipped; type and device of `values` are kept."""
-        self._follow(values)
+        """(values - mean) / sqrt(var + 1e-4), clipped, in the type of `values`."""
         scaled = (values.double() - self.mean) / torch.sqrt(self.var + 1e-4)
         return scaled.clamp(-NORMALIZER_CLIP, NORMALIZER_CLIP).to(values.dtype)
-
-    def _follow(self, values: Tensor) -> None:
-        if self.mean.device != values.device:
-            self.mean, self.var = self.mean.to(values.device), self.var.to(values.device)
 
     def state_dict(self) -> dict[str, Any]:
         return {"mean": self.mean.clone(), "var": self.var.clone(), "count": self.count}

@@ -18,7 +18,7 @@ from safetensors.numpy import save_file
 from torch import Tensor
 
 from esper.leyline import BLUEPRINT, HEAD_RELEVANCE, OP, ActionMasks, ConfigError, RoundRecorder
-from esper.simic.agent.rollout import VectorEnv
+from esper.simic.agent.rollout import Step, VectorEnv
 from esper.simic.agent.types import MaskTensors
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.env_specs import ShardSpec, Space, env_batch_size, host_numbers
@@ -159,9 +159,6 @@ def _summary(space: Space) -> str:
     return f"{space.num_slots} slots and {', '.join(space.blueprints)}, {space.kind}"
 
 
-# --- files ---------------------------------------------------------------------------------------
-
-
 def save_episodes(run: Path, episodes: Episodes, round_: int | None = None) -> Path:
     """Write the episodes of one round, or all episodes, into a run directory. The file is replaced
     as a whole."""
@@ -275,9 +272,7 @@ class RecordingEnv:
         self.rewards: list[np.ndarray] = []
         return observations, masks
 
-    def step(
-        self, actions: np.ndarray
-    ) -> tuple[np.ndarray, ActionMasks, np.ndarray, np.ndarray, np.ndarray]:
+    def step(self, actions: np.ndarray) -> Step:
         observations, masks, rewards, terminated, truncated = self.env.step(actions)
         self.lengths += self.running
         self.observations.append(observations)

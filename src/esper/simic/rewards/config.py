@@ -23,7 +23,7 @@ class RewardConfig:
 
     mode: str
     gamma: float | None = None
-    hacking_ratio_threshold: float = c.HACKING_RATIO_THRESHOLD
+    hacking_ratio_threshold: float = 5.0
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -53,8 +53,8 @@ class ObjectiveRewardConfig(RewardConfig):
 
     mode: str = "objective"
     score_weight: float = 1.0
-    param_cost: float = c.OBJECTIVE_PARAM_COST
-    compute_cost: float = c.OBJECTIVE_COMPUTE_COST
+    param_cost: float = 0.01
+    compute_cost: float = 0.01
     rollback_penalty: float = c.OBJECTIVE_ROLLBACK_PENALTY
 
 
@@ -70,7 +70,7 @@ class BudgetRewardConfig(RewardConfig):
 
     mode: str = "budget"
     score_weight: float = 1.0
-    param_cost: float = c.BUDGET_PARAM_COST
+    param_cost: float = 0.002
     rollback_penalty: float = c.OBJECTIVE_ROLLBACK_PENALTY
 
 
@@ -97,41 +97,41 @@ class ContributionRewardConfig(RewardConfig):
     signed: ClassVar[tuple[str, ...]] = ("improvement_safe_threshold", "contributing_threshold")
 
     mode: str = "shaped"
-    shaping_scale: float = c.SHAPING_SCALE
-    contribution_weight: float = c.CONTRIBUTION_WEIGHT
-    max_ratio_penalty: float = c.MAX_RATIO_PENALTY
-    improvement_safe_threshold: float = c.IMPROVEMENT_SAFE_THRESHOLD
-    blending_warning: float = c.BLENDING_WARNING
+    shaping_scale: float = 0.01
+    contribution_weight: float = 1.0
+    max_ratio_penalty: float = 0.3
+    improvement_safe_threshold: float = 0.1
+    blending_warning: float = 0.1
     holding_penalty: Literal["linear", "exponential"] = "linear"
-    holding_penalty_rate: float = c.HOLDING_PENALTY_RATE
-    holding_penalty_base: float = c.HOLDING_PENALTY_BASE
-    holding_penalty_cap: float = c.HOLDING_PENALTY_CAP
-    pbrs_weight: float = c.PBRS_WEIGHT
+    holding_penalty_rate: float = 2.5
+    holding_penalty_base: float = 3.0
+    holding_penalty_cap: float = 10.0
+    pbrs_weight: float = 0.3
     epoch_progress_bonus: float = c.EPOCH_PROGRESS_BONUS
     max_progress_bonus: float = c.MAX_PROGRESS_BONUS
-    rent_weight: float = c.RENT_WEIGHT
-    max_rent: float = c.MAX_RENT
-    germinate_cost: float = c.GERMINATE_COST
-    fossilize_cost: float = c.FOSSILIZE_COST
-    cull_cost: float = c.CULL_COST
+    rent_weight: float = 0.5
+    max_rent: float = 8.0
+    germinate_cost: float = 0.02
+    fossilize_cost: float = 0.01
+    cull_cost: float = 0.005
     fossilize_base_bonus: float = 0.5
     fossilize_contribution_scale: float = 0.1
     fossilize_noncontributing_penalty: float = 0.2
     fossilize_degraded_penalty: float = 0.5
     cull_good_seed_penalty: float = 0.3
-    auto_cull_penalty: float = c.AUTO_CULL_PENALTY
-    contributing_threshold: float = c.CONTRIBUTING_THRESHOLD
-    terminal_score_weight: float = c.TERMINAL_SCORE_WEIGHT
-    fossil_terminal_bonus: float = c.FOSSIL_TERMINAL_BONUS
+    auto_cull_penalty: float = 0.2
+    contributing_threshold: float = 1.0
+    terminal_score_weight: float = 0.1
+    fossil_terminal_bonus: float = 3.0
     rollback_penalty: float = c.GOVERNOR_DEATH_PENALTY
     simplified_intervention_cost: float = 0.01
     simplified_score_weight: float = 3.0
     simplified_fossil_bonus: float = 2.0
     sparse_reward_scale: float = 1.0
-    param_budget: int = c.PARAM_BUDGET
-    param_penalty_weight: float = c.PARAM_PENALTY_WEIGHT
-    early_cull_epochs: int = c.EARLY_CULL_EPOCHS
-    early_cull_penalty: float = c.EARLY_CULL_PENALTY
+    param_budget: int = 500_000
+    param_penalty_weight: float = 0.1
+    early_cull_epochs: int = 5
+    early_cull_penalty: float = 0.1
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -166,7 +166,7 @@ class LossRewardConfig(RewardConfig):
     rent_weight: float = 0.05
     max_rent: float = 5.0
     grace_epochs: int = 3
-    pbrs_weight: float = c.LOSS_PBRS_WEIGHT
+    pbrs_weight: float = 0.1
     terminal_loss_weight: float = 1.0
     rollback_penalty: float = c.GOVERNOR_DEATH_PENALTY
 

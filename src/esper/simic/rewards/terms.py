@@ -13,7 +13,6 @@ import numpy as np
 from esper.growth.slot_table import SlotTable
 from esper.leyline import SeedStage
 from esper.leyline import constants as k
-from esper.leyline.constants import SHAPED_RATIO_MIN_TOTAL
 from esper.leyline.events import RewardHackingSuspected
 from esper.simic.rewards.config import ContributionRewardConfig
 from esper.tolaria.engine.event_log import Transition
@@ -74,15 +73,17 @@ class RewardComponents:
         """[E]: |sum of shaping terms| / |total|, 0 where the total is almost 0."""
         shaping = sum((self[name] for name in self.shaping), np.zeros(len(self.values)))
         size = np.abs(self.total)
-        known = size >= SHAPED_RATIO_MIN_TOTAL
+        known = size >= k.SHAPED_RATIO_MIN_TOTAL
         return np.where(known, np.abs(shaping) / np.where(known, size, 1.0), 0.0)
 
 
-# Indexed by the value of a stage.
+# The potential of each stage for shaping, indexed by its value; 0 for other stages.
 STAGE_POTENTIAL = np.zeros(max(SeedStage) + 1)
-for _name, _value in k.STAGE_POTENTIAL.items():
-    STAGE_POTENTIAL[SeedStage[_name]] = _value
-STAGE_POTENTIAL.setflags(write=False)
+STAGE_POTENTIAL[SeedStage.GERMINATED] = 1.0
+STAGE_POTENTIAL[SeedStage.TRAINING] = 2.0
+STAGE_POTENTIAL[SeedStage.BLENDING] = 3.5
+STAGE_POTENTIAL[SeedStage.HOLDING] = 5.5
+STAGE_POTENTIAL[SeedStage.FOSSILIZED] = 6.0
 
 
 def potential(

@@ -40,6 +40,9 @@ LIMITS = (
 )
 
 
+VALUE_PHASES = ((0.10, -0.5), (0.25, -0.2), (0.75, 0.0), (1.0, 0.1))
+
+
 @dataclass(frozen=True)
 class AnomalyThresholds:
     """Entropies are normalised to [0, 1]; drifts are relative to the running mean. `value_phases`
@@ -47,12 +50,17 @@ class AnomalyThresholds:
     probability ratios are those of PPO."""
 
     entropy_collapse: float = c.ENTROPY_COLLAPSE_THRESHOLD
-    entropy_low: float = c.ENTROPY_LOW_THRESHOLD
-    kl_spike: float = c.KL_SPIKE_THRESHOLD
-    kl_extreme: float = c.KL_EXTREME_THRESHOLD
-    drift: float = c.GRADIENT_DRIFT_THRESHOLD
-    value_phases: tuple[tuple[float, float], ...] = c.VALUE_COLLAPSE_PHASES
-    patience: int = c.ANOMALY_PATIENCE
+    entropy_low: float = 0.3
+    kl_spike: float = 0.1
+    kl_extreme: float = 0.5
+    drift: float = 0.5
+    value_phases: tuple[tuple[float, float], ...] = (
+        (0.10, -0.5),
+        (0.25, -0.2),
+        (0.75, 0.0),
+        (1.0, 0.1),
+    )
+    patience: int = 2
 
     def __post_init__(self) -> None:
         for low, high in (("entropy_collapse", "entropy_low"), ("kl_spike", "kl_extreme")):

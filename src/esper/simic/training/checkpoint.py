@@ -12,7 +12,7 @@ import hashlib
 import json
 import logging
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,7 @@ from esper.leyline.policy_card import (
 )
 from esper.simic.training.state import TrainState, pack, unpack
 
-VERSION = 4
+VERSION, OLDEST = 4, 3
 Meta = dict[str, Any]
 
 # The defaults of version 4: what a run of version 3 was played with.
@@ -71,20 +71,13 @@ def _from_3(meta: Mapping[str, Any]) -> Meta:
     return {**meta, "settings": settings, "rewards": next(iter(meta["rewards"].values()), {})}
 
 
-UPGRADES: dict[int, Callable[[Mapping[str, Any]], Meta]] = {3: _from_3}
-OLDEST = min(UPGRADES)
-
-
 def upgraded(meta: Mapping[str, Any], version: int) -> Meta:
     """The state's dictionary of an older version, as one of VERSION. Raises ConfigError if it is
     not a state of its version."""
-    found = dict(meta)
-    for step in range(version, VERSION):
-        try:
-            found = UPGRADES[step](found)
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ConfigError(f"this is not a state of version {step}: {error!r}") from error
-    return found
+    try:
+        return dict(meta) if version == VERSION else _from_3(meta)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"this is not a state of version {version}: {error!r}") from error
 
 
 HEADER = "esper"
@@ -143,10 +136,6 @@ def _public(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {**settings, **({} if start is None else {"warm_start": Path(start).name})}
 
 
-def is_policy(folder: Path) -> bool:
-    return (folder / WEIGHTS).is_file()
-
-
 def read_policy(folder: Path) -> TrainState:
     """A state with the policy and no optimiser state. Raises ConfigError if the folder is damaged,
     of another format or not a policy."""
@@ -158,7 +147,10 @@ def read_policy(folder: Path) -> TrainState:
             "get another copy of the folder"
         )
     try:
-        meta, tensors = _header(data), load(data)
+        # What Esper wrote into the header of the safetensors file.
+        header = parse_json(data[8 : 8 + int.from_bytes(data[:8], "little")])
+        meta = parse_json(header.get("__metadata__", {}).get(HEADER, "null"))
+        tensors = load(data)
     except (SafetensorError, ValueError, AttributeError) as error:
         raise ConfigError(f"{path} is damaged, or not a policy: {error}") from error
     if not isinstance(meta, dict) or meta.get("format") not in STATE_OF:
@@ -169,21 +161,11 @@ def read_policy(folder: Path) -> TrainState:
         raise ConfigError(f"{path} cannot be used: {error}") from error
 
 
-def _header(data: bytes) -> Any:
-    """What Esper wrote into the header of a safetensors file; None without it."""
-    header = parse_json(data[8 : 8 + int.from_bytes(data[:8], "little")])
-    return parse_json(header.get("__metadata__", {}).get(HEADER, "null"))
-
-
 logger = logging.getLogger(__name__)
 
 FOLDER = "checkpoints"
 STATE, TENSORS = "state.json", "tensors.safetensors"
 KEPT = 2
-
-
-class CheckpointWriteError(ConfigError):
-    """A checkpoint could not be written; earlier ones are untouched."""
 
 
 @dataclass(frozen=True)
@@ -197,9 +179,7 @@ class Checkpoint:
 
 def save_checkpoint(run: Path, state: TrainState, files: Mapping[str, int]) -> Path:
     """Write the checkpoint before round `state.round`, and remove all but it and the one before.
-
-    Raises CheckpointWriteError if it cannot be written.
-    """
+    Raises ConfigError, and keeps earlier ones, if it cannot be written."""
     final = run / FOLDER / f"round-{state.round:06d}"
     tensors, meta = pack(state)
     contents = {STATE: to_json({**meta, "files": dict(files)}), TENSORS: save(tensors)}
@@ -209,7 +189,7 @@ def save_checkpoint(run: Path, state: TrainState, files: Mapping[str, int]) -> P
     except OSError as error:
         left = _checkpoints(run)
         kept = f"{left[0].name} is intact" if left else "there is no earlier one"
-        raise CheckpointWriteError(
+        raise ConfigError(
             f"the checkpoint {final.name} could not be written: {error.strerror or error}; "
             f"{kept}; free disk space and continue with --resume {run}"
         ) from error
@@ -243,7 +223,12 @@ def read_checkpoint(path: Path, run: Path | None = None) -> Checkpoint:
         state = unpack(load(contents[TENSORS]), upgraded(meta, version))
     except (SafetensorError, ConfigError) as error:
         raise DamagedCheckpointError(f"{path} cannot be used: {error}") from error
-    return Checkpoint(path, state, _file_sizes(path, meta))
+    sizes = meta.get("files")
+    if not isinstance(sizes, dict) or not all(
+        isinstance(size, int) and size >= 0 for size in sizes.values()
+    ):
+        raise DamagedCheckpointError(f"{path} lacks the sizes of the files of its run")
+    return Checkpoint(path, state, dict(sizes))
 
 
 def is_run(path: str | Path) -> bool:
@@ -255,7 +240,7 @@ def is_run(path: str | Path) -> bool:
 def load_state(path: str | Path) -> TrainState:
     """The newest state of a run, the state in one of its checkpoints, or an exported policy."""
     path = Path(path)
-    if is_policy(path):
+    if (path / WEIGHTS).is_file():
         return read_policy(path)
     if (path / MANIFEST).is_file():
         return read_checkpoint(path).state
@@ -265,12 +250,3 @@ def load_state(path: str | Path) -> TrainState:
 def _checkpoints(run: Path) -> list[Path]:
     """Finished checkpoints, newest first."""
     return sealed_series(run / FOLDER, "round")
-
-
-def _file_sizes(path: Path, meta: Mapping[str, Any]) -> dict[str, int]:
-    sizes = meta.get("files")
-    if not isinstance(sizes, dict) or not all(
-        isinstance(size, int) and size >= 0 for size in sizes.values()
-    ):
-        raise DamagedCheckpointError(f"{path} lacks the sizes of the files of its run")
-    return dict(sizes)

@@ -109,16 +109,13 @@ class TrainingConfig:
             value = getattr(self, name)
             if value is not None and not least <= value <= most:
                 raise ConfigError(f"{name} must be from {least} to {most}, got {value}")
-        self._check_groups()
-        self._check_family()
-        check_gamma(self.reward_config, self.ppo.gamma)
-
-    def _check_groups(self) -> None:
         if self.envs % self.group:
             raise ConfigError(
                 f"{self.envs} environments cannot be divided into groups of {self.group}; "
                 "make envs a multiple of group"
             )
+        self._check_family()
+        check_gamma(self.reward_config, self.ppo.gamma)
 
     def _check_family(self) -> None:
         if self.family is None:

@@ -30,7 +30,7 @@ from esper.tamiyo.situation import Situation
 from esper.tolaria.data.catalogue import data_root
 from esper.tolaria.data.splits import DataSplits
 from esper.tolaria.engine.recipe import HostRecipe
-from esper.tolaria.families.base import Family, Member
+from esper.tolaria.families.base import Family
 from esper.tolaria.families.hosts import hosts_of
 from esper.tolaria.fused.choice import choose_population
 from esper.tolaria.tasks import Task
@@ -208,17 +208,14 @@ class RoundSpecs:
             rules = self._rules(GrowthSettings(steps, schedule=shard.task.schedule))
             yield EnvSpec(slice(0, len(keys)), self.recipe, tuple(keys), rules)
             return
+        precision = shard.config.growth.precision or "fp32"
         firsts = np.flatnonzero(np.diff(self.groups, prepend=-1)).tolist()
         for first, end in zip(firsts, [*firsts[1:], len(keys)], strict=True):
             member, key = shard.family.episode("train", keys[first])
-            yield self._of_member(member, key, slice(first, end))
-
-    def _of_member(self, member: Member, key: int, rows: slice) -> EnvSpec:
-        shard, precision = self.shard_spec, self.shard_spec.config.growth.precision or "fp32"
-        hosts = hosts_of(member, shard.data, data_root(), precision)
-        recipe = replace(member.recipe(shard.data, precision), weights=hosts.weights)
-        rules = self._rules(member.rules(shard.data, hosts.cost, self.population))
-        return EnvSpec(rows, recipe, (key,) * (rows.stop - rows.start), rules)
+            hosts = hosts_of(member, shard.data, data_root(), precision)
+            recipe = replace(member.recipe(shard.data, precision), weights=hosts.weights)
+            rules = self._rules(member.rules(shard.data, hosts.cost, self.population))
+            yield EnvSpec(slice(first, end), recipe, (key,) * (end - first), rules)
 
     def _rules(self, rules: GrowthSettings) -> GrowthSettings:
         """The settings of the run, with those that `rules`, of the task or a member, decide on. An

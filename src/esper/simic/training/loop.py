@@ -43,8 +43,7 @@ class Hooks:
 
 
 class PolicyValidator(Protocol):
-    """Scores the policy of a state on validation hosts; `keep` is called with every state that
-    scores higher than all before."""
+    """`keep` is called with every state that scores higher than all before."""
 
     def score(self, state: TrainState) -> float: ...
 
@@ -124,14 +123,10 @@ def round_row(
     row[f"return.{config.reward_mode}"] = row["return"]
     row[f"reward_std.{config.reward_mode}"] = state.rewards.std
     for name in ("val_score", "params", "train_macs", "germinated", "fossilized", "culled"):
-        row[name] = _mean([getattr(outcome, name) for outcome in outcomes])
+        known = [x for x in (getattr(outcome, name) for outcome in outcomes) if x is not None]
+        row[name] = float(np.mean(known)) if known else None
     row["rollbacks"] = sum(outcome.rollbacks for outcome in outcomes)
     return row | {"env_steps": len(buffer)} | metrics.flat()
-
-
-def _mean(values: list[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return float(np.mean(known)) if known else None
 
 
 def diagnose(
@@ -149,9 +144,7 @@ def diagnose(
     flat, hidden = metrics.flat(), {} if health is None else health.flat()
     drift = state.gradients.update(flat["grad_norm"], flat["gradient_health"])
     report = state.detector.check_all(
-        flat | hidden | drift,
-        current_round=state.round + 1,
-        total_rounds=config.rounds,
+        flat | hidden | drift, current_round=state.round + 1, total_rounds=config.rounds
     )
     for event in report.events(state.round):
         log.event(event)

@@ -221,7 +221,7 @@ class LearnedController:
         self.hidden = (state["h"], state["c"])
 
     def _fit(self, num_slots: int, catalogue: BlueprintCatalogue) -> None:
-        """Adapt a policy over sets to these slots and blueprints."""
+        """Adapt a policy over sets to these slots and blueprints; raises ConfigError."""
         self.check_fit(num_slots, catalogue)
         space = Space.of(num_slots, catalogue.names, self.space.kind)
         network = self.agent.network
@@ -273,9 +273,5 @@ def _only_known(situation: Situation, blueprints: Sequence[str]) -> Situation:
 
 
 def _draws(situation: Situation) -> np.ndarray:
-    return np.stack(
-        [
-            generator(int(key), "policy", situation.step).random(len(HEAD_NAMES))
-            for key in situation.keys
-        ]
-    )
+    keys, step = situation.keys.tolist(), situation.step
+    return np.stack([generator(key, "policy", step).random(len(HEAD_NAMES)) for key in keys])

@@ -138,12 +138,9 @@ class ScaledEnv:
         return np.where(needed[:, None], self.observations.normalize(values).numpy(), 0.0)
 
     def _reward(self, raw: np.ndarray) -> np.ndarray:
-        if self.rewards is None:
-            return np.where(self.running, raw, 0.0)
-        scaled = np.zeros(self.num_envs)
-        own = self.running
-        if own.any():
-            scaled[own] = self.rewards(torch.from_numpy(raw[own].astype(np.float64))).numpy()
+        scaled, own = np.where(self.running, raw, 0.0), self.running
+        if self.rewards is not None and own.any():
+            scaled[own] = self.rewards(torch.from_numpy(scaled[own].astype(np.float64))).numpy()
         return scaled
 
 

@@ -6,7 +6,6 @@ environments are divided into shards changes nothing as long as groups stay whol
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
-from typing import Any
 
 import numpy as np
 
@@ -14,7 +13,6 @@ from esper.leyline import ActionMasks, History
 from esper.leyline.events import Event
 from esper.simic.agent.rollout import Step
 from esper.simic.rewards.modes import compute_reward
-from esper.simic.rewards.terms import RewardComponents
 from esper.simic.training.env_specs import EnvSpec, RoundSpecs, ShardSpec, space_of
 from esper.simic.training.round_log import RoundLog
 from esper.tamiyo.situation import Situation
@@ -77,22 +75,15 @@ class EnvBatch:
 
     def _settle(self, envs: np.ndarray) -> None:
         if envs.any():
-            settle(
-                self.env,
-                envs,
-                task=self.shard_spec.task.name,
-                controller=self.shard_spec.controller,
-            )
+            shard = self.shard_spec
+            settle(self.env, envs, task=shard.task.name, controller=shard.controller)
 
     def _complete_outcomes(self) -> None:
         """Add the return and the reward mode to the outcomes of the step."""
+        mode = self.shard_spec.config.reward_mode
         self.history.outcomes[:] = [
-            replace(
-                outcome,
-                total_reward=float(self.returns[outcome.env]),
-                reward_mode=self.shard_spec.config.reward_mode,
-            )
-            for outcome in self.history.outcomes
+            replace(each, total_reward=float(self.returns[each.env]), reward_mode=mode)
+            for each in self.history.outcomes
         ]
 
     def _reward(self, transition: Transition) -> tuple[np.ndarray, list[Event]]:
@@ -102,19 +93,14 @@ class EnvBatch:
         rows = {row["env"]: row for row in self.history.rows}
         components = compute_reward(transition, config.reward_config, config.ppo.gamma)
         for env in np.flatnonzero(transition.acted).tolist():
-            rows[env].update(_reward_columns(components, env, config.reward_mode))
+            named = zip(components.names, components.values[env].tolist(), strict=True)
+            rows[env] |= {
+                "reward_mode": config.reward_mode,
+                "reward": float(components.total[env]),
+                "shaped_ratio": float(components.shaped_ratio[env]),
+                **{f"reward.{name}": value for name, value in named},  # add up to `reward`
+            }
         return components.total, list(components.suspicions)
-
-
-def _reward_columns(components: RewardComponents, env: int, mode: str) -> dict[str, Any]:
-    """Columns of a step's row; those named `reward.` add up to `reward`."""
-    named = zip(components.names, components.values[env].tolist(), strict=True)
-    return {
-        "reward_mode": mode,
-        "reward": float(components.total[env]),
-        "shaped_ratio": float(components.shaped_ratio[env]),
-        **{f"reward.{name}": value for name, value in named},
-    }
 
 
 class Shard:

@@ -5,12 +5,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from esper.growth.devices import to_host
 from esper.leyline import ConfigError, draw_key
+from esper.simic.agent.config import PPOConfig
 from esper.simic.agent.network import FactoredRecurrentActorCritic, NetworkConfig
 from esper.simic.agent.ppo import PPOAgent
-from esper.simic.agent.saving import agent_from_state, agent_state
 from esper.simic.agent.set_network import SetActorCritic, new_network
 from esper.simic.control.normalization import RewardNormalizer, RunningMeanStd
 from esper.simic.telemetry.anomaly_detector import AnomalyDetector, Escalation
@@ -114,9 +116,11 @@ def unpack(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> TrainState
             raise ConfigError(f"{name} has values that are not finite")
     try:
         space = Space.from_tree(meta["space"])
-        own = ("observations.mean", "observations.var")
-        agent = agent_from_state({n: t for n, t in tensors.items() if n not in own}, meta["agent"])
-        _check_space(space, agent.network.config)
+        agent = agent_from_state(tensors, meta["agent"])
+        sizes = (space.observation_dim, space.num_slots, len(space.blueprints), space.kind)
+        own = agent.network.config
+        if sizes != (own.observation_dim, own.num_slots, own.num_blueprints, own.kind):
+            raise ConfigError("the sizes of the policy's network do not match its observations")
         state = TrainState(
             settings=dict(meta["settings"]),
             space=space,
@@ -125,8 +129,9 @@ def unpack(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> TrainState
             rewards=RewardNormalizer(),
             round=int(meta["round"]),
         )
+        mean, var = tensors["observations.mean"], tensors["observations.var"]
         state.observations.load_state_dict(
-            {"mean": tensors[own[0]], "var": tensors[own[1]], "count": meta["observations"]}
+            {"mean": mean, "var": var, "count": meta["observations"]}
         )
         state.rewards.load_state_dict(meta["rewards"])
         state.detector.load_state_dict(meta["detector"])
@@ -139,8 +144,56 @@ def unpack(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> TrainState
     return state
 
 
-def _check_space(space: Space, network: NetworkConfig) -> None:
-    sizes = (space.observation_dim, space.num_slots, len(space.blueprints), space.kind)
-    own = (network.observation_dim, network.num_slots, network.num_blueprints, network.kind)
-    if sizes != own:
-        raise ConfigError("the sizes of the policy's network do not match its observations")
+def agent_state(agent: PPOAgent) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The complete state of an agent.
+
+    Tensors are `network.<parameter>` and `optimizer.<moment>.<parameter>`; the dictionary has the
+    settings of the network and of PPO, and the number of updates.
+    """
+    tensors = {}
+    for name, parameter in agent.network.named_parameters():
+        tensors[f"network.{name}"] = parameter.detach()
+        for key, value in agent.optimizer.state[parameter].items():
+            tensors[f"optimizer.{key}.{name}"] = value
+    meta = {
+        "network": asdict(agent.network.config),
+        "ppo": asdict(agent.config),
+        "update_count": agent.update_count,
+    }
+    copies = (tensor.contiguous() for tensor in to_host(list(tensors.values())))
+    return dict(zip(tensors, copies, strict=True)), meta
+
+
+def on(agent: PPOAgent, device: torch.device | str) -> PPOAgent:
+    """The agent on another device; itself if it is there."""
+    if torch.device(device) == agent.device:
+        return agent
+    return agent_from_state(*agent_state(agent), device)
+
+
+def agent_from_state(
+    tensors: Mapping[str, Tensor], meta: Mapping[str, Any], device: torch.device | str = "cpu"
+) -> PPOAgent:
+    """The agent with this `agent_state`; raises ConfigError if tensors do not fit the settings."""
+    network = new_network(NetworkConfig(**meta["network"]))
+    agent = PPOAgent(network, PPOConfig(**meta["ppo"]), device)
+    parameters = dict(network.named_parameters())
+    saved = {n.removeprefix("network."): t for n, t in tensors.items() if n.startswith("network.")}
+    if saved.keys() != parameters.keys():
+        odd = sorted(saved.keys() ^ parameters.keys())
+        raise ConfigError(f"saved parameters do not match the network: {', '.join(odd)}")
+    for name, parameter in parameters.items():
+        if saved[name].shape != parameter.shape:
+            raise ConfigError(
+                f"the saved {name} is {list(saved[name].shape)}, "
+                f"the network's is {list(parameter.shape)}"
+            )
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(saved[name])
+    for full_name, tensor in tensors.items():
+        if full_name.startswith("optimizer."):
+            _, key, name = full_name.split(".", 2)
+            agent.optimizer.state[parameters[name]][key] = tensor.to(agent.device).clone()
+    agent.update_count = int(meta["update_count"])
+    return agent

@@ -36,15 +36,15 @@ class HeuristicConfig:
                          a seed would not have the time to pay off
     """
 
-    plateau_epochs_to_germinate: int = c.PLATEAU_EPOCHS_TO_GERMINATE
-    min_epochs_before_germinate: int = c.MIN_EPOCHS_BEFORE_GERMINATE
-    cull_after_epochs_without_improvement: int = c.CULL_AFTER_EPOCHS_WITHOUT_IMPROVEMENT
-    cull_if_score_drops_by: float = c.CULL_IF_SCORE_DROPS_BY
-    embargo_epochs_after_cull: int = c.EMBARGO_EPOCHS_AFTER_CULL
-    min_improvement_to_fossilize: float = c.MIN_IMPROVEMENT_TO_FOSSILIZE
-    penalty_on_cull: float = c.BLUEPRINT_PENALTY_ON_CULL
-    penalty_decay: float = c.BLUEPRINT_PENALTY_DECAY
-    penalty_threshold: float = c.BLUEPRINT_PENALTY_THRESHOLD
+    plateau_epochs_to_germinate: int = 1
+    min_epochs_before_germinate: int = 5
+    cull_after_epochs_without_improvement: int = 5
+    cull_if_score_drops_by: float = 1.0
+    embargo_epochs_after_cull: int = 5
+    min_improvement_to_fossilize: float = 0.35
+    penalty_on_cull: float = 2.0
+    penalty_decay: float = 0.5
+    penalty_threshold: float = 3.0
     blueprint_rotation: tuple[str, ...] = (
         "widen_double",
         "branch",
@@ -56,7 +56,7 @@ class HeuristicConfig:
         "norm",
         "depthwise",
     )
-    least_extra: float = c.LEAST_EXTRA_TO_GROW
+    least_extra: float = 0.2
     blend: str = "linear"
 
     def __post_init__(self) -> None:
@@ -64,15 +64,6 @@ class HeuristicConfig:
             raise ConfigError("the heuristic needs at least one blueprint in its rotation")
         if self.blend not in BLEND_NAMES:
             raise ConfigError(f"blend must be one of {', '.join(BLEND_NAMES)}, got {self.blend!r}")
-
-    @staticmethod
-    def load(path: str | Path) -> "HeuristicConfig":
-        """From a TOML file with some of the settings; raises ConfigError."""
-        given = read_toml(Path(path))
-        refuse_unknown(given, settings_of(HeuristicConfig), "")
-        check_types(given, HeuristicConfig, "")
-        lists = {name: tuple(value) for name, value in given.items() if isinstance(value, list)}
-        return HeuristicConfig(**{**given, **lists})
 
 
 class HeuristicController:
@@ -84,10 +75,14 @@ class HeuristicController:
 
     @staticmethod
     def named(file: str | None = None) -> "HeuristicController":
-        """With default settings, or those of a TOML file."""
+        """With default settings, or those of a TOML file; raises ConfigError."""
         if file is None:
             return HeuristicController()
-        return HeuristicController(HeuristicConfig.load(file), f"heuristic:{file}")
+        given = read_toml(Path(file))
+        refuse_unknown(given, settings_of(HeuristicConfig), "")
+        check_types(given, HeuristicConfig, "")
+        lists = {name: tuple(value) for name, value in given.items() if isinstance(value, list)}
+        return HeuristicController(HeuristicConfig(**{**given, **lists}), f"heuristic:{file}")
 
     def reset(self, n_envs: int) -> None:
         self.next_in_rotation = np.zeros(n_envs, dtype=np.int64)
@@ -96,10 +91,8 @@ class HeuristicController:
         self.blueprint_seen: np.ndarray | None = None
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        memory = {
-            name: value for name, value in vars(self).items() if isinstance(value, np.ndarray)
-        }
-        return {name: torch.from_numpy(value.copy()) for name, value in memory.items()}
+        arrays = {n: value for n, value in vars(self).items() if isinstance(value, np.ndarray)}
+        return {name: torch.from_numpy(value.copy()) for name, value in arrays.items()}
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         for name, value in state.items():
@@ -145,18 +138,16 @@ class HeuristicController:
         plateau = (s.step >= config.min_epochs_before_germinate) & (
             s.signals.plateau_epochs >= config.plateau_epochs_to_germinate
         )
-        # An already trained host has had its plateau.
-        arrives = s.trained and s.step == 0
-        hopeless = np.zeros(s.n_envs, dtype=bool)
+        if s.trained and s.step == 0:
+            plateau = np.ones(s.n_envs, dtype=bool)  # it had its plateau in its first training
         if s.trained and s.extra is not None:
-            hopeless = s.extra < config.least_extra
+            plateau &= ~(s.extra < config.least_extra)  # an unknown budget (NaN) is no obstacle
         return (
             ~IS_LIVE[s.table.stage].any(axis=1)
             & s.running
             & s.masks.slot[:, LifecycleOp.GERMINATE].any(axis=1)
             & (s.step - self.last_cull >= config.embargo_epochs_after_cull)
-            & (plateau | arrives)
-            & ~hopeless
+            & plateau
         )
 
     def _germinate(self, s: Situation, actions: np.ndarray) -> None:

@@ -47,8 +47,8 @@ class RandomController:
 def _draws(situation: Situation) -> np.ndarray:
     keys, drawn = situation.keys.tolist(), []
     for env, key in enumerate(keys):
-        twins = keys[:env].count(key)
-        which = (twins,) if twins else ()
+        earlier = keys[:env].count(key)
+        which = (earlier,) if earlier else ()
         drawn.append(generator(key, "random", situation.step, *which).random(4))
     return np.stack(drawn)
 
