@@ -16,27 +16,33 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from esper.growth.devices import devices_of, input_device, keyed, on_device
+from esper.growth.folding import Folding
 from esper.growth.grown_module import GrownModule
 from esper.growth.hooks import copy_without_esper, original, without_graphs
 from esper.growth.outputs import TOOLS, TensorLocation, locate_in_output, locate_in_slot, tensors_in
 from esper.growth.seed_slot import SeedSlot
 from esper.growth.sites import MISFITS, call_model, evaluating, explaining
-from esper.leyline import IS_BLENDED, ExportError
+from esper.leyline import IS_BLENDED, ConfigError, ExportError
 
 log = logging.getLogger("esper")
 
 TOLERANCE = 1e-5
+# Of the largest output, for bypasses that become part of layers.
+FOLD_TOLERANCE = 1e-6
 # Where `tools.store` has a threading.local, the only storage per thread that Dynamo can trace. It
 # can be neither copied nor saved, and this is an attribute that torch drops when it does either.
 _STORAGE = "_compiled_call_impl"
 _BRANCHES = "grown_branches"
 
 
-def export(network: GrownModule, example: Any) -> nn.Module:
+def export(network: GrownModule, example: Any, *, fold: bool = True) -> nn.Module:
     """A plain copy of `network` with the seeds that act on its output, at their present alpha.
+
+    A bypass makes the layers around it wider, where that is exact. With `fold=False` it stays
+    beside them, for models that use these layers in other ways than on the example.
 
     Nothing of Esper is in it; hooks that the user put on the model stay. Raises ExportError if a
     seed cannot be turned into plain torch code, or if the copy's output on `example` differs from
@@ -44,16 +50,11 @@ def export(network: GrownModule, example: Any) -> nn.Module:
     """
     example = on_device(example, input_device(network.host))
     acting = [copy.deepcopy(slot) for _, slot in network.each_slot() if IS_BLENDED[slot.stage]]
-    try:
-        plain = copy_without_esper(network.host)
-    except MISFITS as error:
-        raise ExportError(
-            f"{type(network.host).__name__} cannot be copied ({error}); remove what cannot be "
-            "copied from its attributes"
-        ) from error
-    if acting:
+    plain, folded = _folded(network, acting if fold else [], example)
+    others = [slot for slot in acting if slot.site.slot_id not in folded]
+    if others:
         with explaining("the model fails on the example"):
-            _Exporter(plain, network, example).add(acting)
+            _Exporter(plain, network, example).add(others)
     difference = largest_difference(network, plain, example)
     if not difference <= TOLERANCE:
         raise ExportError(
@@ -64,17 +65,67 @@ def export(network: GrownModule, example: Any) -> nn.Module:
     return plain
 
 
+def _plain_copy(host: nn.Module) -> nn.Module:
+    try:
+        return copy_without_esper(host)
+    except MISFITS as error:
+        raise ExportError(
+            f"{type(host).__name__} cannot be copied ({error}); remove what cannot be "
+            "copied from its attributes"
+        ) from error
+
+
+def _folded(
+    network: GrownModule, acting: list[SeedSlot], example: Any
+) -> tuple[nn.Module, list[str]]:
+    """A copy of the host whose layers contain bypasses, and the slots of those.
+
+    None is folded if the copy then differs from the live network with these seeds alone.
+    """
+    plain = _plain_copy(network.host)
+    folding = Folding(plain)
+    slots, reasons = folding.choose(acting)
+    for slot_id, reason in reasons.items():
+        log.info("the bypass in slot %s stays a second path: %s", slot_id, reason)
+    if not slots:
+        return plain, []
+    folded = [slot.site.slot_id for slot in slots]
+    for slot in slots:
+        folding.fold(slot)
+    with network.coalition([site.slot_id in folded for site in network.sites]):
+        expected = _outputs(network, example)
+        try:
+            difference = _difference(expected, _outputs(plain, example))
+        except ConfigError as error:
+            log.warning("bypasses stay second paths: %s", error)
+            return _plain_copy(network.host), []
+    largest = max(float(output.abs().max()) for output in expected)
+    if not difference <= FOLD_TOLERANCE * largest:
+        log.warning("bypasses stay second paths: wider layers differ by %.2g", difference)
+        return _plain_copy(network.host), []
+    log.info("wider layers contain the bypasses in %s", ", ".join(folded))
+    return plain, folded
+
+
 def largest_difference(one: nn.Module, other: nn.Module, example: Any) -> float:
     """Largest absolute difference of all outputs, both in evaluation mode; NaN if one has NaN."""
-    outputs = []
-    with explaining("the model fails on the example"), without_graphs():
-        for network in (one, other):
-            # Some models draw random numbers in evaluation, too.
-            with evaluating(network), keyed(0, devices_of(network)):
-                outputs.append(list(tensors_in(call_model(network, example))))
-        pairs = zip(*outputs, strict=True)
-        # On the CPU: MPS has no float64.
-        gaps = [(a.cpu().double() - b.cpu().double()).abs().max() for a, b in pairs]
+    return _difference(_outputs(one, example), _outputs(other, example))
+
+
+def _outputs(network: nn.Module, example: Any) -> list[Tensor]:
+    """All outputs in evaluation mode, on the CPU, because MPS has no float64."""
+    # Some models draw random numbers in evaluation, too.
+    with (
+        explaining("the model fails on the example"),
+        without_graphs(),
+        evaluating(network),
+        keyed(0, devices_of(network)),
+    ):
+        return [output.cpu().double() for output in tensors_in(call_model(network, example))]
+
+
+def _difference(some: list[Tensor], others: list[Tensor]) -> float:
+    gaps = [(a - b).abs().max() for a, b in zip(some, others, strict=True)]
     return float(torch.stack(gaps).max())
 
 

@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from esper.growth.blueprints.catalogue import OutputSpec, flop_counter
 from esper.growth.dataflow import DataflowTracer
 from esper.growth.devices import input_device, on_device
+from esper.growth.folding import Folding
 from esper.growth.hooks import original, without_graphs
 from esper.growth.layouts import (
     TOPOLOGY_OF_LAYOUT,
@@ -47,7 +48,8 @@ class SlotInfo:
     `layout` has a letter for each dimension of the output (B batch, C channels, T tokens or time,
     L length, D H W). It is "?" if unknown; then the user must give it before a seed can grow there.
     `shape` is without the batch, in the order of the layout. `widening` is the hidden layer that a
-    bypass can widen.
+    bypass can widen, `second_path` the reason why an export cannot make that layer itself wider
+    for as many channels again; "" if it can.
     """
 
     name: str
@@ -59,6 +61,14 @@ class SlotInfo:
     macs: int
     calls: int
     widening: Widening | None = None
+    second_path: str = ""
+
+    @property
+    def widens(self) -> str:
+        """What becomes of a bypass in an export."""
+        if self.widening is None:
+            return ""
+        return f"second path: {self.second_path}" if self.second_path else "folds"
 
 
 class SlotListing(list[SlotInfo]):
@@ -72,9 +82,20 @@ class SlotListing(list[SlotInfo]):
         self.final: set[str] = set()
 
     def __repr__(self) -> str:
-        head = ("name", "module", "shape", "layout", "fits", "params", "multiply-adds", "calls")
+        head = (
+            *("name", "module", "shape", "layout", "fits"),
+            *("params", "multiply-adds", "calls", "widening"),
+        )
         rows = [
-            (s.name, s.module, "x".join(map(str, s.shape)), s.layout, s.topology, *numbers)
+            (
+                s.name,
+                s.module,
+                "x".join(map(str, s.shape)),
+                s.layout,
+                s.topology,
+                *numbers,
+                s.widens,
+            )
             for s in self
             for numbers in [(f"{s.params:,}", f"{s.macs:,}", str(s.calls))]
         ]
@@ -223,9 +244,13 @@ def inspect_model(model: nn.Module, example: Any, layout: Layouts | None = None)
             tracker[tensor] = Dims(batch=0)
         dataflow.add_input(tensor)
     handles = [
-        module.register_forward_hook(recorder, with_kwargs=True)
+        handle
         for name, module in model.named_modules()
         if name
+        for handle in (
+            module.register_forward_pre_hook(dataflow.begin_call),
+            module.register_forward_hook(recorder, with_kwargs=True),
+        )
     ]
     counter = flop_counter()
     try:
@@ -244,6 +269,9 @@ def inspect_model(model: nn.Module, example: Any, layout: Layouts | None = None)
     flops = counter.get_flop_counts()
     listing = SlotListing()
     names = {module: name for name, module in model.named_modules()}
+    for tensor in tensors_in(output):
+        dataflow.add_output(tensor)
+    folding = Folding(model)
     for module, name in names.items():
         found = _slot_layout(outputs.get(module, []), given.get(name), batch, name)
         # A copy of a GraphModule loses its hooks.
@@ -255,6 +283,7 @@ def inspect_model(model: nn.Module, example: Any, layout: Layouts | None = None)
         macs = sum(flops.get(f"{type(model).__name__}.{name}", {}).values()) // 2 // batch
         shape = list(outputs[module][0][0].shape)
         del shape[found.index("B") if found != UNKNOWN else 0]
+        widening = dataflow.find_widening(module, names, batch)
         listing.append(
             SlotInfo(
                 name=name,
@@ -265,7 +294,8 @@ def inspect_model(model: nn.Module, example: Any, layout: Layouts | None = None)
                 params=sum(p.numel() for p in module.parameters()),
                 macs=macs,
                 calls=len(outputs[module]),
-                widening=dataflow.find_widening(module, names, batch),
+                widening=widening,
+                second_path="" if widening is None else folding.obstacle(widening),
             )
         )
     answers = {id(tensor) for tensor in tensors_in(output)}
