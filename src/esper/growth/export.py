@@ -9,6 +9,7 @@ threads.
 
 import copy
 import logging
+import math
 import operator
 import threading
 from collections.abc import Callable
@@ -29,9 +30,8 @@ from esper.leyline import IS_BLENDED, ConfigError, ExportError
 
 log = logging.getLogger("esper")
 
+# Of the largest value of an output, absolute if that is below 1.
 TOLERANCE = 1e-5
-# Of the largest output, for bypasses that become part of layers.
-FOLD_TOLERANCE = 1e-6
 # Where `tools.store` has a threading.local, the only storage per thread that Dynamo can trace. It
 # can be neither copied nor saved, and this is an attribute that torch drops when it does either.
 _STORAGE = "_compiled_call_impl"
@@ -55,8 +55,8 @@ def export(network: GrownModule, example: Any, *, fold: bool = True) -> nn.Modul
     if others:
         with explaining("the model fails on the example"):
             _Exporter(plain, network, example).add(others)
-    difference = largest_difference(network, plain, example)
-    if not difference <= TOLERANCE:
+    difference, equal = _compare(_outputs(network, example), _outputs(plain, example))
+    if not equal:
         raise ExportError(
             f"the exported module differs from the live one by {difference:.2g} on the example; "
             "does its output depend on earlier calls, or on random numbers that are not torch's?"
@@ -94,14 +94,13 @@ def _folded(
         folding.fold(slot)
     with network.coalition([site.slot_id in folded for site in network.sites]):
         expected = _outputs(network, example)
-        try:
-            difference = _difference(expected, _outputs(plain, example))
-        except ConfigError as error:
-            log.warning("bypasses stay second paths: %s", error)
-            return _plain_copy(network.host), []
-    largest = max(float(output.abs().max()) for output in expected)
-    if not difference <= FOLD_TOLERANCE * largest:
-        log.warning("bypasses stay second paths: wider layers differ by %.2g", difference)
+    try:
+        difference, equal = _compare(expected, _outputs(plain, example))
+        failure = "" if equal else f"the output differs by {difference:.2g}"
+    except ConfigError as error:
+        failure = str(error)
+    if failure:
+        log.warning("all bypasses stay second paths; with wider layers %s", failure)
         return _plain_copy(network.host), []
     log.info("wider layers contain the bypasses in %s", ", ".join(folded))
     return plain, folded
@@ -109,7 +108,7 @@ def _folded(
 
 def largest_difference(one: nn.Module, other: nn.Module, example: Any) -> float:
     """Largest absolute difference of all outputs, both in evaluation mode; NaN if one has NaN."""
-    return _difference(_outputs(one, example), _outputs(other, example))
+    return _compare(_outputs(one, example), _outputs(other, example))[0]
 
 
 def _outputs(network: nn.Module, example: Any) -> list[Tensor]:
@@ -124,9 +123,13 @@ def _outputs(network: nn.Module, example: Any) -> list[Tensor]:
         return [output.cpu().double() for output in tensors_in(call_model(network, example))]
 
 
-def _difference(some: list[Tensor], others: list[Tensor]) -> float:
-    gaps = [(a - b).abs().max() for a, b in zip(some, others, strict=True)]
-    return float(torch.stack(gaps).max())
+def _compare(some: list[Tensor], others: list[Tensor]) -> tuple[float, bool]:
+    """The largest difference, and whether all are within TOLERANCE."""
+    if [a.shape for a in some] != [b.shape for b in others]:
+        return math.inf, False
+    gaps = torch.stack([(a - b).abs().max() for a, b in zip(some, others, strict=True)])
+    sizes = torch.stack([a.abs().max() for a in some]).clamp(min=1.0)
+    return float(gaps.max()), bool((gaps <= TOLERANCE * sizes).all())
 
 
 # --- seeds as plain torch code ---------------------------------------------------------------
