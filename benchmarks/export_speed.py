@@ -95,8 +95,8 @@ def branch_mlp() -> Pair:
     network = GrownModule.wrap(MLPHost(64, hidden=64, n_layers=3), ["blocks.0"], x)
     network.germinate(0, network.catalogue.index("branch"), 0, key=0)
     network.set_blend(0, SeedStage.FOSSILIZED, 1.0)
-    hand = Branched(network.host, network.slot(0).seed)
-    return esper.export(network, x), hand, x
+    plain, branch = esper.export(network, x), network.slot(0).seed
+    return plain, Branched(network.release(), branch), x
 
 
 ROWS: dict[str, Callable[[], Pair]] = {

@@ -175,15 +175,14 @@ class _SlotHook(_SeedHook):
     """After the module of a slot: adds a residual seed to its output, or stores a branch."""
 
     location: TensorLocation
+    copied: bool
 
     def forward(self, module: Any, args: Any, output: Any) -> Any:
         tools, site = self.tools(module), self.site
         h = target = self.location.get(output, tools)
         if site.reading:
             h = h.permute(*site.reading)
-        # The host may change its features in place before a branch is added. For feature maps, see
-        # `_safe_to_read` in seed_slot: an export with a frozen host may be trained channels last.
-        if self.kind == "branch" or site.topology.startswith("cnn"):
+        if self.copied:
             h = h.clone(memory_format=torch.contiguous_format)
         change = self.change(h)
         if self.kind == "branch":
@@ -225,11 +224,12 @@ class _BeginHook(_Hook):
     def forward(self, module: Any, args: Any) -> None:
         tools = self.tools(module)
         known = tools.get(tools.store, "__dict__")
-        known.setdefault(_STORAGE, tools.storage[tools.contains(known, _STORAGE)].new())
+        new = tools.storage[tools.contains(known, _STORAGE)].new()
+        stored = tools.get(known.setdefault(_STORAGE, new), "__dict__")
         for slot_id in self.bypasses:
-            self.stored(module).pop(f"grown_{slot_id}", 0.0)
+            stored.pop(f"grown_{slot_id}", 0.0)
         if self.has_branches:
-            self.stored(module).update({_BRANCHES: {}})
+            stored.update({_BRANCHES: {}})
 
 
 class _EndHook(_Hook):
@@ -250,9 +250,20 @@ class _EndHook(_Hook):
         return self.location.replace(output, total, tools)
 
 
+class _Tracer(fx.Tracer):
+    """A sequence of torch's modules stays one: it is faster than a call for each of them."""
+
+    def is_leaf_module(self, module: nn.Module, name: str) -> bool:
+        if type(module) is nn.Sequential:
+            return all(self.is_leaf_module(part, name) for part in module)
+        return super().is_leaf_module(module, name)
+
+
 def _graph_module(hook: _Hook, class_name: str, **attributes: Any) -> fx.GraphModule:
     vars(hook).update(attributes)
-    return fx.GraphModule(hook, fx.Tracer().trace(hook), class_name)
+    graph = _Tracer().trace(hook)
+    graph._tracer_cls = None  # else the module would hold a class of Esper
+    return fx.GraphModule(hook, graph, class_name)
 
 
 class _Exporter:
@@ -289,15 +300,17 @@ class _Exporter:
                 bypasses=[slot.site.slot_id for slot in bypasses],
                 has_branches=bool(branches),
             )
-            self.host.register_forward_pre_hook(begin)
+            self.host.register_forward_pre_hook(begin.forward)
         if branches:
-            location = self._locate(self.host, locate_in_output)
-            end = _EndHook(self.tools_name)
-            self.host.register_forward_hook(
-                _graph_module(
-                    end, "GrownOutput", branches=branches, location=location, spread=self.spread
-                )
+            location, _ = self._locate(self.host, locate_in_output)
+            end = _graph_module(
+                _EndHook(self.tools_name),
+                "GrownOutput",
+                branches=branches,
+                location=location,
+                spread=self.spread,
             )
+            self.host.register_forward_hook(end.forward)
         # Before all other hooks of the layer, the last one first: they end in the order of slots.
         for slot in reversed(bypasses):
             self._add_bypass(slot)
@@ -305,9 +318,12 @@ class _Exporter:
 
     def _add_at_slot(self, slot: SeedSlot) -> None:
         module = original(self.host.get_submodule(slot.site.module))
-        location = self._locate(module, locate_in_slot)
-        hook = self._seed_hook(_SlotHook, slot, location=location)
-        module.register_forward_hook(hook)
+        location, changed = self._locate(module, locate_in_slot)
+        # A branch keeps what it read for its gradient. For feature maps, see `_safe_to_read` in
+        # seed_slot: an export with a frozen host may be trained channels last.
+        copied = (slot.kind == "branch" and changed) or slot.site.topology.startswith("cnn")
+        hook = self._seed_hook(_SlotHook, slot, location=location, copied=copied)
+        module.register_forward_hook(hook.forward)
         if slot.kind == "branch" or location.form in ("mapping", "dataclass"):
             setattr(module, self.tools_name, self.tools)
 
@@ -319,14 +335,18 @@ class _Exporter:
         )
         for layer in (first, second):
             setattr(layer, self.tools_name, self.tools)
-        first.register_forward_pre_hook(self._seed_hook(_BypassReadHook, slot))
-        adding = _BypassAddHook(self.tools_name)
-        second.register_forward_hook(
-            _graph_module(adding, "GrownLayer", slot_id=slot.site.slot_id, spread=self.spread),
-            prepend=True,
+        first.register_forward_pre_hook(self._seed_hook(_BypassReadHook, slot).forward)
+        adding = _graph_module(
+            _BypassAddHook(self.tools_name),
+            "GrownLayer",
+            slot_id=slot.site.slot_id,
+            spread=self.spread,
         )
+        second.register_forward_hook(adding.forward, prepend=True)
 
-    def _seed_hook(self, kind: type[_SeedHook], slot: SeedSlot, **attributes: Any) -> nn.Module:
+    def _seed_hook(
+        self, kind: type[_SeedHook], slot: SeedSlot, **attributes: Any
+    ) -> fx.GraphModule:
         blueprint = self.live.catalogue[slot.blueprint].name
         hook = kind(self.tools_name, slot)
         try:
@@ -341,20 +361,33 @@ class _Exporter:
 
     def _locate(
         self, module: nn.Module, locate: Callable[[Any], TensorLocation | None]
-    ) -> TensorLocation:
-        """Where a module's output has its tensor, with the seeds that were added so far."""
-        found: list[TensorLocation | None] = []
-        handle = module.register_forward_hook(lambda *args: found.append(locate(args[2])))
+    ) -> tuple[TensorLocation, bool]:
+        """Where a module's output has its tensor, with the seeds that were added so far, and
+        whether the host may change that tensor in place."""
+        found: list[tuple[TensorLocation, Tensor, int]] = []
+
+        def look(module: nn.Module, args: Any, output: Any) -> None:
+            location = locate(output)
+            if location is not None:
+                tensor = location.get(output)
+                found.append((location, tensor, -1 if tensor.is_inference() else tensor._version))
+
+        handle = module.register_forward_hook(look)
         try:
             with evaluating(self.host), without_graphs():
                 call_model(self.host, self.example)
         finally:
             handle.remove()
-        if not found or found[0] is None:
+        if not found:
             raise ExportError(
                 "the model does not run every slot on the example; export with another example"
             )
-        return found[0]
+        location, tensor, version = found[0]
+        changed = version < 0 or tensor._version != version
+        # Dropout does nothing in evaluation.
+        return location, changed or any(
+            isinstance(m, nn.modules.dropout._DropoutNd) and m.inplace for m in self.host.modules()
+        )
 
     def _register_holder(self) -> None:
         """Make the hooks submodules of the model, so that their parameters are its own."""
