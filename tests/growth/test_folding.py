@@ -12,6 +12,7 @@ from torch.nn.utils.parametrizations import weight_norm
 from esper.growth.blueprints.catalogue import BlueprintSpec, default_catalogue
 from esper.growth.export import export
 from esper.growth.grown_module import GrownModule, keyed
+from esper.growth.hosts import MLPHost
 from esper.growth.lifecycle import GATED
 from esper.growth.sites import list_slots
 from esper.leyline import SeedStage
@@ -198,11 +199,24 @@ def test_a_layer_norm_of_vectors_becomes_a_group_norm() -> None:
     norms = [m for m in plain.modules() if type(m) is nn.GroupNorm]
     assert [(norm.num_groups, norm.num_channels) for norm in norms] == [(2, 24)] * 3
     assert_close(plain(x), network(x))
+    with pytest.raises(RuntimeError, match=r"Unexpected key.*blocks\.0\.1\.groups"):
+        MLPHost(10, hidden=24, n_layers=3).load_state_dict(plain.state_dict())
     again = GrownModule.wrap(plain, ["blocks.1"], x)
     plant(again, 0, "widen_half", SeedStage.FOSSILIZED, 1.0, shake=0.3)
     widest = export(again, x)
     assert widest.get_submodule("blocks.1.1").num_groups == 3
     assert_close(widest(x), again(x))
+
+
+@pytest.mark.parametrize("settings", [{"bias": False}, {"elementwise_affine": False}])
+def test_layer_norms_with_fewer_parameters_fold(settings: dict[str, bool]) -> None:
+    x = torch.randn(VECTORS)
+    norm = nn.LayerNorm(6, **settings)
+    network = grown(nn.Sequential(nn.Linear(7, 6), norm, nn.ReLU(), nn.Linear(6, 4)), x)
+    plain = export(network, x)
+    assert no_hooks(plain)
+    assert_close(plain(x), network(x))
+    assert {*plain.state_dict()} == {*network.release().state_dict(), "1.groups"}
 
 
 def test_transformer_layers_fold() -> None:
@@ -287,10 +301,10 @@ def same_norm() -> nn.Module:
 ROWS = (3, 5, 7)
 REFUSED: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
     "layer norm": (two(nn.Linear(7, 6), nn.LayerNorm(6), nn.Linear(6, 4)), ROWS, "LayerNorm"),
-    "layer norm without bias": (
-        two(nn.Linear(7, 6), nn.LayerNorm(6, bias=False), nn.Linear(6, 4)),
-        VECTORS,
-        "LayerNorm",
+    "group norm without bias": (
+        two(nn.Conv1d(2, 6, 3), nn.GroupNorm(2, 6, bias=False), nn.Conv1d(6, 4, 3)),
+        (3, 2, 9),
+        "GroupNorm without bias",
     ),
     "rms norm": (two(nn.Linear(7, 6), nn.RMSNorm(6), nn.Linear(6, 4)), VECTORS, "RMSNorm"),
     "prelu": (two(nn.Linear(7, 6), nn.PReLU(), nn.Linear(6, 4)), VECTORS, "PReLU"),
@@ -370,6 +384,21 @@ SEEDS: dict[str, tuple[list[str], list[tuple[str, float, int]], nn.Module, bool,
     "half a norm": (["0.0"], [HALF], nn.LayerNorm(6), False, "groups of another size"),
     "neighbour": (["0.0", "1"], [HALF, GATE], nn.ReLU(), False, "next to the second path of r0c1"),
 }
+
+
+def test_a_second_path_at_the_end_of_a_chain_keeps_the_whole_chain(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model, x = deep(nn.ReLU()), torch.randn(VECTORS)
+    model.append(nn.Linear(4, 4))
+    network = GrownModule.wrap(model, ["0", "1", "2"], x)
+    for slot, (blueprint, alpha, blend) in enumerate([HALF, HALF, GATE]):
+        stage = SeedStage.FOSSILIZED if alpha == 1.0 else SeedStage.BLENDING
+        plant(network, slot, blueprint, stage, alpha, blend, shake=0.3)
+    with caplog.at_level(logging.INFO, "esper"):
+        plain = export(network, x)
+    assert not any(record.levelno > logging.INFO for record in caplog.records)
+    assert_close(plain(x), network(x))
 
 
 @pytest.mark.parametrize("name", SEEDS)

@@ -209,11 +209,8 @@ def _after(
         return replace(first, steps=(*first.steps, *found))
     if name in _SCALING and same_shape:
         return replace(first, inexact=name)
-    return (
-        replace(first, steps=(*first.steps, _ANY_ACTIVATION), inexact=name)
-        if pointwise
-        else UNKNOWN
-    )
+    steps = (*first.steps, _ANY_ACTIVATION)
+    return replace(first, steps=steps, inexact=name) if pointwise else UNKNOWN
 
 
 def _common(origins: list[TensorOrigin]) -> tuple[Step, ...]:

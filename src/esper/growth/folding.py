@@ -22,6 +22,8 @@ _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _NORMS = (*_BATCH_NORMS, nn.GroupNorm, nn.LayerNorm)
 _NORM_STEPS = ("BatchNorm", "GroupNorm", "LayerNorm")
 _MIXING_STEPS = ("RMSNorm", "PReLU")
+_GROUPS = "groups"
+_TENSORS = {"weight", "bias", "running_mean", "running_var", "num_batches_tracked", _GROUPS}
 _OTHER_BLUEPRINT = "a blueprint that is not built in"
 
 
@@ -48,26 +50,29 @@ class Folding:
     def choose(self, acting: Sequence[SeedSlot]) -> tuple[list[SeedSlot], dict[str, str]]:
         """Which bypasses among `acting` can be folded, in the order that `fold` needs, and the
         reasons of the others by slot."""
-        bypasses = [slot for slot in acting if slot.kind == "bypass"]
-        folding, reasons = [], {}
-        for slot in bypasses:
-            try:
-                self._check_seed(slot, acting)
-                folding.append(slot)
-            except _Obstacle as obstacle:
-                reasons[slot.site.slot_id] = str(obstacle)
-        # A second path keeps the widths that it was made for.
-        for stays in bypasses:
-            for slot in folding if stays not in folding else ():
-                if _follows(slot, stays) or _follows(stays, slot):
-                    reasons[slot.site.slot_id] = f"next to the second path of {stays.site.slot_id}"
-            folding = [slot for slot in folding if slot.site.slot_id not in reasons]
+        folding: list[SeedSlot] = []
+        staying: list[SeedSlot] = []
+        reasons: dict[str, str] = {}
+        for slot in acting:
+            if slot.kind == "bypass":
+                try:
+                    self._check_seed(slot, acting)
+                    folding.append(slot)
+                except _Obstacle as obstacle:
+                    staying.append(slot)
+                    reasons[slot.site.slot_id] = str(obstacle)
+        # A second path keeps the widths that it was made for. The list grows while it is read.
+        for other in staying:
+            for slot in [a for a in folding if _follows(a, other) or _follows(other, a)]:
+                folding.remove(slot)
+                staying.append(slot)
+                reasons[slot.site.slot_id] = f"next to the second path of {other.site.slot_id}"
         # In a chain the last one first: what is added to a layer then needs no more inputs.
         ordered: list[SeedSlot] = []
         while folding:
             ready = [a for a in folding if not any(_follows(b, a) for b in folding)]
             ordered += ready
-            folding = [slot for slot in folding if slot not in ready]
+            folding = [a for a in folding if a not in ready]
         return ordered, reasons
 
     def fold(self, slot: SeedSlot) -> None:
@@ -111,10 +116,11 @@ class Folding:
         seeds = {other.site.module for other in acting if other.kind != "bypass"}
         for name in seeds.intersection(widening.wider):
             raise _Obstacle(f"another seed at {name!r}")
+        if type(seed) is not nn.Sequential or not isinstance(seed[0], LAYERS):
+            raise _Obstacle(_OTHER_BLUEPRINT)
         try:
-            assert isinstance(seed, nn.Sequential)
             usual = _path(widening, len(seed[0].weight))
-        except (AssertionError, AttributeError, LookupError, TypeError, ValueError, RuntimeError):
+        except (ValueError, RuntimeError):
             raise _Obstacle(_OTHER_BLUEPRINT) from None
         if repr(seed) != repr(usual):
             raise _Obstacle(_OTHER_BLUEPRINT)
@@ -184,6 +190,8 @@ class Folding:
             if has_own_hooks(module):
                 raise _Obstacle(f"hooks on {type(module).__name__}")
         for module in (first, *norms, second):
+            if not _TENSORS.issuperset([*module._parameters, *module._buffers]):
+                raise _Obstacle(f"other parameters in {type(module).__name__}")
             if any(self.owners[id(p)] > 1 for p in module.parameters()):
                 raise _Obstacle("shared parameters")
 
@@ -212,14 +220,14 @@ def _unit(layer: nn.Module) -> str:
 
 
 def _check_norm(norm: nn.Module, added: nn.Module, dims: int) -> None:
-    """Can a norm of the host get the channels of a bypass?"""
+    """Can a norm of the host get the channels of a bypass? Raises _Obstacle."""
+    if [name for name, _ in norm.named_parameters()] != [n for n, _ in added.named_parameters()]:
+        raise _Obstacle(f"{type(norm).__name__} without bias")
     if isinstance(norm, _BATCH_NORMS):
         if norm.momentum is None:
             raise _Obstacle("BatchNorm over all batches")
         return
-    if isinstance(added, nn.LayerNorm) and (
-        dims != 2 or (added.bias is None) != (added.weight is None)
-    ):
+    if isinstance(added, nn.LayerNorm) and dims != 2:
         raise _Obstacle("LayerNorm")
     one, other = _as_groups(norm), _as_groups(added)
     if one.num_channels * other.num_groups != other.num_channels * one.num_groups:
@@ -231,9 +239,9 @@ def _as_groups(norm: nn.Module) -> nn.GroupNorm:
     if isinstance(norm, nn.GroupNorm):
         return norm
     assert isinstance(norm, nn.LayerNorm)
-    with torch.device("meta"):
-        groups = nn.GroupNorm(1, norm.normalized_shape[-1], norm.eps, norm.elementwise_affine)
+    groups = nn.GroupNorm(1, norm.normalized_shape[-1], norm.eps, affine=False)
     groups._parameters.update(norm._parameters)
+    groups.affine = norm.elementwise_affine
     return groups.train(norm.training)
 
 
@@ -241,9 +249,14 @@ def _wider_norm(norm: nn.Module, added: nn.Module) -> nn.Module:
     if isinstance(norm, _BATCH_NORMS):
         norm.num_features += added.num_features
     else:
-        norm, added = _as_groups(norm), _as_groups(added)
-        norm.num_groups += added.num_groups
-        norm.num_channels += added.num_channels
+        wide, added = _as_groups(norm), _as_groups(added)
+        wide.num_groups += added.num_groups
+        wide.num_channels += added.num_channels
+        if wide is not norm or _GROUPS in norm._buffers:
+            # So that a LayerNorm of this width refuses the state dict.
+            like = next(norm.parameters(), torch.empty(0))
+            wide.register_buffer(_GROUPS, torch.tensor(wide.num_groups, device=like.device))
+        norm = wide
     _append(norm, added)
     return norm
 

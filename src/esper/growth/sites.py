@@ -5,7 +5,7 @@ The model is not rewritten: forward hooks record the pass.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -48,8 +48,8 @@ class SlotInfo:
     `layout` has a letter for each dimension of the output (B batch, C channels, T tokens or time,
     L length, D H W). It is "?" if unknown; then the user must give it before a seed can grow there.
     `shape` is without the batch, in the order of the layout. `widening` is the hidden layer that a
-    bypass can widen, `second_path` the reason why an export cannot make that layer itself wider
-    for as many channels again; "" if it can.
+    bypass can widen. `second_path` is the reason why an export cannot make that layer itself twice
+    as wide; "" if it can, None if nobody asked.
     """
 
     name: str
@@ -61,12 +61,12 @@ class SlotInfo:
     macs: int
     calls: int
     widening: Widening | None = None
-    second_path: str = ""
+    second_path: str | None = None
 
     @property
     def widens(self) -> str:
         """What becomes of a bypass in an export."""
-        if self.widening is None:
+        if self.widening is None or self.second_path is None:
             return ""
         return f"second path: {self.second_path}" if self.second_path else "folds"
 
@@ -87,17 +87,9 @@ class SlotListing(list[SlotInfo]):
             *("params", "multiply-adds", "calls", "widening"),
         )
         rows = [
-            (
-                s.name,
-                s.module,
-                "x".join(map(str, s.shape)),
-                s.layout,
-                s.topology,
-                *numbers,
-                s.widens,
-            )
+            (s.name, s.module, "x".join(map(str, s.shape)), s.layout, s.topology, *others)
             for s in self
-            for numbers in [(f"{s.params:,}", f"{s.macs:,}", str(s.calls))]
+            for others in [(f"{s.params:,}", f"{s.macs:,}", str(s.calls), s.widens)]
         ]
         widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
         lines = [
@@ -271,7 +263,6 @@ def inspect_model(model: nn.Module, example: Any, layout: Layouts | None = None)
     names = {module: name for name, module in model.named_modules()}
     for tensor in tensors_in(output):
         dataflow.add_output(tensor)
-    folding = Folding(model)
     for module, name in names.items():
         found = _slot_layout(outputs.get(module, []), given.get(name), batch, name)
         # A copy of a GraphModule loses its hooks.
@@ -283,7 +274,6 @@ def inspect_model(model: nn.Module, example: Any, layout: Layouts | None = None)
         macs = sum(flops.get(f"{type(model).__name__}.{name}", {}).values()) // 2 // batch
         shape = list(outputs[module][0][0].shape)
         del shape[found.index("B") if found != UNKNOWN else 0]
-        widening = dataflow.find_widening(module, names, batch)
         listing.append(
             SlotInfo(
                 name=name,
@@ -294,8 +284,7 @@ def inspect_model(model: nn.Module, example: Any, layout: Layouts | None = None)
                 params=sum(p.numel() for p in module.parameters()),
                 macs=macs,
                 calls=len(outputs[module]),
-                widening=widening,
-                second_path="" if widening is None else folding.obstacle(widening),
+                widening=dataflow.find_widening(module, names, batch),
             )
         )
     answers = {id(tensor) for tensor in tensors_in(output)}
@@ -379,4 +368,10 @@ def list_slots(model: nn.Module, example: Any, layout: Layouts | None = None) ->
 
     `layout` gives the layouts of outputs by module name, where the table has a "?".
     """
-    return inspect_model(original(inner(model)), example, layout).slots
+    plain = original(inner(model))
+    slots, folding = inspect_model(plain, example, layout).slots, Folding(plain)
+    slots[:] = [
+        replace(slot, second_path=folding.obstacle(slot.widening)) if slot.widening else slot
+        for slot in slots
+    ]
+    return slots
