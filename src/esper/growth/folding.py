@@ -8,6 +8,7 @@ alone and all of them alike.
 import math
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -77,10 +78,9 @@ class Folding:
 
     def fold(self, slot: SeedSlot) -> None:
         """Make the layers wider by a bypass that `choose` returned."""
-        widening, seed = _widening(slot), slot.seed
-        assert isinstance(seed, nn.Sequential)
-        width = len(seed[0].weight)
-        before, after = self._columns(widening, _path(widening, width))
+        widening = _widening(slot)
+        seed: Any = slot.seed
+        before, after = self._columns(widening, _path(widening, len(seed[0].weight)))
         first, second = self._ends(widening)
         _append(first, seed[0])
         setattr(first, f"out_{_unit(first)}", len(first.weight))
@@ -89,7 +89,7 @@ class Folding:
             self._replace(name, _wider_norm(self.modules[name], norm))
         self._add_inputs(second, slot.alpha * seed[-1].weight.detach(), before, after)
 
-    def _ends(self, widening: Widening) -> tuple[nn.Module, nn.Module]:
+    def _ends(self, widening: Widening) -> tuple[Any, Any]:
         return self.modules[widening.first.module], self.modules[widening.second.module]
 
     def _norms(self, widening: Widening) -> list[str]:
@@ -100,7 +100,7 @@ class Folding:
             self.model.set_submodule(name, module)
             self.modules[name] = module
 
-    def _add_inputs(self, layer: nn.Module, weight: Tensor, before: int, after: int) -> None:
+    def _add_inputs(self, layer: Any, weight: Tensor, before: int, after: int) -> None:
         # No outputs for channels that the layer has got as the first one of another bypass.
         missing = len(layer.weight) - len(weight)
         weight = torch.cat([weight, weight.new_zeros(missing, *weight.shape[1:])])
@@ -110,7 +110,8 @@ class Folding:
         setattr(layer, f"in_{_unit(layer)}", joined.shape[1])
 
     def _check_seed(self, slot: SeedSlot, acting: Sequence[SeedSlot]) -> None:
-        widening, seed = _widening(slot), slot.seed
+        widening = _widening(slot)
+        seed: Any = slot.seed
         if slot.valve is not None:
             raise _Obstacle("blended with a gate")
         seeds = {other.site.module for other in acting if other.kind != "bypass"}
@@ -122,7 +123,7 @@ class Folding:
             usual = _path(widening, len(seed[0].weight))
         except (ValueError, RuntimeError):
             raise _Obstacle(_OTHER_BLUEPRINT) from None
-        if repr(seed) != repr(usual):
+        if repr(seed) != repr(nn.Sequential(*usual)):
             raise _Obstacle(_OTHER_BLUEPRINT)
         self._columns(widening, usual)
         layers = [*self._ends(widening), *(self.modules[name] for name in self._norms(widening))]
@@ -134,7 +135,7 @@ class Folding:
         if len(kinds) > 1:
             raise _Obstacle("types, devices or frozen parameters differ")
 
-    def _columns(self, widening: Widening, bypass: nn.Sequential) -> tuple[int, int]:
+    def _columns(self, widening: Widening, bypass: list[Any]) -> tuple[int, int]:
         """How many inputs of the second layer there are for each channel, before and after it:
         (before, channels, after) are flattened. Raises _Obstacle. The bypass is on the meta device.
         """
@@ -206,7 +207,7 @@ def _follows(slot: SeedSlot, other: SeedSlot) -> bool:
     return _widening(slot).first.module == _widening(other).second.module
 
 
-def _path(widening: Widening, width: int) -> nn.Sequential:
+def _path(widening: Widening, width: int) -> list[Any]:
     with torch.device("meta"):
         return path(widening, width)
 
@@ -219,7 +220,7 @@ def _unit(layer: nn.Module) -> str:
     return "features" if isinstance(layer, nn.Linear) else "channels"
 
 
-def _check_norm(norm: nn.Module, added: nn.Module, dims: int) -> None:
+def _check_norm(norm: Any, added: Any, dims: int) -> None:
     """Can a norm of the host get the channels of a bypass? Raises _Obstacle."""
     if [name for name, _ in norm.named_parameters()] != [n for n, _ in added.named_parameters()]:
         raise _Obstacle(f"{type(norm).__name__} without bias")
@@ -245,7 +246,7 @@ def _as_groups(norm: nn.Module) -> nn.GroupNorm:
     return groups.train(norm.training)
 
 
-def _wider_norm(norm: nn.Module, added: nn.Module) -> nn.Module:
+def _wider_norm(norm: Any, added: Any) -> nn.Module:
     if isinstance(norm, _BATCH_NORMS):
         norm.num_features += added.num_features
     else:
