@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -88,6 +89,17 @@ FOLDS: dict[str, tuple[Callable[[int], nn.Module], tuple[int, ...]]] = {
     "GroupNorm, pooling": (
         lambda w: chain(
             nn.Conv2d(2, w, 3), nn.GroupNorm(w // 3, w), nn.AvgPool2d(2), nn.Conv2d(w, 4, 2)
+        ),
+        IMAGES,
+    ),
+    "depthwise": (
+        lambda w: chain(
+            nn.Conv2d(2, w, 1, bias=False),
+            nn.BatchNorm2d(w),
+            nn.ReLU6(),
+            nn.Conv2d(w, w, 3, 2, 1, groups=w, padding_mode="circular"),
+            nn.BatchNorm2d(w),
+            nn.Conv2d(w, 4, 1),
         ),
         IMAGES,
     ),
@@ -230,6 +242,19 @@ def test_transformer_layers_fold() -> None:
     assert sum(p.numel() for p in plain.parameters()) == sum(
         p.numel() for p in network.parameters()
     )
+
+
+def test_a_folded_export_is_one_graph_and_loads_from_a_file(tmp_path: Path) -> None:
+    x = torch.randn(VECTORS)
+    model = nn.Sequential(nn.Linear(7, 6), nn.LayerNorm(6), nn.ReLU(), nn.Linear(6, 4))
+    plain = export(grown(model, x), x)
+    assert not any(type(m).__module__.startswith("esper") for m in plain.modules())
+    torch.save(plain, tmp_path / "plain.pt")
+    loaded = torch.load(tmp_path / "plain.pt", weights_only=False)
+    program = torch.export.export(plain, (x,)).module()
+    compiled = torch.compile(plain, backend="eager", fullgraph=True)
+    for other in (loaded, program, compiled):
+        assert_close(other(x), plain(x))
 
 
 # --- what stays a second path ----------------------------------------------------------------
