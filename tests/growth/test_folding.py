@@ -92,17 +92,6 @@ FOLDS: dict[str, tuple[Callable[[int], nn.Module], tuple[int, ...]]] = {
         ),
         IMAGES,
     ),
-    "depthwise": (
-        lambda w: chain(
-            nn.Conv2d(2, w, 1, bias=False),
-            nn.BatchNorm2d(w),
-            nn.ReLU6(),
-            nn.Conv2d(w, w, 3, 2, 1, groups=w, padding_mode="circular"),
-            nn.BatchNorm2d(w),
-            nn.Conv2d(w, 4, 1),
-        ),
-        IMAGES,
-    ),
     "flattened": (
         lambda w: chain(
             nn.Conv2d(2, w, 3), nn.LeakyReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(9 * w, 4)

@@ -101,7 +101,7 @@ class DataflowTracer(TorchDispatchMode):
         read = args[0] if args else None
         if isinstance(read, Tensor) and isinstance(output, Tensor):
             origin = self.origins.get(read, UNKNOWN)
-            if _is_layer(module):
+            if isinstance(module, LAYERS):
                 self.shapes[module] = tuple(read.shape), tuple(output.shape)
                 if origin.layer is not None:
                     self.pairs.append(_LayerPair(origin.layer, module, origin))
@@ -169,8 +169,7 @@ class DataflowTracer(TorchDispatchMode):
                 self.origins[first] = _after(before, func, shape, args, kwargs or {}, first)
             for other in results[1:]:
                 self.origins[other] = UNKNOWN
-            lost = not results or self.origins[results[0]].layer is None
-            if _is_layer(self.inside) or (lost and self.inside is None):
+            if self.inside is not None or not results or self.origins[results[0]].layer is None:
                 for origin in before:
                     self._note_reader(origin, self.inside)
         return result
@@ -278,24 +277,9 @@ def _flattening(before: tuple[int, ...], after: tuple[int, ...]) -> list[Step] |
     return None
 
 
-def is_depthwise(module: nn.Module) -> bool:
-    """Whether it is a convolution of every channel by itself, which can stand between layers."""
-    return (
-        isinstance(module, _CONVOLUTIONS)
-        and module.groups == module.in_channels == module.out_channels > 1
-    )
-
-
-def _is_layer(module: nn.Module | None) -> bool:
-    return isinstance(module, LAYERS) and not is_depthwise(module)
-
-
 def _module_step(module: nn.Module) -> Step | None:
     """Steps that operations do not show: dropout does nothing in evaluation, RMSNorm is several
-    operations, BatchNorm has a momentum in training, convolutions are layers as a rule."""
-    if is_depthwise(module):
-        spec = _layer_spec(module, "")
-        return "Depthwise", spec.kind, spec.bias, spec.settings
+    operations, BatchNorm has a momentum in training."""
     if isinstance(module, nn.modules.dropout._DropoutNd):
         return (type(module).__name__, module.p) if hasattr(nn, type(module).__name__) else None
     if isinstance(module, nn.modules.batchnorm._BatchNorm):

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from esper.growth.blueprints.bypass import path
-from esper.growth.dataflow import LAYERS, is_depthwise
+from esper.growth.dataflow import LAYERS
 from esper.growth.hooks import has_own_hooks
 from esper.growth.seed_slot import SeedSlot
 from esper.leyline import LayerSpec, Widening
 
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _NORMS = (*_BATCH_NORMS, nn.GroupNorm, nn.LayerNorm)
-_OWN_STEPS = ("BatchNorm", "GroupNorm", "LayerNorm", "Depthwise")
+_NORM_STEPS = ("BatchNorm", "GroupNorm", "LayerNorm")
 _MIXING_STEPS = ("RMSNorm", "PReLU")
 _GROUPS = "groups"
 _TENSORS = {"weight", "bias", "running_mean", "running_var", "num_batches_tracked", _GROUPS}
@@ -84,17 +84,16 @@ class Folding:
         first, second = self._ends(widening)
         _append(first, seed[0])
         setattr(first, f"out_{_unit(first)}", len(first.weight))
-        added = [module for module in seed[1:-1] if _has_channels(module)]
-        for name, part in zip(self._between(widening), added, strict=True):
-            self._replace(name, _wider(self.modules[name], part))
+        added = [module for module in seed if type(module) in _NORMS]
+        for name, norm in zip(self._norms(widening), added, strict=True):
+            self._replace(name, _wider_norm(self.modules[name], norm))
         self._add_inputs(second, slot.alpha * seed[-1].weight.detach(), before, after)
 
     def _ends(self, widening: Widening) -> tuple[Any, Any]:
         return self.modules[widening.first.module], self.modules[widening.second.module]
 
-    def _between(self, widening: Widening) -> list[str]:
-        """Modules between both layers that have something for each channel."""
-        return [name for name in widening.wider if _has_channels(self.modules[name])]
+    def _norms(self, widening: Widening) -> list[str]:
+        return [name for name in widening.wider if type(self.modules[name]) in _NORMS]
 
     def _replace(self, name: str, module: nn.Module) -> None:
         if module is not self.modules[name]:
@@ -127,7 +126,7 @@ class Folding:
         if repr(seed) != repr(nn.Sequential(*usual)):
             raise _Obstacle(_OTHER_BLUEPRINT)
         self._columns(widening, usual)
-        layers = [*self._ends(widening), *(self.modules[name] for name in self._between(widening))]
+        layers = [*self._ends(widening), *(self.modules[name] for name in self._norms(widening))]
         kinds = {
             (p.dtype, p.device, p.requires_grad)
             for module in (*layers, seed)
@@ -141,7 +140,7 @@ class Folding:
         (before, channels, after) are flattened. Raises _Obstacle. The bypass is on the meta device.
         """
         self._check_modules(widening)
-        parts = iter(self._between(widening))
+        norms = iter(self._norms(widening))
         before = after = 1
         with torch.device("meta"), torch.no_grad():
             x = bypass[0](torch.zeros(widening.reads))
@@ -165,10 +164,10 @@ class Folding:
                     at -= 0 if settings[1:] == [True] else sum(dim < at for dim in dims)
                 elif "Pool" in kind and at >= len(shape) - int(kind[-2]):
                     raise _Obstacle(f"{kind} over channels")
-                elif kind in _OWN_STEPS:
+                elif kind in _NORM_STEPS:
                     if at != 1 or before > 1:
                         raise _Obstacle(kind)
-                    _check_part(self.modules[next(parts)], layer, len(shape))
+                    _check_norm(self.modules[next(norms)], layer, len(shape))
                 elif kind in _MIXING_STEPS:
                     raise _Obstacle(kind)
         if at != x.dim() - 1 - _space(widening.second):
@@ -179,19 +178,19 @@ class Folding:
         if widening.obstacle:
             raise _Obstacle(widening.obstacle)
         first, second = self._ends(widening)
-        parts = [self.modules[name] for name in self._between(widening)]
+        norms = [self.modules[name] for name in self._norms(widening)]
         for layer in (first, second):
             if type(layer) not in LAYERS:
                 raise _Obstacle(type(layer).__name__)
             if getattr(layer, "groups", 1) != 1:
                 raise _Obstacle("convolution in groups")
-        steps = [step[0] for step in widening.steps if step[0] in _OWN_STEPS]
-        if len(steps) != len(parts):
+        steps = [step[0] for step in widening.steps if step[0] in _NORM_STEPS]
+        if len(steps) != len(norms):
             raise _Obstacle(f"{steps[0]} that is not a module of torch")
         for module in (*(self.modules[name] for name in widening.wider), second):
             if has_own_hooks(module):
                 raise _Obstacle(f"hooks on {type(module).__name__}")
-        for module in (first, *parts, second):
+        for module in (first, *norms, second):
             if not _TENSORS.issuperset([*module._parameters, *module._buffers]):
                 raise _Obstacle(f"other parameters in {type(module).__name__}")
             if any(self.owners[id(p)] > 1 for p in module.parameters()):
@@ -221,21 +220,17 @@ def _unit(layer: nn.Module) -> str:
     return "features" if isinstance(layer, nn.Linear) else "channels"
 
 
-def _has_channels(module: nn.Module) -> bool:
-    return type(module) in _NORMS or (type(module) in LAYERS and is_depthwise(module))
-
-
-def _check_part(part: Any, added: Any, dims: int) -> None:
-    """Can a module of the host get the channels of that of a bypass? Raises _Obstacle."""
-    if [name for name, _ in part.named_parameters()] != [n for n, _ in added.named_parameters()]:
-        raise _Obstacle(f"{type(part).__name__} without bias")
-    if isinstance(part, _BATCH_NORMS) and part.momentum is None:
-        raise _Obstacle("BatchNorm over all batches")
-    if not isinstance(part, (nn.LayerNorm, nn.GroupNorm)):
+def _check_norm(norm: Any, added: Any, dims: int) -> None:
+    """Can a norm of the host get the channels of a bypass? Raises _Obstacle."""
+    if [name for name, _ in norm.named_parameters()] != [n for n, _ in added.named_parameters()]:
+        raise _Obstacle(f"{type(norm).__name__} without bias")
+    if isinstance(norm, _BATCH_NORMS):
+        if norm.momentum is None:
+            raise _Obstacle("BatchNorm over all batches")
         return
     if isinstance(added, nn.LayerNorm) and dims != 2:
         raise _Obstacle("LayerNorm")
-    one, other = _as_groups(part), _as_groups(added)
+    one, other = _as_groups(norm), _as_groups(added)
     if one.num_channels * other.num_groups != other.num_channels * one.num_groups:
         raise _Obstacle(f"{type(added).__name__} over groups of another size")
 
@@ -251,22 +246,20 @@ def _as_groups(norm: nn.Module) -> nn.GroupNorm:
     return groups.train(norm.training)
 
 
-def _wider(part: Any, added: Any) -> nn.Module:
-    wide = part
-    if isinstance(part, _BATCH_NORMS):
-        wide.num_features += added.num_features
-    elif isinstance(part, LAYERS):
-        wide.groups = wide.in_channels = wide.out_channels = part.groups + added.groups
+def _wider_norm(norm: Any, added: Any) -> nn.Module:
+    if isinstance(norm, _BATCH_NORMS):
+        norm.num_features += added.num_features
     else:
-        wide, added = _as_groups(part), _as_groups(added)
+        wide, added = _as_groups(norm), _as_groups(added)
         wide.num_groups += added.num_groups
         wide.num_channels += added.num_channels
-        if wide is not part or _GROUPS in part._buffers:
+        if wide is not norm or _GROUPS in norm._buffers:
             # So that a LayerNorm of this width refuses the state dict.
-            like = next(part.parameters(), torch.empty(0))
+            like = next(norm.parameters(), torch.empty(0))
             wide.register_buffer(_GROUPS, torch.tensor(wide.num_groups, device=like.device))
-    _append(wide, added)
-    return wide
+        norm = wide
+    _append(norm, added)
+    return norm
 
 
 def _append(module: nn.Module, added: nn.Module) -> None:

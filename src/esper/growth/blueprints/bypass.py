@@ -108,16 +108,11 @@ def _layer(spec: LayerSpec, inputs: int, outputs: int, bias: bool) -> Any:
 
 
 def _step(step: Step, shape: torch.Size, widening: Widening) -> Maker:
-    """The factory of a step; norms and depthwise convolutions are made for the bypass's own
-    channels."""
+    """The factory of a step; a norm is made for the bypass's own channels."""
     name, *settings = step
     match name:
         case "BatchNorm":
             return partial(_BATCH_NORM[len(shape)], shape[1], *settings)
-        case "Depthwise":
-            kind, bias, details = settings
-            layer = getattr(nn, kind)
-            return partial(layer, shape[1], shape[1], groups=shape[1], bias=bias, **dict(details))
         case "GroupNorm":
             groups, *settings = settings
             # Groups as large as the host's, if that divides the channels.
