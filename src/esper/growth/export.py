@@ -100,7 +100,7 @@ def _folded(
     except ConfigError as error:
         failure = str(error)
     if failure:
-        log.warning(f"all bypasses stay second paths; with wider layers {failure}")
+        log.warning("all bypasses stay second paths; with wider layers %s", failure)
         return _plain_copy(network.host), []
     log.info("wider layers contain the bypasses in %s", ", ".join(folded))
     return plain, folded
