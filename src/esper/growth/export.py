@@ -1,10 +1,10 @@
 """From a grown network back to a plain nn.Module that runs where Esper is not installed.
 
-The host's modules stay as they are. Each seed becomes a torch.fx GraphModule, which contains its
-own code, and acts as a forward hook on the module of its slot. A branch stores its result until the
-end of the pass, where a hook on the whole network adds it to the output; a bypass until the second
-of its layers. Results are stored per thread: the module is a function of its input in any number of
-threads.
+A bypass makes the layers around it wider, if it can (`folding`). The host's other modules stay as
+they are. Each other seed becomes a torch.fx GraphModule, which contains its own code, and acts as a
+forward hook on the module of its slot. A branch stores its result until the end of the pass, where
+a hook on the whole network adds it to the output; a bypass until the second of its layers. Results
+are stored per thread: the module is a function of its input in any number of threads.
 """
 
 import copy
