@@ -1,12 +1,12 @@
 """Exported networks at batch 1 against networks that are written by hand.
 
-    python benchmarks/export_speed.py [--alternations 9] [--calls 300]
+    python benchmarks/export_speed.py [--alternations 15] [--calls 500]
 
 resnet, gpt, mlp   every slot holds `widen_double`; by hand: the same class with wider layers
 branch_mlp         one slot holds a branch; by hand: the same modules in one `forward`
 
 The networks take turns. The last line is one JSON object: for each row the median CPU time of the
-export over that of the other. About 20 CPU seconds.
+export over that of the other. About one CPU minute.
 """
 
 import argparse
@@ -127,7 +127,7 @@ def ratio(pair: Pair, alternations: int, calls: int) -> float:
     return statistics.median(times[0]) / statistics.median(times[1])
 
 
-def measure(alternations: int = 9, calls: int = 300) -> dict[str, Any]:
+def measure(alternations: int = 15, calls: int = 500) -> dict[str, Any]:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     return {name: round(ratio(make(), alternations, calls), 3) for name, make in ROWS.items()}
@@ -135,8 +135,8 @@ def measure(alternations: int = 9, calls: int = 300) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--alternations", type=int, default=9)
-    parser.add_argument("--calls", type=int, default=300)
+    parser.add_argument("--alternations", type=int, default=15)
+    parser.add_argument("--calls", type=int, default=500)
     arguments = parser.parse_args()
     print(json.dumps(measure(arguments.alternations, arguments.calls)))
 
