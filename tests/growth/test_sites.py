@@ -38,8 +38,11 @@ def test_listing_prints_as_a_table() -> None:
         "params",
         "multiply-adds",
         "calls",
+        "widening",
     ]
-    assert re.match(r"stem\.0 +Conv2d +4x8x8 +BCHW +cnn +108 +6,912 +1", first)
+    assert re.match(
+        r"stem\.0 +Conv2d +4x8x8 +BCHW +cnn +108 +6,912 +1 +second path: read elsewhere, too", first
+    )
 
 
 def test_probing_leaves_no_trace() -> None:

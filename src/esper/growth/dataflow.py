@@ -4,7 +4,7 @@ In one pass every tensor has an origin: the layer it comes from and the steps si
 unknown after an operation on two layers, such as a residual addition, or an unknown operation.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,10 +16,11 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from esper.growth.blueprints.bypass import can_widen
 from esper.growth.layouts import permutation
+from esper.growth.outputs import tensors_in
 from esper.leyline import LayerSpec, Step, Widening
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-_LAYERS = (nn.Linear, *_CONVOLUTIONS)
+LAYERS = (nn.Linear, *_CONVOLUTIONS)
 _CONVOLUTION_SETTINGS = ("kernel_size", "stride", "padding", "dilation", "padding_mode")
 
 _ACTIVATIONS = {
@@ -36,7 +37,8 @@ _ACTIVATIONS = {
 }
 # Stands for every other pointwise non-linear operation.
 _ANY_ACTIVATION: Step = ("ReLU",)
-_SCALING = {"add", "sub", "rsub", "mul", "div", "neg", "clone", "detach", "alias", "contiguous"}
+_SCALING = {"add", "sub", "rsub", "mul", "div", "neg"}
+_COPYING = {"clone", "detach", "alias", "contiguous"}
 _POOLS = {
     "max_pool2d_with_indices": "MaxPool2d",
     "max_pool3d_with_indices": "MaxPool3d",
@@ -50,10 +52,12 @@ _RESHAPES = {"view", "_unsafe_view", "reshape", "_reshape_alias", "squeeze"}
 
 @dataclass(frozen=True, eq=False)
 class TensorOrigin:
-    """The layer a tensor comes from and the steps since; None if unknown."""
+    """The layer a tensor comes from and the steps since; None if unknown. `inexact` is the name of
+    an operation that the steps leave out or replace, if there is one."""
 
     layer: nn.Module | None = None
     steps: tuple[Step, ...] = ()
+    inexact: str = ""
 
 
 UNKNOWN = TensorOrigin()
@@ -63,36 +67,53 @@ UNKNOWN = TensorOrigin()
 class _LayerPair:
     first: nn.Module
     second: nn.Module
-    steps: tuple[Step, ...]
+    origin: TensorOrigin
 
 
 class DataflowTracer(TorchDispatchMode):
-    """Tracks tensors in the code that runs inside. Call `add_input` with the model's inputs, and
-    `record_call` after every module."""
+    """Tracks tensors in the code that runs inside. Call `add_input` with the model's inputs,
+    `begin_call` before and `record_call` after every module, and `add_output` at the end."""
 
     def __init__(self) -> None:
         super().__init__()
         self.origins = WeakTensorKeyDictionary()
         self.pairs: list[_LayerPair] = []
         self.calls: Counter[nn.Module] = Counter()
+        # Which layers read the output of a layer; None stands for all other code.
+        self.readers: dict[nn.Module, set[nn.Module | None]] = defaultdict(set)
+        # Modules that return the output of a layer or what became of it.
+        self.passed: dict[nn.Module, list[nn.Module]] = defaultdict(list)
+        self.inside: nn.Module | None = None
         self.shapes: dict[nn.Module, tuple[tuple[int, ...], tuple[int, ...]]] = {}
 
     def add_input(self, tensor: Tensor) -> None:
         self.origins[tensor] = UNKNOWN
 
+    def add_output(self, tensor: Tensor) -> None:
+        self._note_reader(self.origins.get(tensor, UNKNOWN), None)
+
+    def begin_call(self, module: nn.Module, args: Sequence[Any]) -> None:
+        if isinstance(module, LAYERS):
+            self.inside = module
+
     def record_call(self, module: nn.Module, args: Sequence[Any], output: Any) -> None:
+        self.calls[module] += 1
         read = args[0] if args else None
-        if not (isinstance(read, Tensor) and isinstance(output, Tensor)):
-            return
-        origin = self.origins.get(read, UNKNOWN)
-        if isinstance(module, _LAYERS):
-            self.calls[module] += 1
-            self.shapes[module] = tuple(read.shape), tuple(output.shape)
-            if origin.layer is not None:
-                self.pairs.append(_LayerPair(origin.layer, module, origin.steps))
-            self.origins[output] = TensorOrigin(module)
-        elif origin.layer is not None and (step := _module_step(module)) is not None:
-            self.origins[output] = replace(origin, steps=(*origin.steps, step))
+        if isinstance(read, Tensor) and isinstance(output, Tensor):
+            origin = self.origins.get(read, UNKNOWN)
+            if isinstance(module, LAYERS):
+                self.shapes[module] = tuple(read.shape), tuple(output.shape)
+                if origin.layer is not None:
+                    self.pairs.append(_LayerPair(origin.layer, module, origin))
+                self.origins[output] = TensorOrigin(module)
+            elif origin.layer is not None and (step := _module_step(module)) is not None:
+                self.origins[output] = replace(origin, steps=(*origin.steps, step))
+        if isinstance(module, LAYERS):
+            self.inside = None
+        for tensor in tensors_in(output):
+            layer = self.origins.get(tensor, UNKNOWN).layer
+            if layer is not None and module not in self.passed[layer]:
+                self.passed[layer].append(module)
 
     def find_widening(
         self, module: nn.Module, names: dict[nn.Module, str], batch: int
@@ -107,10 +128,32 @@ class DataflowTracer(TorchDispatchMode):
                 continue
             first, second = (_layer_spec(x, names[x]) for x in (pair.first, pair.second))
             reads, adds = self.shapes[pair.first][0], self.shapes[pair.second][1]
-            found = Widening(first, second, pair.steps, reads, adds, batch)
+            wider = self.passed[pair.first]
+            found = Widening(
+                first,
+                second,
+                pair.origin.steps,
+                reads,
+                adds,
+                batch,
+                tuple(names[module] for module in wider),
+                self._obstacle(pair, wider),
+            )
             if _keeps_positions(found) and can_widen(found):
                 return found
         return None
+
+    def _obstacle(self, pair: _LayerPair, wider: list[nn.Module]) -> str:
+        if self.readers[pair.first] != {pair.second}:
+            return "read elsewhere, too"
+        if pair.origin.inexact:
+            return f"operation {pair.origin.inexact}"
+        shared = [m for m in wider if self.calls[m] > 1 and any(True for _ in m.parameters())]
+        return f"{type(shared[0]).__name__} used several times" if shared else ""
+
+    def _note_reader(self, origin: TensorOrigin, reader: nn.Module | None) -> None:
+        if origin.layer is not None:
+            self.readers[origin.layer].add(reader)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
@@ -126,6 +169,9 @@ class DataflowTracer(TorchDispatchMode):
                 self.origins[first] = _after(before, func, shape, args, kwargs or {}, first)
             for other in results[1:]:
                 self.origins[other] = UNKNOWN
+            if self.inside is not None or not results or self.origins[results[0]].layer is None:
+                for origin in before:
+                    self._note_reader(origin, self.inside)
         return result
 
 
@@ -153,13 +199,18 @@ def _after(
     if any(origin.layer is not first.layer for origin in others) or first.layer is None:
         return UNKNOWN
     if others:
-        return replace(first, steps=(*_common(before), _ANY_ACTIVATION)) if pointwise else UNKNOWN
-    steps = _activation(name, args, kwargs) or _shaping(name, shape, args, result)
-    if steps is None and pointwise:
-        steps = [] if name in _SCALING else [_ANY_ACTIVATION]
-    if steps is None and name in _SCALING and tuple(result.shape) == shape:
-        steps = []
-    return UNKNOWN if steps is None else replace(first, steps=(*first.steps, *steps))
+        steps = (*_common(before), _ANY_ACTIVATION)
+        return replace(first, steps=steps, inexact=name) if pointwise else UNKNOWN
+    found = _activation(name, args, kwargs) or _shaping(name, shape, args, result)
+    same_shape = tuple(result.shape) == shape
+    if found is None and name in _COPYING and same_shape:
+        found = []
+    if found is not None:
+        return replace(first, steps=(*first.steps, *found))
+    if name in _SCALING and same_shape:
+        return replace(first, inexact=name)
+    steps = (*first.steps, _ANY_ACTIVATION)
+    return replace(first, steps=steps, inexact=name) if pointwise else UNKNOWN
 
 
 def _common(origins: list[TensorOrigin]) -> tuple[Step, ...]:
@@ -228,9 +279,12 @@ def _flattening(before: tuple[int, ...], after: tuple[int, ...]) -> list[Step] |
 
 def _module_step(module: nn.Module) -> Step | None:
     """Steps that operations do not show: dropout does nothing in evaluation, RMSNorm is several
-    operations."""
+    operations, BatchNorm has a momentum in training."""
     if isinstance(module, nn.modules.dropout._DropoutNd):
         return (type(module).__name__, module.p) if hasattr(nn, type(module).__name__) else None
+    if isinstance(module, nn.modules.batchnorm._BatchNorm):
+        settings = module.eps, module.momentum, module.affine, module.track_running_stats
+        return "BatchNorm", *settings
     if isinstance(module, nn.RMSNorm):
         return "RMSNorm", len(module.normalized_shape), module.eps, module.elementwise_affine
     return None
@@ -245,7 +299,7 @@ def _keeps_positions(widening: Widening) -> bool:
 
 
 def _layer_spec(layer: nn.Module, name: str) -> LayerSpec:
-    kind = next(cls.__name__ for cls in _LAYERS if isinstance(layer, cls))
+    kind = next(cls.__name__ for cls in LAYERS if isinstance(layer, cls))
     bias = layer.bias is not None
     if isinstance(layer, nn.Linear):
         return LayerSpec(name, kind, layer.in_features, layer.out_features, bias)

@@ -1,14 +1,15 @@
 """From a grown network back to a plain nn.Module that runs where Esper is not installed.
 
-The host's modules stay as they are. Each seed becomes a torch.fx GraphModule, which contains its
-own code, and acts as a forward hook on the module of its slot. A branch stores its result until the
-end of the pass, where a hook on the whole network adds it to the output; a bypass until the second
-of its layers. Results are stored per thread: the module is a function of its input in any number of
-threads.
+A bypass makes the layers around it wider, if it can (`folding`). The host's other modules stay as
+they are. Each other seed becomes a torch.fx GraphModule, which contains its own code, and acts as a
+forward hook on the module of its slot. A branch stores its result until the end of the pass, where
+a hook on the whole network adds it to the output; a bypass until the second of its layers. Results
+are stored per thread: the module is a function of its input in any number of threads.
 """
 
 import copy
 import logging
+import math
 import operator
 import threading
 from collections.abc import Callable
@@ -16,18 +17,20 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from esper.growth.devices import devices_of, input_device, keyed, on_device
+from esper.growth.folding import Folding
 from esper.growth.grown_module import GrownModule
 from esper.growth.hooks import copy_without_esper, original, without_graphs
 from esper.growth.outputs import TOOLS, TensorLocation, locate_in_output, locate_in_slot, tensors_in
 from esper.growth.seed_slot import SeedSlot
 from esper.growth.sites import MISFITS, call_model, evaluating, explaining
-from esper.leyline import IS_BLENDED, ExportError
+from esper.leyline import IS_BLENDED, ConfigError, ExportError
 
 log = logging.getLogger("esper")
 
+# Of the largest value of an output, absolute if that is below 1.
 TOLERANCE = 1e-5
 # Where `tools.store` has a threading.local, the only storage per thread that Dynamo can trace. It
 # can be neither copied nor saved, and this is an attribute that torch drops when it does either.
@@ -35,8 +38,11 @@ _STORAGE = "_compiled_call_impl"
 _BRANCHES = "grown_branches"
 
 
-def export(network: GrownModule, example: Any) -> nn.Module:
+def export(network: GrownModule, example: Any, *, fold: bool = True) -> nn.Module:
     """A plain copy of `network` with the seeds that act on its output, at their present alpha.
+
+    A bypass makes the layers around it wider, where that is exact. With `fold=False` it stays
+    beside them, for models that use these layers in other ways than on the example.
 
     Nothing of Esper is in it; hooks that the user put on the model stay. Raises ExportError if a
     seed cannot be turned into plain torch code, or if the copy's output on `example` differs from
@@ -44,18 +50,13 @@ def export(network: GrownModule, example: Any) -> nn.Module:
     """
     example = on_device(example, input_device(network.host))
     acting = [copy.deepcopy(slot) for _, slot in network.each_slot() if IS_BLENDED[slot.stage]]
-    try:
-        plain = copy_without_esper(network.host)
-    except MISFITS as error:
-        raise ExportError(
-            f"{type(network.host).__name__} cannot be copied ({error}); remove what cannot be "
-            "copied from its attributes"
-        ) from error
-    if acting:
+    plain, folded = _folded(network, acting if fold else [], example)
+    others = [slot for slot in acting if slot.site.slot_id not in folded]
+    if others:
         with explaining("the model fails on the example"):
-            _Exporter(plain, network, example).add(acting)
-    difference = largest_difference(network, plain, example)
-    if not difference <= TOLERANCE:
+            _Exporter(plain, network, example).add(others)
+    difference, equal = _compare(_outputs(network, example), _outputs(plain, example))
+    if not equal:
         raise ExportError(
             f"the exported module differs from the live one by {difference:.2g} on the example; "
             "does its output depend on earlier calls, or on random numbers that are not torch's?"
@@ -64,18 +65,71 @@ def export(network: GrownModule, example: Any) -> nn.Module:
     return plain
 
 
+def _plain_copy(host: nn.Module) -> nn.Module:
+    try:
+        return copy_without_esper(host)
+    except MISFITS as error:
+        raise ExportError(
+            f"{type(host).__name__} cannot be copied ({error}); remove what cannot be "
+            "copied from its attributes"
+        ) from error
+
+
+def _folded(
+    network: GrownModule, acting: list[SeedSlot], example: Any
+) -> tuple[nn.Module, list[str]]:
+    """A copy of the host whose layers contain bypasses, and the slots of those.
+
+    None is folded if the copy then differs from the live network with these seeds alone.
+    """
+    plain = _plain_copy(network.host)
+    folding = Folding(plain)
+    slots, reasons = folding.choose(acting)
+    for slot_id, reason in reasons.items():
+        log.info("the bypass in slot %s stays a second path: %s", slot_id, reason)
+    if not slots:
+        return plain, []
+    folded = [slot.site.slot_id for slot in slots]
+    for slot in slots:
+        folding.fold(slot)
+    with network.coalition([site.slot_id in folded for site in network.sites]):
+        expected = _outputs(network, example)
+    try:
+        difference, equal = _compare(expected, _outputs(plain, example))
+        failure = "" if equal else f"the output differs by {difference:.2g}"
+    except ConfigError as error:
+        failure = str(error)
+    if failure:
+        log.warning("all bypasses stay second paths; with wider layers %s", failure)
+        return _plain_copy(network.host), []
+    log.info("wider layers contain the bypasses in %s", ", ".join(folded))
+    return plain, folded
+
+
 def largest_difference(one: nn.Module, other: nn.Module, example: Any) -> float:
     """Largest absolute difference of all outputs, both in evaluation mode; NaN if one has NaN."""
-    outputs = []
-    with explaining("the model fails on the example"), without_graphs():
-        for network in (one, other):
-            # Some models draw random numbers in evaluation, too.
-            with evaluating(network), keyed(0, devices_of(network)):
-                outputs.append(list(tensors_in(call_model(network, example))))
-        pairs = zip(*outputs, strict=True)
-        # On the CPU: MPS has no float64.
-        gaps = [(a.cpu().double() - b.cpu().double()).abs().max() for a, b in pairs]
-    return float(torch.stack(gaps).max())
+    return _compare(_outputs(one, example), _outputs(other, example))[0]
+
+
+def _outputs(network: nn.Module, example: Any) -> list[Tensor]:
+    """All outputs in evaluation mode, on the CPU, because MPS has no float64."""
+    # Some models draw random numbers in evaluation, too.
+    with (
+        explaining("the model fails on the example"),
+        without_graphs(),
+        evaluating(network),
+        keyed(0, devices_of(network)),
+    ):
+        return [output.cpu().double() for output in tensors_in(call_model(network, example))]
+
+
+def _compare(some: list[Tensor], others: list[Tensor]) -> tuple[float, bool]:
+    """The largest difference, and whether all are within TOLERANCE."""
+    if [a.shape for a in some] != [b.shape for b in others]:
+        return math.inf, False
+    gaps = torch.stack([(a - b).abs().max() for a, b in zip(some, others, strict=True)])
+    sizes = torch.stack([a.abs().max() for a in some]).clamp(min=1.0)
+    return float(gaps.max()), bool((gaps <= TOLERANCE * sizes).all())
 
 
 # --- seeds as plain torch code ---------------------------------------------------------------
@@ -121,15 +175,14 @@ class _SlotHook(_SeedHook):
     """After the module of a slot: adds a residual seed to its output, or stores a branch."""
 
     location: TensorLocation
+    copied: bool
 
     def forward(self, module: Any, args: Any, output: Any) -> Any:
         tools, site = self.tools(module), self.site
         h = target = self.location.get(output, tools)
         if site.reading:
             h = h.permute(*site.reading)
-        # The host may change its features in place before a branch is added. For feature maps, see
-        # `_safe_to_read` in seed_slot: an export with a frozen host may be trained channels last.
-        if self.kind == "branch" or site.topology.startswith("cnn"):
+        if self.copied:
             h = h.clone(memory_format=torch.contiguous_format)
         change = self.change(h)
         if self.kind == "branch":
@@ -171,11 +224,12 @@ class _BeginHook(_Hook):
     def forward(self, module: Any, args: Any) -> None:
         tools = self.tools(module)
         known = tools.get(tools.store, "__dict__")
-        known.setdefault(_STORAGE, tools.storage[tools.contains(known, _STORAGE)].new())
+        new = tools.storage[tools.contains(known, _STORAGE)].new()
+        stored = tools.get(known.setdefault(_STORAGE, new), "__dict__")
         for slot_id in self.bypasses:
-            self.stored(module).pop(f"grown_{slot_id}", 0.0)
+            stored.pop(f"grown_{slot_id}", 0.0)
         if self.has_branches:
-            self.stored(module).update({_BRANCHES: {}})
+            stored.update({_BRANCHES: {}})
 
 
 class _EndHook(_Hook):
@@ -196,9 +250,20 @@ class _EndHook(_Hook):
         return self.location.replace(output, total, tools)
 
 
+class _Tracer(fx.Tracer):
+    """A sequence of torch's modules stays one: it is faster than a call for each of them."""
+
+    def is_leaf_module(self, module: nn.Module, name: str) -> bool:
+        if type(module) is nn.Sequential:
+            return all(self.is_leaf_module(part, name) for part in module)
+        return super().is_leaf_module(module, name)
+
+
 def _graph_module(hook: _Hook, class_name: str, **attributes: Any) -> fx.GraphModule:
     vars(hook).update(attributes)
-    return fx.GraphModule(hook, fx.Tracer().trace(hook), class_name)
+    graph = _Tracer().trace(hook)
+    graph._tracer_cls = None  # else the module would hold a class of Esper
+    return fx.GraphModule(hook, graph, class_name)
 
 
 class _Exporter:
@@ -235,15 +300,17 @@ class _Exporter:
                 bypasses=[slot.site.slot_id for slot in bypasses],
                 has_branches=bool(branches),
             )
-            self.host.register_forward_pre_hook(begin)
+            self.host.register_forward_pre_hook(begin.forward)
         if branches:
-            location = self._locate(self.host, locate_in_output)
-            end = _EndHook(self.tools_name)
-            self.host.register_forward_hook(
-                _graph_module(
-                    end, "GrownOutput", branches=branches, location=location, spread=self.spread
-                )
+            location, _ = self._locate(self.host, locate_in_output)
+            end = _graph_module(
+                _EndHook(self.tools_name),
+                "GrownOutput",
+                branches=branches,
+                location=location,
+                spread=self.spread,
             )
+            self.host.register_forward_hook(end.forward)
         # Before all other hooks of the layer, the last one first: they end in the order of slots.
         for slot in reversed(bypasses):
             self._add_bypass(slot)
@@ -251,9 +318,12 @@ class _Exporter:
 
     def _add_at_slot(self, slot: SeedSlot) -> None:
         module = original(self.host.get_submodule(slot.site.module))
-        location = self._locate(module, locate_in_slot)
-        hook = self._seed_hook(_SlotHook, slot, location=location)
-        module.register_forward_hook(hook)
+        location, changed = self._locate(module, locate_in_slot)
+        # A branch keeps what it read for its gradient. For feature maps, see `_safe_to_read` in
+        # seed_slot: an export with a frozen host may be trained channels last.
+        copied = (slot.kind == "branch" and changed) or slot.site.topology.startswith("cnn")
+        hook = self._seed_hook(_SlotHook, slot, location=location, copied=copied)
+        module.register_forward_hook(hook.forward)
         if slot.kind == "branch" or location.form in ("mapping", "dataclass"):
             setattr(module, self.tools_name, self.tools)
 
@@ -265,14 +335,18 @@ class _Exporter:
         )
         for layer in (first, second):
             setattr(layer, self.tools_name, self.tools)
-        first.register_forward_pre_hook(self._seed_hook(_BypassReadHook, slot))
-        adding = _BypassAddHook(self.tools_name)
-        second.register_forward_hook(
-            _graph_module(adding, "GrownLayer", slot_id=slot.site.slot_id, spread=self.spread),
-            prepend=True,
+        first.register_forward_pre_hook(self._seed_hook(_BypassReadHook, slot).forward)
+        adding = _graph_module(
+            _BypassAddHook(self.tools_name),
+            "GrownLayer",
+            slot_id=slot.site.slot_id,
+            spread=self.spread,
         )
+        second.register_forward_hook(adding.forward, prepend=True)
 
-    def _seed_hook(self, kind: type[_SeedHook], slot: SeedSlot, **attributes: Any) -> nn.Module:
+    def _seed_hook(
+        self, kind: type[_SeedHook], slot: SeedSlot, **attributes: Any
+    ) -> fx.GraphModule:
         blueprint = self.live.catalogue[slot.blueprint].name
         hook = kind(self.tools_name, slot)
         try:
@@ -287,20 +361,33 @@ class _Exporter:
 
     def _locate(
         self, module: nn.Module, locate: Callable[[Any], TensorLocation | None]
-    ) -> TensorLocation:
-        """Where a module's output has its tensor, with the seeds that were added so far."""
-        found: list[TensorLocation | None] = []
-        handle = module.register_forward_hook(lambda *args: found.append(locate(args[2])))
+    ) -> tuple[TensorLocation, bool]:
+        """Where a module's output has its tensor, with the seeds that were added so far, and
+        whether the host may change that tensor in place."""
+        found: list[tuple[TensorLocation, Tensor, int]] = []
+
+        def look(module: nn.Module, args: Any, output: Any) -> None:
+            location = locate(output)
+            if location is not None:
+                tensor = location.get(output)
+                found.append((location, tensor, -1 if tensor.is_inference() else tensor._version))
+
+        handle = module.register_forward_hook(look)
         try:
             with evaluating(self.host), without_graphs():
                 call_model(self.host, self.example)
         finally:
             handle.remove()
-        if not found or found[0] is None:
+        if not found:
             raise ExportError(
                 "the model does not run every slot on the example; export with another example"
             )
-        return found[0]
+        location, tensor, version = found[0]
+        changed = version < 0 or tensor._version != version
+        # Dropout does nothing in evaluation.
+        return location, changed or any(
+            isinstance(m, nn.modules.dropout._DropoutNd) and m.inplace for m in self.host.modules()
+        )
 
     def _register_holder(self) -> None:
         """Make the hooks submodules of the model, so that their parameters are its own."""

@@ -114,6 +114,14 @@ def hooks_of_esper(module: nn.Module) -> dict[int, Any]:
     }
 
 
+def has_own_hooks(module: nn.Module) -> bool:
+    """Whether a module has hooks that are not Esper's, or a `forward` of its own."""
+    forward = vars(module).get("forward")
+    return (forward is not None and not isinstance(forward, _Mark)) or any(
+        not _is_of_esper(hook) for hooks in _hook_dicts(module) for hook in hooks.values()
+    )
+
+
 def _is_of_esper(hook: Any) -> bool:
     while isinstance(hook, functools.partial):
         hook = hook.func

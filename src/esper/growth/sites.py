@@ -5,7 +5,7 @@ The model is not rewritten: forward hooks record the pass.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from esper.growth.blueprints.catalogue import OutputSpec, flop_counter
 from esper.growth.dataflow import DataflowTracer
 from esper.growth.devices import input_device, on_device
+from esper.growth.folding import Folding
 from esper.growth.hooks import original, without_graphs
 from esper.growth.layouts import (
     TOPOLOGY_OF_LAYOUT,
@@ -47,7 +48,8 @@ class SlotInfo:
     `layout` has a letter for each dimension of the output (B batch, C channels, T tokens or time,
     L length, D H W). It is "?" if unknown; then the user must give it before a seed can grow there.
     `shape` is without the batch, in the order of the layout. `widening` is the hidden layer that a
-    bypass can widen.
+    bypass can widen. `second_path` is the reason why an export cannot make that layer itself twice
+    as wide; "" if it can, None if nobody asked.
     """
 
     name: str
@@ -59,6 +61,14 @@ class SlotInfo:
     macs: int
     calls: int
     widening: Widening | None = None
+    second_path: str | None = None
+
+    @property
+    def widens(self) -> str:
+        """What becomes of a bypass in an export."""
+        if self.widening is None or self.second_path is None:
+            return ""
+        return f"second path: {self.second_path}" if self.second_path else "folds"
 
 
 class SlotListing(list[SlotInfo]):
@@ -72,11 +82,14 @@ class SlotListing(list[SlotInfo]):
         self.final: set[str] = set()
 
     def __repr__(self) -> str:
-        head = ("name", "module", "shape", "layout", "fits", "params", "multiply-adds", "calls")
+        head = (
+            *("name", "module", "shape", "layout", "fits"),
+            *("params", "multiply-adds", "calls", "widening"),
+        )
         rows = [
-            (s.name, s.module, "x".join(map(str, s.shape)), s.layout, s.topology, *numbers)
+            (s.name, s.module, "x".join(map(str, s.shape)), s.layout, s.topology, *others)
             for s in self
-            for numbers in [(f"{s.params:,}", f"{s.macs:,}", str(s.calls))]
+            for others in [(f"{s.params:,}", f"{s.macs:,}", str(s.calls), s.widens)]
         ]
         widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
         lines = [
@@ -223,9 +236,13 @@ def inspect_model(model: nn.Module, example: Any, layout: Layouts | None = None)
             tracker[tensor] = Dims(batch=0)
         dataflow.add_input(tensor)
     handles = [
-        module.register_forward_hook(recorder, with_kwargs=True)
+        handle
         for name, module in model.named_modules()
         if name
+        for handle in (
+            module.register_forward_pre_hook(dataflow.begin_call),
+            module.register_forward_hook(recorder, with_kwargs=True),
+        )
     ]
     counter = flop_counter()
     try:
@@ -244,6 +261,8 @@ def inspect_model(model: nn.Module, example: Any, layout: Layouts | None = None)
     flops = counter.get_flop_counts()
     listing = SlotListing()
     names = {module: name for name, module in model.named_modules()}
+    for tensor in tensors_in(output):
+        dataflow.add_output(tensor)
     for module, name in names.items():
         found = _slot_layout(outputs.get(module, []), given.get(name), batch, name)
         # A copy of a GraphModule loses its hooks.
@@ -349,4 +368,10 @@ def list_slots(model: nn.Module, example: Any, layout: Layouts | None = None) ->
 
     `layout` gives the layouts of outputs by module name, where the table has a "?".
     """
-    return inspect_model(original(inner(model)), example, layout).slots
+    plain = original(inner(model))
+    slots, folding = inspect_model(plain, example, layout).slots, Folding(plain)
+    slots[:] = [
+        replace(slot, second_path=folding.obstacle(slot.widening)) if slot.widening else slot
+        for slot in slots
+    ]
+    return slots

@@ -49,6 +49,8 @@ class Widening:
 
     steps         what the host does in between
     reads, adds   shapes of that input and that output on an example of `batch`
+    wider         modules whose outputs become wider with `first`, by name, in order
+    obstacle      what the host does with them that another path cannot share; "" if nothing
     """
 
     first: LayerSpec
@@ -57,6 +59,8 @@ class Widening:
     reads: tuple[int, ...]
     adds: tuple[int, ...]
     batch: int
+    wider: tuple[str, ...]
+    obstacle: str
 
     @staticmethod
     def from_tree(tree: Mapping[str, Any]) -> "Widening":

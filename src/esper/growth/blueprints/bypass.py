@@ -61,9 +61,17 @@ def widen(widening: Widening, share: float) -> nn.Module:
     """A bypass with `share` of the layer's channels, at least one."""
     normed = any(step[0] in _OVER_CHANNELS for step in widening.steps)
     width = max(LEAST_NORMED if normed else 1, int(share * widening.first.outputs))
-    layers: list[Any] = [make() for make in _makers(widening, width)]
+    layers = path(widening, width)
     nearly_zero_(layers[-1])
     return nn.Sequential(*layers)
+
+
+def path(widening: Widening, width: int) -> list[Any]:
+    """The layers of a bypass with that many channels, with torch's own initialization.
+
+    Raises ValueError or RuntimeError if they do not fit together.
+    """
+    return [make() for make in _makers(widening, width)]
 
 
 def can_widen(widening: Widening) -> bool:
