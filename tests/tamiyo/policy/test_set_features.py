@@ -178,7 +178,8 @@ def test_any_catalogue_and_a_situation_without_facts(situations: list[Situation]
         for name in ("fits", "seed_params", "seed_macs", "seed_layers", "seed_reach")
     }
     masks = replace(s.masks, blueprint=s.masks.blueprint[..., :5])
-    x = set_features(replace(s, catalogue=few, masks=masks, facts=replace(s.facts, **cut)))
+    facts = replace(s.facts, specs=few.specs, **cut)
+    x = set_features(replace(s, catalogue=few, masks=masks, facts=facts))
     assert x.shape[1] == SetLayout(3, 5).size
     with pytest.raises(ConfigError, match="slot facts"):
         set_features(replace(s, facts=None))
