@@ -37,9 +37,17 @@ def aligned(size: int) -> Tensor:
 
 def run(module: nn.Module, params: Params, x: Tensor) -> Tensor:
     """`module` with the i-th stacked parameters on x[i], for every i."""
-    if module._forward_pre_hooks or module._forward_hooks:
-        return _mapped(module, params, x)
-    return FORMS.get(type(module), _mapped)(module, params, x)
+    return _form(module)(module, params, x)
+
+
+def _form(module: nn.Module) -> Form:
+    hooked = module._forward_pre_hooks or module._forward_hooks
+    return _mapped if hooked else FORMS.get(type(module), _mapped)
+
+
+def depends_on_mode(module: nn.Module) -> bool:
+    """May it differ between training and evaluation? What is in FORMS does not."""
+    return any(_form(part) is _mapped for part in module.modules())
 
 
 def _mapped(module: nn.Module, params: Params, x: Tensor) -> Tensor:
