@@ -171,13 +171,13 @@ def score_noise(scores: np.ndarray, chance: np.ndarray) -> np.ndarray:
     noise = np.full(len(scores), np.nan)
     known = np.flatnonzero(~np.isnan(bends).all(axis=1))
     if len(known):
-        spread = _quartile(scores[known], 0.75) - _quartile(scores[known], 0.25)
-        noise[known] = np.nanmedian(bends[known], axis=1) / SECOND_DIFFERENCE
+        spread = _quantile(scores[known], 0.75) - _quantile(scores[known], 0.25)
+        noise[known] = _quantile(bends[known], 0.5) / SECOND_DIFFERENCE
         noise[known] = np.maximum(noise[known], c.NOISE_OF_SPREAD * spread)
     return np.fmax(noise, chance)
 
 
-def _quartile(scores: np.ndarray, share: float) -> np.ndarray:
+def _quantile(scores: np.ndarray, share: float) -> np.ndarray:
     """[E]: like `np.nanquantile` along rows, but 50 times as fast."""
     rank = share * ((~np.isnan(scores)).sum(axis=1, keepdims=True) - 1)
     below = np.floor(rank).astype(np.int64)
