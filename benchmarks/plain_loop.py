@@ -19,7 +19,7 @@ from esper.growth.outputs import map_tensors
 from esper.growth.sites import call_model
 from esper.growth.slot_table import measurements
 from esper.growth.snapshot import HostSnapshot, SeedSnapshot
-from esper.leyline import draw_key
+from esper.leyline import IS_BLENDED, draw_key
 from esper.tolaria.engine.gradients import GradientMeter
 from esper.tolaria.engine.population import LoopedPopulation, TrainReadings
 
@@ -134,18 +134,23 @@ class PlainPopulation(LoopedPopulation):
         return loss_mean, score_mean, sum(sizes)
 
     def _evaluate_one(self, env: int, present: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
+        """Like the original it leaves out every seed that acts, whoever reads that."""
         recipe, network, samples = self.recipe, self.networks[env], 0
-        totals = torch.zeros(len(present), 2, dtype=torch.float64)
+        acting = [index for index, slot in network.each_slot() if IS_BLENDED[slot.stage]]
+        without = ~np.eye(present.shape[1], dtype=bool)[acting]
+        asked = (without[:, None] == present).all(axis=2).any(axis=1)
+        coalitions = np.concatenate([present, without[~asked]])
+        totals = torch.zeros(len(coalitions), 2, dtype=torch.float64)
         with evaluating(network):
             for inputs, target in recipe.data.val_batches():
-                for k, coalition in enumerate(present):
+                for k, coalition in enumerate(coalitions):
                     with network.coalition(coalition.tolist()):
                         output = call_model(network, inputs)
                     readings = [recipe.loss(output, target), recipe.score(output, target)]
                     totals[k] += torch.stack(readings) * len(target)
                 samples += len(target)
         alpha = np.array([slot.applied_alpha() for _, slot in network.each_slot()])
-        return (totals / samples).numpy(), alpha, samples
+        return (totals[: len(present)] / samples).numpy(), alpha, samples
 
     def snapshot(self, envs: np.ndarray) -> list[HostSnapshot]:
         return [take_snapshot(self.networks[env], self.optimizers[env]) for env in envs.tolist()]
