@@ -10,6 +10,7 @@ seed.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import numpy as np
 
@@ -143,11 +144,11 @@ def _places(names: tuple[Names, ...]) -> tuple[tuple[int | slice, ...], int]:
 
 
 def stacked(
-    columns: Mapping[Names, Callable[..., np.ndarray | float]],
+    columns: Mapping[Any, Callable[..., np.ndarray | float]],
     shape: tuple[int, ...],
     *about: object,
 ) -> np.ndarray:
-    """float32 [*shape, columns]: the columns as functions of `about`, bounded."""
+    """float32 [*shape, columns]: the columns (by `Names`) as functions of `about`, bounded."""
     places, width = _places(tuple(columns))
     values = np.empty((*shape, width), dtype=np.float32)
     for place, feature in zip(places, columns.values(), strict=True):
