@@ -17,8 +17,9 @@ from esper.growth.grown_module import GrownModule
 from esper.growth.hosts import CNNHost
 from esper.growth.outputs import map_tensors
 from esper.growth.sites import call_model
+from esper.growth.slot_table import measurements
 from esper.growth.snapshot import HostSnapshot, SeedSnapshot
-from esper.leyline import draw_key
+from esper.leyline import IS_BLENDED, draw_key
 from esper.tolaria.engine.gradients import GradientMeter
 from esper.tolaria.engine.population import LoopedPopulation, TrainReadings
 
@@ -60,8 +61,12 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 class PlainMeter(GradientMeter):
     """Norms tensor by tensor."""
 
+    def __init__(self, network: GrownModule) -> None:
+        super().__init__(network)
+        self.measured: dict[int, list[dict[str, float]]] = {index: [] for index in self.slots}
+
     @torch.no_grad()
-    def _measure(self) -> None:
+    def _measure(self, scale: Tensor | None) -> None:
         host_params = self.network.host_parameters()
         host, n_host = _norm(host_params), sum(p.numel() for p in host_params)
         for index in self.slots:
@@ -69,13 +74,22 @@ class PlainMeter(GradientMeter):
             seed, n_seed = _norm(params), sum(p.numel() for p in params)
             ratio = seed / host * (n_host / n_seed) ** 0.5 if host >= 1e-8 and n_seed else 0.0
             alive = [p.grad is not None and 0.0 < float(p.grad.norm()) < np.inf for p in params]
-            self.readings[index].append(
+            self.measured[index].append(
                 {
                     "gradient_ratio": min(ratio, 10.0),
                     "gradient_norm": seed,
                     "gradient_health": sum(alive) / len(alive),
                 }
             )
+
+    def result(self) -> dict[str, np.ndarray]:
+        n_slots = len(self.network.sites)
+        columns = {name: np.full(n_slots, np.nan) for name in measurements()}
+        columns["healthy"] = np.ones(n_slots, dtype=bool)
+        for index, found in self.measured.items():
+            for name in found[0] if found else ():
+                columns[name][index] = np.mean([each[name] for each in found])
+        return columns
 
 
 def _norm(params: list[nn.Parameter]) -> float:
@@ -120,18 +134,23 @@ class PlainPopulation(LoopedPopulation):
         return loss_mean, score_mean, sum(sizes)
 
     def _evaluate_one(self, env: int, present: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
+        """Like the original it leaves out every seed that acts, whoever reads that."""
         recipe, network, samples = self.recipe, self.networks[env], 0
-        totals = torch.zeros(len(present), 2, dtype=torch.float64)
+        acting = [index for index, slot in network.each_slot() if IS_BLENDED[slot.stage]]
+        without = ~np.eye(present.shape[1], dtype=bool)[acting]
+        asked = (without[:, None] == present).all(axis=2).any(axis=1)
+        coalitions = np.concatenate([present, without[~asked]])
+        totals = torch.zeros(len(coalitions), 2, dtype=torch.float64)
         with evaluating(network):
             for inputs, target in recipe.data.val_batches():
-                for k, coalition in enumerate(present):
+                for k, coalition in enumerate(coalitions):
                     with network.coalition(coalition.tolist()):
                         output = call_model(network, inputs)
                     readings = [recipe.loss(output, target), recipe.score(output, target)]
                     totals[k] += torch.stack(readings) * len(target)
                 samples += len(target)
         alpha = np.array([slot.applied_alpha() for _, slot in network.each_slot()])
-        return (totals / samples).numpy(), alpha, samples
+        return (totals[: len(present)] / samples).numpy(), alpha, samples
 
     def snapshot(self, envs: np.ndarray) -> list[HostSnapshot]:
         return [take_snapshot(self.networks[env], self.optimizers[env]) for env in envs.tolist()]

@@ -54,8 +54,13 @@ def make_network(
 
 
 def make_agent(
-    key: int = 0, network: dict | None = None, kind: str = "flat", **config: object
+    key: int = 0,
+    network: dict | None = None,
+    kind: str = "flat",
+    minibatches: int | None = 4,
+    **config: object,
 ) -> PPOAgent:
+    config["minibatches"] = minibatches
     return PPOAgent(make_network(key, kind, **(network or {})), PPOConfig(**config))
 
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from esper.leyline import TrainingSignals, generator
-from esper.tamiyo.situation import SignalTracker, _quartile, score_noise
+from esper.tamiyo.situation import SignalTracker, _quantile, score_noise
 
 
 def feed(
@@ -127,9 +127,9 @@ def test_the_best_loss_and_the_best_score_are_those_of_the_whole_training() -> N
     assert (signals.best_val_loss[0], signals.best_val_score[0]) == (0.2, 80.0)
 
 
-@pytest.mark.parametrize("share", [0.25, 0.75])
-def test_quartiles_are_those_of_numpy(share: float) -> None:
+@pytest.mark.parametrize("share", [0.25, 0.5, 0.75])
+def test_quantiles_are_those_of_numpy(share: float) -> None:
     scores = generator(3, "scores").normal(size=(40, 9))
     scores[generator(3, "gaps").random(scores.shape) < 0.4] = np.nan
     scores[:, 0] = 1.0
-    np.testing.assert_allclose(_quartile(scores, share), np.nanquantile(scores, share, axis=1))
+    np.testing.assert_allclose(_quantile(scores, share), np.nanquantile(scores, share, axis=1))

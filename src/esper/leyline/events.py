@@ -1,7 +1,7 @@
 """The events of a run, one frozen dataclass for each kind of row in events.jsonl, and recorders."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from esper.leyline.reports import EpisodeOutcome
@@ -9,14 +9,15 @@ from esper.leyline.reports import EpisodeOutcome
 
 @dataclass(frozen=True)
 class Event:
-    """`step` counts host epochs since the reset, `env` is the index of the environment."""
+    """`step` counts host epochs since the reset, `env` is the index of the environment. Fields are
+    plain values or tuples of them."""
 
     env: int
     step: int
 
     def row(self) -> dict[str, Any]:
         """The row in events.jsonl."""
-        return {"event": type(self).__name__, **asdict(self)}
+        return {"event": type(self).__name__, **vars(self)}
 
 
 @dataclass(frozen=True)

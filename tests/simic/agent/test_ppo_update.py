@@ -75,6 +75,13 @@ def test_004_c3_minibatches_are_whole_environments_in_time_order(monkeypatch):
     assert epochs[0] != epochs[1] != epochs[2]
 
 
+@pytest.mark.parametrize(("envs", "steps"), [(1, 1), (7, 1), (8, 2), (16, 4), (64, 4)])
+def test_minibatches_have_at_least_four_environments(envs, steps):
+    agent = make_agent(epochs=1, minibatches=None, target_kl=None)
+    metrics = agent.update(filled_buffer(agent, envs=envs), shuffle())
+    assert metrics.optimizer_steps == steps
+
+
 def test_003_buffers_m2_one_permutation_per_epoch(monkeypatch):
     agent = make_agent(epochs=3, minibatches=2, target_kl=None)
     buffer = filled_buffer(agent)

@@ -140,7 +140,7 @@ def test_a_defect_comes_with_its_traceback_and_bad_input_with_its_sentence(
 ):
     monkeypatch.setattr(Shard, "reset", reset)
     worker = Worker(SPEC, InProcessConnection)
-    worker.begin("reset", 0)
+    worker.begin("reset", (0, True))
     with pytest.raises(error, match=message):
         worker.result()
 
@@ -154,7 +154,7 @@ def test_a_worker_that_dies_again_and_again_is_given_up(caplog):
         return started[-1]
 
     worker = Worker(SPEC, connect)
-    worker.begin("reset", 0)
+    worker.begin("reset", (0, True))
     with pytest.raises(WorkerError, match=r"environments \[0, 1\] died .*lost by the test"):
         worker.result()
     assert len(started) == 1 + MAX_RESTARTS

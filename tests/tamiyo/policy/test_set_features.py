@@ -8,7 +8,7 @@ import torch
 
 from esper.growth.blueprints.catalogue import BlueprintCatalogue
 from esper.growth.slot_table import SlotTable
-from esper.leyline import ActionMasks, ConfigError, LifecycleOp
+from esper.leyline import ActionMasks, ConfigError, LifecycleOp, SeedStage
 from esper.leyline.growth_settings import GrowthSettings
 from esper.tamiyo.controllers import make_controller
 from esper.tamiyo.policy.set_features import (
@@ -90,6 +90,22 @@ def test_candidates_are_told_by_what_they_are(situations: list[Situation]) -> No
     assert kinds["bypass"].sum() == 2
     assert (slots["params_of_host"] > 0).all()
     assert (slots["macs_of_host"] > 0).all()
+
+
+def test_columns_that_are_computed_together_have_their_names(situations: list[Situation]) -> None:
+    for number, s in enumerate(situations):
+        run, slots, candidates = parts(s)
+        for back, before in enumerate(situations[max(0, number - 4) : number][::-1], start=1):
+            then, now = before.signals, s.signals
+            fall = np.minimum(np.log1p(then.val_loss) / 2, 2) - np.log1p(now.val_loss) / 2
+            assert run[f"loss_{back}_ago"] == pytest.approx(fall, abs=1e-6)
+            rise = ((then.val_score - now.val_score) / 10).clip(-2, 2)
+            assert run[f"score_{back}_ago"] == pytest.approx(rise, abs=1e-6)
+        for stage in set(SeedStage) - {SeedStage.UNKNOWN}:
+            assert np.array_equal(slots[stage.name.lower()], s.table.stage == stage)
+        for b, spec in enumerate(s.catalogue.specs):
+            told = {kind for kind in ("residual", "branch", "bypass") if candidates[kind][0, 0, b]}
+            assert told <= {spec.kind}
 
 
 def test_widths_are_seen_relative_to_the_others(situations: list[Situation]) -> None:
@@ -178,7 +194,8 @@ def test_any_catalogue_and_a_situation_without_facts(situations: list[Situation]
         for name in ("fits", "seed_params", "seed_macs", "seed_layers", "seed_reach")
     }
     masks = replace(s.masks, blueprint=s.masks.blueprint[..., :5])
-    x = set_features(replace(s, catalogue=few, masks=masks, facts=replace(s.facts, **cut)))
+    facts = replace(s.facts, specs=few.specs, **cut)
+    x = set_features(replace(s, catalogue=few, masks=masks, facts=facts))
     assert x.shape[1] == SetLayout(3, 5).size
     with pytest.raises(ConfigError, match="slot facts"):
         set_features(replace(s, facts=None))

@@ -329,6 +329,7 @@ def _last_layer(head: nn.Module) -> nn.Linear:
 
 
 def pick(rows: Tensor, choice: Tensor) -> Tensor:
-    """rows [..., k, n] and choice [...] -> the row of each choice, [..., n]."""
-    index = choice[..., None, None].expand(*choice.shape, 1, rows.shape[-1])
-    return rows.gather(-2, index).squeeze(-2)
+    """rows [..., k, *rest] and choice [...] -> what was chosen of the k, [..., *rest]."""
+    flat = rows.flatten(0, choice.dim() - 1)
+    every = torch.arange(len(flat), device=rows.device)
+    return flat[every, choice.flatten()].unflatten(0, choice.shape)

@@ -221,7 +221,7 @@ class PPOAgent:
         repeats = constants.CRITIC_FIRST_REPEATS if self._critic_only else 1
         for epoch in range(self.config.epochs * repeats):
             order = torch.randperm(rows, generator=generator).to(self.device)
-            for chosen in order.tensor_split(min(self.config.minibatches, rows)):
+            for chosen in order.tensor_split(self.config.minibatches_of(rows)):
                 yield epoch, chosen
 
     @torch.no_grad()

@@ -105,8 +105,7 @@ class SetActorCritic(FactoredRecurrentActorCritic):
             return self.slot_head(features.slots, torch.cat([context, op], dim=-1))
         if name == "blueprint":
             slot = pick(features.slots, drawn["slot"])
-            candidates = pick(features.candidates.flatten(-2), drawn["slot"])
-            own = candidates.unflatten(-1, features.candidates.shape[-2:])
+            own = pick(features.candidates, drawn["slot"])
             return self.blueprint_head(own, torch.cat([context, slot], dim=-1))
         return self.head(name)(context)
 

@@ -76,8 +76,11 @@ class RoundLog(History):
         self.clock, self.detailed = Clock(), detailed
         self.record.begin_round(round_)
 
+    def keeps(self, event: Event) -> bool:
+        return self.detailed or not isinstance(event, GovernorSnapshot)
+
     def event(self, event: Event) -> None:
-        if self.detailed or not isinstance(event, GovernorSnapshot):
+        if self.keeps(event):
             super().event(event)
 
     def end(self, env_steps: int) -> dict[str, Any]:

@@ -145,7 +145,8 @@ class Shard:
     def _record(self, history: History, envs: Sequence[int]) -> None:
         for row in sorted(history.rows, key=lambda row: row["env"]):
             self.log.metrics({**row, "env": envs[row["env"]]})
-        for event in sorted(history.events, key=lambda event: event.env):
+        events = filter(self.log.keeps, history.events)
+        for event in sorted(events, key=lambda event: event.env):
             self.log.event(replace(event, env=envs[event.env]))
         for outcome in sorted(history.outcomes, key=lambda outcome: outcome.env):
             self.log.outcome(replace(outcome, env=envs[outcome.env]))

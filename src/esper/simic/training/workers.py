@@ -95,7 +95,8 @@ class ShardServer:
         self.shard: Shard | None = None
 
     def answer(self, name: str, argument: Any) -> Reply:
-        """Call the method `name` of the shard."""
+        """Call the method `name` of the shard; `reset` with the round and whether its records are
+        detailed."""
         try:
             return "done", self._call(name, argument)
         except EsperError as error:
@@ -109,6 +110,8 @@ class ShardServer:
         log.clock = Clock()
         if self.shard is None:
             self.shard = Shard(self.spec, log)
+        if name == "reset":
+            argument, log.detailed = argument
         values = getattr(self.shard, name)(argument)
         history = History((), list(log.rows), list(log.events), list(log.outcomes))
         return CallResult(values, history, log.clock.seconds["reward"])
@@ -221,7 +224,8 @@ class WorkerPool:
         self.groups = np.concatenate([groups_of(worker.spec) for worker in workers])
 
     def reset(self, round_: int) -> tuple[np.ndarray, ActionMasks]:
-        observations, masks = self._call("reset", [round_] * len(self.workers))
+        begin = (round_, self.log.detailed)
+        observations, masks = self._call("reset", [begin] * len(self.workers))
         return observations, masks
 
     def step(self, actions: np.ndarray) -> Step:

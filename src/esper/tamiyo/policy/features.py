@@ -9,6 +9,8 @@ seed.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
 import numpy as np
 
@@ -125,13 +127,32 @@ def feature_names(
     return names
 
 
+# One column, or several that are computed together.
+Names = str | tuple[str, ...]
+
+
+@cache
+def _places(names: tuple[Names, ...]) -> tuple[tuple[int | slice, ...], int]:
+    """Where each entry of a table stands among the columns, and how many columns there are."""
+    places: list[int | slice] = []
+    width = 0
+    for name in names:
+        one, count = isinstance(name, str), 1 if isinstance(name, str) else len(name)
+        places.append(width if one else slice(width, width + count))
+        width += count
+    return tuple(places), width
+
+
 def stacked(
-    columns: Mapping[str, Callable[..., np.ndarray | float]], shape: tuple[int, ...], *about: object
+    columns: Mapping[Any, Callable[..., np.ndarray | float]],
+    shape: tuple[int, ...],
+    *about: object,
 ) -> np.ndarray:
-    """float32 [*shape, len(columns)]: the columns as functions of `about`, bounded."""
-    values = np.empty((*shape, len(columns)), dtype=np.float32)
-    for index, feature in enumerate(columns.values()):
-        values[..., index] = feature(*about)
+    """float32 [*shape, columns]: the columns (by `Names`) as functions of `about`, bounded."""
+    places, width = _places(tuple(columns))
+    values = np.empty((*shape, width), dtype=np.float32)
+    for place, feature in zip(places, columns.values(), strict=True):
+        values[..., place] = feature(*about)
     return bounded(values)
 
 

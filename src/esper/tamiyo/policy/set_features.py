@@ -9,24 +9,29 @@ per column, because it would distinguish slots. What was not measured is 0, with
 
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from torch import Tensor
 
 from esper.leyline import ActionMasks, ConfigError, LifecycleOp, SeedStage
 from esper.leyline.constants import SEED_EXPLODING_NORM, SEED_VANISHING_NORM
-from esper.tamiyo.policy.features import LIMIT, loss_feature, seeds_of_most, stacked, symlog
+from esper.tamiyo.policy.features import LIMIT, Names, loss_feature, seeds_of_most, stacked, symlog
 from esper.tamiyo.situation import Situation, SlotFacts
 
 KINDS = ("residual", "branch", "bypass")
 STAGES = tuple(stage for stage in SeedStage if stage != SeedStage.UNKNOWN)
 # Epochs ago: earlier values of score and loss, relative to the current ones.
 BACK = (1, 2, 3, 4)
+AGO = [-1 - back for back in BACK]
 
-# Each entry of these tables is one column: a name, and its values [E], [E, S] or [E, S, B].
+# Each entry of these tables is one column: a name, and its values [E], [E, S] or [E, S, B]; or
+# several columns that are computed together: their names, and one more dimension. Columns of a slot
+# or candidate that never change are functions of the facts alone, [S] or [S, B].
 Feature = Callable[[Situation, SlotFacts], np.ndarray | float]
+Fixed = Callable[[SlotFacts], np.ndarray | float]
 
 
 def _decades(ratio: np.ndarray | float) -> np.ndarray:
@@ -34,24 +39,17 @@ def _decades(ratio: np.ndarray | float) -> np.ndarray:
     return np.log10(np.maximum(ratio, 10 ** (-2 * LIMIT))) / 2
 
 
-def _loss_ago(back: int) -> Feature:
-    def feature(s: Situation, f: SlotFacts) -> np.ndarray:
-        past = s.signals.loss_history[:, -1 - back]
-        before = np.where(np.isnan(past), np.nan, loss_feature(past))
-        return before - loss_feature(s.signals.val_loss)
-
-    return feature
-
-
-def _score_ago(back: int) -> Feature:
-    return lambda s, f: (s.signals.score_history[:, -1 - back] - s.signals.val_score) / 10
+def _losses_ago(s: Situation, f: SlotFacts) -> np.ndarray:
+    past = s.signals.loss_history[:, AGO]
+    before = np.where(np.isnan(past), np.nan, loss_feature(past))
+    return before - loss_feature(s.signals.val_loss)[:, None]
 
 
 def _known(values: np.ndarray | None, n_envs: int) -> np.ndarray:
     return np.full(n_envs, np.nan) if values is None else values
 
 
-def _over_others(s: Situation, f: SlotFacts) -> np.ndarray:
+def _over_others(f: SlotFacts) -> np.ndarray:
     """[S]: log of a slot's width relative to the mean of the others; 0 for a single slot."""
     if len(f.channels) == 1:
         return np.zeros(1)
@@ -59,15 +57,7 @@ def _over_others(s: Situation, f: SlotFacts) -> np.ndarray:
     return np.log(f.channels / others)
 
 
-def _in_stage(stage: SeedStage) -> Feature:
-    return lambda s, f: s.table.stage == stage
-
-
-def _of_kind(kind: str) -> Feature:
-    return lambda s, f: np.array([spec.kind == kind for spec in s.catalogue.specs])
-
-
-GLOBAL_COLUMNS: dict[str, Feature] = {
+GLOBAL_COLUMNS: dict[Names, Feature] = {
     "epoch": lambda s, f: s.signals.epoch / s.max_steps,
     "left": lambda s, f: s.left,
     "batches": lambda s, f: np.log1p(s.signals.global_step) / 8,
@@ -84,8 +74,10 @@ GLOBAL_COLUMNS: dict[str, Feature] = {
     "stabilized": lambda s, f: s.signals.host_stabilized,
     "noise_known": lambda s, f: np.isfinite(s.table.noise[:, 0]),
     "noise": lambda s, f: symlog(s.table.noise[:, 0]),
-    **{f"loss_{back}_ago": _loss_ago(back) for back in BACK},
-    **{f"score_{back}_ago": _score_ago(back) for back in BACK},
+    tuple(f"loss_{back}_ago" for back in BACK): _losses_ago,
+    tuple(f"score_{back}_ago" for back in BACK): lambda s, f: (
+        (s.signals.score_history[:, AGO] - s.signals.val_score[:, None]) / 10
+    ),
     "host_params": lambda s, f: math.log10(max(1, s.host_params)) / 4,
     "host_macs": lambda s, f: math.log10(max(1, f.host_macs)) / 5,
     "params_over_host": lambda s, f: np.log(s.total_params / max(1, s.host_params)),
@@ -100,20 +92,24 @@ GLOBAL_COLUMNS: dict[str, Feature] = {
     "rho_known": lambda s, f: np.isfinite(_known(s.rho, s.n_envs)),
     "rho": lambda s, f: _known(s.rho, s.n_envs),
 }
-SLOT_COLUMNS: dict[str, Feature] = {
-    "present": lambda s, f: 1.0,
-    "position": lambda s, f: f.position,
-    "channels": lambda s, f: np.log2(f.channels) / 5,
+SLOT_FIXED: dict[Names, Fixed] = {
+    "present": lambda f: 1.0,
+    "position": lambda f: f.position,
+    "channels": lambda f: np.log2(f.channels) / 5,
     "channels_over_others": _over_others,
-    "places": lambda s, f: np.log2(f.positions) / 5,
-    "params_of_host": lambda s, f: f.params,
-    "macs_known": lambda s, f: np.isfinite(f.macs),
-    "macs_of_host": lambda s, f: f.macs,
+    "places": lambda f: np.log2(f.positions) / 5,
+    "params_of_host": lambda f: f.params,
+    "macs_known": lambda f: np.isfinite(f.macs),
+    "macs_of_host": lambda f: f.macs,
+}
+SLOT_COLUMNS: dict[Names, Feature] = {
     "may_germinate": lambda s, f: s.masks.slot[:, LifecycleOp.GERMINATE],
     "may_cull": lambda s, f: s.masks.slot[:, LifecycleOp.CULL],
     "may_fossilize": lambda s, f: s.masks.slot[:, LifecycleOp.FOSSILIZE],
     "holds": lambda s, f: s.table.holds_seed,
-    **{stage.name.lower(): _in_stage(stage) for stage in STAGES},
+    tuple(stage.name.lower() for stage in STAGES): lambda s, f: (
+        s.table.stage[..., None] == np.array(STAGES)
+    ),
     "epochs_in_stage": lambda s, f: np.log1p(s.table.epochs_in_stage) / 2,
     "age": lambda s, f: np.log1p(s.table.epochs_total) / 2,
     "alpha": lambda s, f: s.table.alpha,
@@ -135,19 +131,29 @@ SLOT_COLUMNS: dict[str, Feature] = {
     "healthy": lambda s, f: s.table.holds_seed & s.table.healthy,
 }
 CANDIDATE_COLUMNS: dict[str, Feature] = {
-    "fits": lambda s, f: f.fits,
     "allowed": lambda s, f: s.masks.blueprint & s.masks.slot[:, LifecycleOp.GERMINATE, :, None],
     "planted": lambda s, f: s.table.blueprint[:, :, None] == np.arange(len(s.catalogue)),
-    **{kind: _of_kind(kind) for kind in KINDS},
-    "mixes_positions": lambda s, f: np.array([spec.mixes_positions for spec in s.catalogue.specs]),
-    "params": lambda s, f: _decades(f.seed_params),
-    "params_over_host": lambda s, f: _decades(f.seed_params / max(1, s.host_params)),
-    "macs_over_host": lambda s, f: _decades(f.seed_macs / max(1, f.host_macs)),
-    "layers": lambda s, f: f.seed_layers / 4,
-    "reach": lambda s, f: (f.seed_reach - 1) / 2,
 }
-GLOBAL_FEATURES, SLOT_FEATURES = tuple(GLOBAL_COLUMNS), tuple(SLOT_COLUMNS)
-CANDIDATE_FEATURES = tuple(CANDIDATE_COLUMNS)
+CANDIDATE_FIXED: dict[Names, Fixed] = {
+    "fits": lambda f: f.fits,
+    KINDS: lambda f: np.array([[spec.kind == kind for kind in KINDS] for spec in f.specs]),
+    "mixes_positions": lambda f: np.array([spec.mixes_positions for spec in f.specs]),
+    "params": lambda f: _decades(f.seed_params),
+    "params_over_host": lambda f: _decades(f.seed_params / max(1, f.host_params)),
+    "macs_over_host": lambda f: _decades(f.seed_macs / max(1, f.host_macs)),
+    "layers": lambda f: f.seed_layers / 4,
+    "reach": lambda f: (f.seed_reach - 1) / 2,
+}
+
+
+def _names(*tables: Iterable[Names]) -> tuple[str, ...]:
+    entries = (entry for table in tables for entry in table)
+    return tuple(n for entry in entries for n in ((entry,) if isinstance(entry, str) else entry))
+
+
+GLOBAL_FEATURES = _names(GLOBAL_COLUMNS)
+SLOT_FEATURES = _names(SLOT_FIXED, SLOT_COLUMNS)
+CANDIDATE_FEATURES = ("fits", *CANDIDATE_COLUMNS, *_names(CANDIDATE_FIXED)[1:])
 # Identifies the columns in files: a policy needs those it was trained with.
 SET_COLUMNS = hashlib.sha256(
     " ".join((*GLOBAL_FEATURES, *SLOT_FEATURES, *CANDIDATE_FEATURES)).encode()
@@ -215,19 +221,33 @@ def set_features(situation: Situation, slots: int | None = None) -> np.ndarray:
         raise ConfigError("set features need a situation with slot facts; this one has none")
     missing = _missing(situation.table.shape[1], slots)
     shape = (situation.n_envs, *facts.fits.shape)
+    fixed_slots, fixed_candidates = _fixed_features(facts)
+    of_slots = np.empty((*shape[:2], len(SLOT_FEATURES)), dtype=np.float32)
+    of_slots[..., : len(SLOT_FIXED)] = fixed_slots
     # Differences of values that are not finite, as in a broken network, are unknown.
     with np.errstate(invalid="ignore"):
         run = stacked(GLOBAL_COLUMNS, shape[:1], situation, facts)
-        of_slots = stacked(SLOT_COLUMNS, shape[:2], situation, facts)
-        candidates = stacked(CANDIDATE_COLUMNS, shape, situation, facts)
+        of_slots[..., len(SLOT_FIXED) :] = stacked(SLOT_COLUMNS, shape[:2], situation, facts)
+    candidates = np.broadcast_to(fixed_candidates, (*shape, len(CANDIDATE_FEATURES))).copy()
     # A blueprint that does not fit is no candidate: all its features are 0.
-    candidates *= facts.fits[..., None]
-    blocks = [
-        run,
-        np.pad(of_slots, [(0, 0), (0, missing), (0, 0)]),
-        np.pad(candidates, [(0, 0), (0, missing), (0, 0), (0, 0)]),
-    ]
+    for name, feature in CANDIDATE_COLUMNS.items():
+        candidates[..., CANDIDATE_FEATURES.index(name)] = feature(situation, facts) & facts.fits
+    if missing:
+        of_slots = np.pad(of_slots, [(0, 0), (0, missing), (0, 0)])
+        candidates = np.pad(candidates, [(0, 0), (0, missing), (0, 0), (0, 0)])
+    blocks = (run, of_slots, candidates)
     return np.concatenate([block.reshape(situation.n_envs, -1) for block in blocks], axis=1)
+
+
+@lru_cache(maxsize=64)
+def _fixed_features(facts: SlotFacts) -> tuple[np.ndarray, np.ndarray]:
+    """What never changes, [S, columns of a slot] and [S, B, columns of a candidate]; zero in the
+    columns that do, and where a blueprint does not fit."""
+    slots = stacked(SLOT_FIXED, facts.position.shape, facts)
+    candidates = np.zeros((*facts.fits.shape, len(CANDIDATE_FEATURES)), dtype=np.float32)
+    columns = [CANDIDATE_FEATURES.index(name) for name in _names(CANDIDATE_FIXED)]
+    candidates[..., columns] = stacked(CANDIDATE_FIXED, facts.fits.shape, facts)
+    return slots, candidates * facts.fits[..., None]
 
 
 def pad_masks(masks: ActionMasks, slots: int | None = None) -> ActionMasks:

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from esper.growth.devices import on_device, to_host
+from esper.growth.devices import on_device
 from esper.growth.grown_module import GrownModule
 from esper.growth.output_scale import scale_output
 from esper.growth.slot_table import GradientReading, measurements
@@ -19,7 +19,7 @@ from esper.tolaria.engine.recipe import HostRecipe, new_host, new_network
 from esper.tolaria.fused.choice import refuse_unless_fusable
 from esper.tolaria.fused.network import CoalitionNet, Group, Seed, TrainNet, Trunk
 from esper.tolaria.fused.rows import Arena, Kind, Row, stack
-from esper.tolaria.fused.stacked import aligned, objectives
+from esper.tolaria.fused.stacked import aligned, depends_on_mode, objectives
 
 
 class Meter:
@@ -68,9 +68,12 @@ class Meter:
         self.batches += 1
 
     def fill(self, columns: dict[str, np.ndarray]) -> None:
-        """Write the means of the epoch into columns [E, S]."""
+        """Write the means of the epoch into columns [E, S], and which seeds are finite."""
         if not self.readings:
             return
+        where = tuple(np.array([(env, slot) for env, slot, _ in self.active]).T)
+        broken = self._sum_by_owner(self.arena.broken()).cpu().numpy()
+        columns["healthy"][where] = broken[self.seed_rows] == 0
         # One transfer from the device.
         found = torch.stack([torch.stack(each) for each in self.readings]).cpu().double().numpy()
         norms, alive = found.transpose(1, 0, 2)
@@ -80,7 +83,6 @@ class Meter:
         host, norm = norms[:, self.host_rows], norms[:, self.seed_rows]
         n_host, live = self.arena.banks[0][0].size, alive[:, self.seed_rows]
         reading = GradientReading(norm, norm, host, sizes, n_host, live, tensors)
-        where = tuple(np.array([(env, slot) for env, slot, _ in self.active]).T)
         for name, measure in measurements().items():
             columns[name][where] = np.mean(measure(reading), axis=0)
 
@@ -121,6 +123,7 @@ class FusedPopulation:
         slot_modules = [site.module for site in self.template.sites]
         self.trunk = Trunk(self.template.host, slot_modules, self.data.example())
         self.kinds: dict[tuple[int, int], Kind] = {}  # by slot and blueprint
+        self.with_modes: list[nn.Module] = []
         self.valve_kinds: dict[tuple[int, bool], Kind] = {}
         # Rows never change: hosts with the same key begin with the same row.
         rows = {
@@ -151,6 +154,8 @@ class FusedPopulation:
         if (slot, blueprint) not in self.kinds:
             self.template.check_shape(slot, blueprint, seed)
             self.kinds[slot, blueprint] = Kind(seed)
+            if depends_on_mode(seed):
+                self.with_modes.append(seed)
         return self.kinds[slot, blueprint]
 
     def remove(self, env: int, slot: int) -> None:
@@ -160,7 +165,8 @@ class FusedPopulation:
         seed = self.seeds[env][slot]
         assert seed is not None, f"slot {slot} of environment {env} is empty"
         valve = None if IS_FULL[stage] else seed.valve
-        self.seeds[env][slot] = replace(seed, stage=stage, alpha=alpha, valve=valve)
+        if (seed.stage, seed.alpha) != (stage, alpha) or seed.valve is not valve:
+            self.seeds[env][slot] = replace(seed, stage=stage, alpha=alpha, valve=valve)
 
     # --- training ------------------------------------------------------------------------------
 
@@ -171,22 +177,15 @@ class FusedPopulation:
         envs = np.flatnonzero(running).tolist()
         loss, score, rho = np.full((3, len(self.keys)), np.nan)
         seeds = {name: np.full(shape, np.nan) for name in measurements()}
+        seeds["healthy"] = np.ones(shape, dtype=bool)
         sizes: list[int] = []
         if envs:
             (loss[envs], score[envs], rho[envs]), sizes = self._train(envs, step, seeds, rates)
-        seeds["healthy"] = np.ones(shape, dtype=bool)
-        active = self._active(range(len(self.keys)))
-        finite = [
-            torch.stack([row.values[0].isfinite().all() for row in seed.rows]).all()
-            for _, _, seed in active
-        ]
-        for (env, slot, _), healthy in zip(active, to_host(finite), strict=True):
-            seeds["healthy"][env, slot] = bool(healthy)
         return TrainReadings(loss, score, np.isfinite(loss), len(sizes), sum(sizes), seeds, rho)
 
     def _switch(self, *, training: bool) -> None:
-        for kind in self.kinds.values():
-            kind.module.train(training)
+        for module in self.with_modes:
+            module.train(training)
 
     def _active(self, envs: Iterable[int]) -> Active:
         """Those of a slot have the order of its group."""

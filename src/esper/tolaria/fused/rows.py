@@ -111,6 +111,12 @@ class Arena:
         rows = squares.new_zeros(len(self.steps)).index_add_(0, self.owner, tensors)
         return tensors.sqrt(), rows.sqrt()
 
+    def broken(self) -> Tensor:
+        """[rows]: how many parameters of each row are not finite."""
+        values = self.values[0].detach()
+        broken = (~values.isfinite()).float()
+        return broken.new_zeros(len(self.steps)).index_add_(0, self.row, broken)
+
     @torch.no_grad()
     def step(
         self, gradient: Tensor, settings: dict[str, Any], factors: Tensor | None = None
