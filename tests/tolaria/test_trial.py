@@ -202,7 +202,7 @@ def test_a_fixed_network_that_diverges_ends_as_it_last_was_healthy(
 ) -> None:
     task, data = small_digits()
     recipe = replace(task.recipe(data), optimizer=lambda params: torch.optim.SGD(params, lr=rate))
-    rules = GrowthSettings(3, counterfactuals=False, topology=topology)
+    rules = GrowthSettings(3, counterfactuals="none", topology=topology)
     (found,) = play_run(recipe, [0], rules, StaticController(), task="digits")
     assert found.outcome.rollbacks > 0
     assert all(parameter.isfinite().all() for parameter in found.model.parameters())

@@ -19,6 +19,7 @@ Start = Literal["fresh", "trained"]
 Incubation = Literal["isolated", "joint"]
 Precision = Literal["fp32", "bf16", "fp16"]
 Snapshots = Literal["host", "device"]
+Counterfactuals = Literal["none", "trial", "all"]
 PopulationKind = Literal["auto", "looped", "fused"]
 # (slot, blueprint) pairs of indices.
 Topology = tuple[tuple[int, int], ...]
@@ -137,8 +138,9 @@ class GrowthSettings:
 
     The last six fields are for code that compares networks: `topology` are seeds that a network has
     from the beginning; `on_panic` says whether a rollback ends the episode; without `keep_best` a
-    run ends with its last epoch; without `counterfactuals` the contribution of seeds is not
-    measured; `max_train_macs` caps the compute of a run in multiply-adds, and `extra` is that cap
+    run ends with its last epoch; `counterfactuals` says of which seeds the contribution is measured
+    in every epoch: of none, of those on trial (and of kept ones when they are audited), or of all;
+    `max_train_macs` caps the compute of a run in multiply-adds, and `extra` is that cap
     as a share of what training the host has cost, for controllers to see.
     """
 
@@ -224,7 +226,7 @@ class GrowthSettings:
     topology: Topology = ()
     on_panic: Literal["terminate", "continue"] = "continue"
     keep_best: bool = True
-    counterfactuals: bool = True
+    counterfactuals: Counterfactuals = "trial"
     max_train_macs: int | None = None
     extra: float | None = None
 

@@ -11,6 +11,7 @@ import numpy as np
 from esper.growth.lifecycle import age
 from esper.growth.slot_table import SlotTable
 from esper.leyline import (
+    IS_LIVE,
     OP,
     SLOT,
     InvalidStateMachineError,
@@ -153,8 +154,11 @@ class GrowthCycle:
         self.rho = np.where(acted, np.where(verdict.rollback | missed, np.nan, train.rho), self.rho)
         # Stages do not advance while a network is broken: its scores say nothing about seeds.
         healthy = acted & ~verdict.panic
+        # Where nothing but kept seeds acts, a tick leaves the network as it was evaluated.
+        same = ~np.any(IS_LIVE[self.table.stage], axis=1)
         self.garden.tick(healthy, self.step_count)
-        self._save(healthy)
+        self._save(healthy & same, validation)
+        self._save(healthy & ~same)
 
         terminated = verdict.rollback & (self.settings.on_panic == "terminate")
         over = (self.step_count >= self.settings.max_steps) | ~self.affords()
@@ -248,8 +252,9 @@ class GrowthCycle:
         self, validation: Validation, train: TrainReadings, envs: np.ndarray, broken: np.ndarray
     ) -> None:
         """Record the measurements of hosts (bool[E]), some of which are `broken` (bool[E])."""
-        self.garden.record(validation, envs, train)
-        self.table.contribution[envs & broken] = np.nan
+        # What a broken network shows of its seeds says nothing.
+        without = np.where(broken[:, None], np.nan, validation.without_score)
+        self.garden.record(replace(validation, without_score=without), envs, train)
         self._keep_best(validation, envs & ~broken)
 
     def _keep_best(self, validation: Validation, envs: np.ndarray) -> None:
@@ -260,15 +265,15 @@ class GrowthCycle:
         margin = np.nan_to_num(self._chance(validation)) if self.prefer_later else 0.0
         better = np.flatnonzero(envs & (validation.score > self.best_score - margin))
         self.best_score[better] = np.maximum(self.best_score, validation.score)[better]
-        for env, saved in zip(better.tolist(), self._snapshots(better), strict=True):
+        for env, saved in zip(better.tolist(), self._snapshots(better, validation), strict=True):
             self.best[env] = saved
 
     def _record_rows(self, transition: Transition) -> None:
         for row in self.garden.event_log.metrics_rows(transition, self.garden.total_macs()):
             self.recorder.metrics(row)
 
-    def _snapshots(self, envs: np.ndarray) -> list[SavedHost]:
-        return self.garden.save(envs, self.step_count) if len(envs) else []
+    def _snapshots(self, envs: np.ndarray, validation: Validation | None = None) -> list[SavedHost]:
+        return self.garden.save(envs, self.step_count, validation) if len(envs) else []
 
     def _update_signals(self, train: TrainReadings, validation: Validation) -> TrainingSignals:
         was_stable = self.tracker.stabilized
@@ -334,10 +339,10 @@ class GrowthCycle:
         removed, self.culled_before = culled > self.culled_before, culled.copy()
         return np.any(self.garden.on_trial(), axis=1) & ~removed
 
-    def _save(self, envs: np.ndarray) -> None:
-        """Save hosts (bool[E]) as healthy."""
+    def _save(self, envs: np.ndarray, validation: Validation | None = None) -> None:
+        """Save hosts (bool[E]) as healthy, with their validation if they have one."""
         which = np.flatnonzero(envs)
-        for env, saved in zip(which.tolist(), self._snapshots(which), strict=True):
+        for env, saved in zip(which.tolist(), self._snapshots(which, validation), strict=True):
             self.governor.save(env, saved)
             tensors = saved.host.all_tensors()
             size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
@@ -394,10 +399,20 @@ class GrowthCycle:
         which = np.flatnonzero(envs)
         saved = [self.best[env] or self.governor.last_healthy(env) for env in which.tolist()]
         self.garden.restore(which, saved)
-        self.garden.record(self.garden.evaluate(envs), envs)
-        self.garden.drop_unproven(envs, self.step_count)
-        validation = self.garden.evaluate(envs)
-        self.garden.record(validation, envs)
+        validation = Validation.nothing(*self.table.shape, samples=0)
+        validation.loss[which] = [each.loss for each in saved]
+        validation.score[which] = [each.score for each in saved]
+        validation = self._evaluated(envs & np.isnan(validation.score), validation)
+        dropped = self.garden.drop_unproven(envs, self.step_count)
+        validation = self._evaluated(dropped, validation)
         steps = np.full(self.n_envs, -1)
         steps[which] = [each.step for each in saved]
         return validation, steps
+
+    def _evaluated(self, envs: np.ndarray, before: Validation) -> Validation:
+        """The validation with new measurements of `envs` (bool[E]), which are also recorded."""
+        if not envs.any():
+            return before
+        found = self.garden.evaluate(envs)
+        self.garden.record(found, envs)
+        return before.updated(envs, found)

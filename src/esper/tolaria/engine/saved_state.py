@@ -87,11 +87,11 @@ def _saved_tree(saved: SavedHost | None) -> dict[str, Any] | None:
         return None
     assert isinstance(saved.host, HostSnapshot)
     host, row = snapshot_tree(saved.host), _tensors(vars(saved.row))
-    return {"step": saved.step, "host": host, "row": row}
+    return {**vars(saved), "host": host, "row": row}
 
 
 def _saved(tree: dict[str, Any] | None) -> SavedHost | None:
     if tree is None:
         return None
     row = SlotTable(**{name: _array(column) for name, column in tree["row"].items()})
-    return SavedHost(tree["step"], snapshot_from_tree(tree["host"]), row)
+    return SavedHost(**{**tree, "host": snapshot_from_tree(tree["host"]), "row": row})
