@@ -321,6 +321,7 @@ def _with_shapley(seed: SeedStateReport, found: ShapleyComputed | None) -> SeedS
     player, error = found.slot_ids.index(seed.slot_id), found.standard_error
     return replace(
         seed,
+        counterfactual_contribution=found.leave_one_out[player],
         shapley=found.shapley[player],
         shapley_error=None if error is None else error[player],
     )
