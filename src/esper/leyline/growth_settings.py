@@ -18,7 +18,7 @@ from esper.leyline.settings import check_types, refuse_unknown, settings_of
 Start = Literal["fresh", "trained"]
 Incubation = Literal["isolated", "joint"]
 Precision = Literal["fp32", "bf16", "fp16"]
-Snapshots = Literal["host", "device"]
+Snapshots = Literal["host", "device", "none"]
 Counterfactuals = Literal["none", "trial", "all"]
 PopulationKind = Literal["auto", "looped", "fused"]
 # (slot, blueprint) pairs of indices.
@@ -207,7 +207,8 @@ class GrowthSettings:
     snapshots: Snapshots = setting(
         "host",
         "Where copies of the best and the last healthy network are kept: host, in CPU memory; "
-        "device, which is faster and takes memory there.",
+        "device, which is faster and takes memory there; none: the last network is returned, and a "
+        "run whose network breaks ends.",
     )
     max_grad_norm: float | None = setting(
         None, "Clip gradients to this norm. Default: no clipping."
@@ -236,8 +237,15 @@ class GrowthSettings:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ConfigError(f"{name} must be a number above 0, got {value}")
-        if self.max_train_macs is not None and not self.keep_best:
+        if self.max_train_macs is not None and not self.keeps_best:
             raise ConfigError("max_train_macs needs keep_best, or the cost of the end is unknown")
+        for name in ("audit_every", "patience"):
+            if getattr(self, name) is not None and self.snapshots == "none":
+                raise ConfigError(f"{name} needs an earlier network, and snapshots is none")
+
+    @property
+    def keeps_best(self) -> bool:
+        return self.keep_best and self.snapshots != "none"
 
     @property
     def trained(self) -> bool:

@@ -79,11 +79,11 @@ class Validation:
 
 @dataclass(frozen=True)
 class SavedHost:
-    """A host after `step`, with its row of the slot table, and its validation; NaN if this network
-    was not evaluated."""
+    """A host after `step` (None without snapshots), with its row of the slot table, and its
+    validation; NaN if this network was not evaluated."""
 
     step: int
-    host: Snapshot
+    host: Snapshot | None
     row: SlotTable
     loss: float = math.nan
     score: float = math.nan
@@ -313,22 +313,33 @@ class Garden:
     # --- going back ----------------------------------------------------------------------------
 
     def save(
-        self, envs: np.ndarray, step: int, validation: Validation | None = None
+        self,
+        envs: np.ndarray,
+        step: int,
+        validation: Validation | None = None,
+        same_weights: Sequence[Snapshot | None] | None = None,
+        *,
+        moments: bool = True,
     ) -> list[SavedHost]:
         """Snapshots of the hosts `envs` (int[n]), with the validation of exactly these networks, if
-        there was one of all that they hold."""
+        there was one of all that they hold; the rest is as in `Hosts.snapshot`."""
         loss, score = np.full((2, self.table.shape[0]), np.nan)
         if validation is not None:
             unmeasured = self.on_trial() & np.isnan(validation.without_score)
             known = ~unmeasured.any(axis=1)
             loss[known], score[known] = validation.loss[known], validation.score[known]
-        hosts = self.population.snapshot(envs)
+        hosts: Sequence[Snapshot | None] = [None] * len(envs)
+        if self.settings.snapshots != "none":
+            hosts = self.population.snapshot(envs, same_weights, moments=moments)
         return [
             SavedHost(step, host, self.table.row(env), float(loss[env]), float(score[env]))
             for env, host in zip(envs.tolist(), hosts, strict=True)
         ]
 
     def restore(self, envs: np.ndarray, saved: Sequence[SavedHost]) -> None:
+        """Restore the hosts `envs` (int[n]); they stay as they are without snapshots."""
+        if any(each.host is None for each in saved):
+            return
         self.population.restore(envs, [each.host for each in saved])
         for env, each in zip(envs.tolist(), saved, strict=True):
             self.table.set_row(env, each.row)

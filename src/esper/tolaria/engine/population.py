@@ -96,7 +96,16 @@ class Hosts(Protocol):
         """Evaluate host `envs[k]` with only the seeds where `present[k]` (bool[K, S]) is True, for
         each k; a host may occur several times."""
 
-    def snapshot(self, envs: np.ndarray) -> Sequence[Snapshot]: ...
+    def snapshot(
+        self,
+        envs: np.ndarray,
+        same_weights: Sequence[Any] | None = None,
+        *,
+        moments: bool = True,
+    ) -> Sequence[Snapshot]:
+        """Snapshots of `envs`; without the state of optimizers if training does not go on from
+        them. `same_weights`, if given, are earlier snapshots of the same weights, None where there
+        is none: their copies are shared."""
 
     def restore(self, envs: np.ndarray, snapshots: Sequence[Any]) -> None:
         """`snapshots` come from `snapshot`, one for each of `envs`."""
@@ -161,11 +170,22 @@ class ModuleHosts:
         slot_id = network.sites[slot].slot_id
         sync_slot_group(self.optimizers[env], slot_id, network.seed_parameters(slot))
 
-    def snapshot(self, envs: np.ndarray) -> list[HostSnapshot]:
-        return [self._snapshot(env) for env in envs.tolist()]
+    def snapshot(
+        self,
+        envs: np.ndarray,
+        same_weights: Sequence[HostSnapshot | None] | None = None,
+        *,
+        moments: bool = True,
+    ) -> list[HostSnapshot]:
+        earlier = same_weights or [None] * len(envs)
+        return [
+            self._snapshot(env, own, moments)
+            for env, own in zip(envs.tolist(), earlier, strict=True)
+        ]
 
-    def _snapshot(self, env: int) -> HostSnapshot:
-        taken = take_snapshot(self.networks[env], self.optimizers[env], self.snapshots)
+    def _snapshot(self, env: int, earlier: HostSnapshot | None, moments: bool) -> HostSnapshot:
+        optimizer = self.optimizers[env] if moments else None
+        taken = take_snapshot(self.networks[env], optimizer, self.snapshots, earlier)
         return replace(taken, scaler=self.scalers[env].state_dict()) if self.scalers else taken
 
     def restore(self, envs: np.ndarray, snapshots: Sequence[HostSnapshot]) -> None:
@@ -287,6 +307,8 @@ class LoopedPopulation(ModuleHosts):
                         if len(sizes) % RHO_STRIDE == 0:
                             rhos.append(batch_rho(recipe.loss, output, target))
                 sizes.append(batch_size(inputs))
+        for param in trained:
+            param.grad = None  # its memory is free for the snapshots
         # One transfer from the device per epoch.
         measured, rho = to_host([torch.stack(readings), torch.stack(rhos).mean()])
         values, weights = np.array(measured.tolist()).reshape(-1, 2), np.array(sizes)
