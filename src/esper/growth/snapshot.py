@@ -3,8 +3,9 @@
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -169,8 +170,22 @@ def _named_tensors(module: nn.Module) -> dict[str, Tensor]:
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
-def _clones(tensors: Sequence[Tensor]) -> list[Tensor]:
-    return [tensor.detach().clone() for tensor in tensors]
+def _copies(tensors: Sequence[Tensor], kept: Snapshots, spare: Iterable[Tensor]) -> list[Tensor]:
+    """Written into `spare` tensors where those are alike and on the same device."""
+    free: dict[tuple[Any, ...], list[Tensor]] = {}
+    for tensor in spare:
+        free.setdefault(_kind(tensor), []).append(tensor)
+    into = [free[_kind(t)].pop() if free.get(_kind(t)) else None for t in tensors]
+    others = [t.detach() for t, own in zip(tensors, into, strict=True) if own is None]
+    new = iter([t.clone() for t in others] if kept == "device" else to_host(others))
+    return [
+        next(new) if own is None else own.copy_(tensor.detach())
+        for tensor, own in zip(tensors, into, strict=True)
+    ]
+
+
+def _kind(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
 
 
 def take_snapshot(
@@ -178,9 +193,11 @@ def take_snapshot(
     optimizer: Optimizer | None,
     kept: Snapshots = "host",
     same_weights: HostSnapshot | None = None,
+    spare: Iterable[Tensor] = (),
 ) -> HostSnapshot:
     """Copies on the network's device (`device`), else in CPU memory, after one transfer. Weights
-    are not copied again if `same_weights` is given, a snapshot since which nothing was trained."""
+    are not copied again if `same_weights` is given, a snapshot since which nothing was trained.
+    `spare` tensors, of snapshots that nobody needs any more, are written to."""
     optimizers = [] if optimizer is None else with_inner(optimizer)
     live = HostSnapshot(
         tensors=_named_tensors(network.host),
@@ -197,7 +214,7 @@ def take_snapshot(
         },
         optimizer_states=[each.state_dict()["state"] for each in optimizers],
     )
-    copy = _clones if kept == "device" else to_host
+    copy = partial(_copies, kept=kept, spare=spare)
     if same_weights is None:
         return live.copied(copy)
     moments = HostSnapshot({}, {}, live.optimizer_states).copied(copy)

@@ -4,9 +4,11 @@ begin:   apply the actions
 finish:  evaluate (with counterfactuals) -> governor -> lifecycle tick          -> transition
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+from torch import Tensor
 
 from esper.growth.lifecycle import age
 from esper.growth.slot_table import SlotTable
@@ -37,7 +39,7 @@ from esper.tolaria.engine.cooling import Cooler
 from esper.tolaria.engine.event_log import Transition
 from esper.tolaria.engine.garden import Garden, SavedHost, Validation
 from esper.tolaria.engine.objectives import standard_error
-from esper.tolaria.engine.population import Hosts, Snapshot, TrainReadings
+from esper.tolaria.engine.population import Hosts, TrainReadings
 from esper.tolaria.governor import Governor, Verdict, panic_event, rollback_event
 
 
@@ -266,12 +268,29 @@ class GrowthCycle:
         margin = np.nan_to_num(self._chance(validation)) if self.prefer_later else 0.0
         better = np.flatnonzero(envs & (validation.score > self.best_score - margin))
         self.best_score[better] = np.maximum(self.best_score, validation.score)[better]
-        for env in better.tolist():
-            self.best[env] = None  # its memory is free for the next one
+        spare = self._spare(better, self.best, self.governor.saved)
         # Nothing is trained from them.
-        found = self.garden.save(better, self.step_count, validation, moments=False)
+        found = self.garden.save(better, self.step_count, validation, moments=False, spare=spare)
         for env, saved in zip(better.tolist(), found, strict=True):
             self.best[env] = saved
+
+    def _spare(
+        self,
+        envs: np.ndarray,
+        replaced: list[SavedHost | None],
+        others: Sequence[SavedHost | None],
+    ) -> list[Tensor]:
+        """Drop the hosts `envs` (int[n]) of `replaced` where there is one in `others`, and return
+        the tensors that were only theirs: new snapshots are written there."""
+        spare: list[Tensor] = []
+        for env in envs.tolist():
+            old, other = replaced[env], others[env]
+            if old is None or old.host is None or other is None or other.host is None:
+                continue
+            replaced[env] = None
+            needed = {id(tensor) for tensor in other.host.all_tensors()}
+            spare += [tensor for tensor in old.host.all_tensors() if id(tensor) not in needed]
+        return spare
 
     def _record_rows(self, transition: Transition) -> None:
         for row in self.garden.event_log.metrics_rows(transition, self.garden.total_macs()):
@@ -345,13 +364,10 @@ class GrowthCycle:
         """Save hosts (bool[E]), last trained in step `trained`, as healthy, with their validation
         if they have one."""
         which = np.flatnonzero(envs)
-        same_weights: list[Snapshot | None] = []
-        for env in which.tolist():
-            best = self.best[env]
-            if best is not None:
-                self.governor.saved[env] = None  # its memory is free for the next one
-            same_weights.append(best.host if best and best.step == trained else None)
-        found = self.garden.save(which, self.step_count, validation, same_weights)
+        best = [self.best[env] for env in which]
+        same_weights = [each.host if each and each.step == trained else None for each in best]
+        spare = self._spare(which, self.governor.saved, self.best)
+        found = self.garden.save(which, self.step_count, validation, same_weights, spare=spare)
         for env, saved in zip(which.tolist(), found, strict=True):
             self.governor.save(env, saved)
             if saved.host is None:

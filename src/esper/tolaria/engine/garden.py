@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from torch import Tensor
 
 from esper.growth.blueprints.catalogue import count_params, seed_costs
 from esper.growth.lifecycle import (
@@ -320,6 +321,7 @@ class Garden:
         same_weights: Sequence[Snapshot | None] | None = None,
         *,
         moments: bool = True,
+        spare: Sequence[Tensor] = (),
     ) -> list[SavedHost]:
         """Snapshots of the hosts `envs` (int[n]), with the validation of exactly these networks, if
         there was one of all that they hold; the rest is as in `Hosts.snapshot`."""
@@ -330,7 +332,7 @@ class Garden:
             loss[known], score[known] = validation.loss[known], validation.score[known]
         hosts: Sequence[Snapshot | None] = [None] * len(envs)
         if self.settings.snapshots != "none":
-            hosts = self.population.snapshot(envs, same_weights, moments=moments)
+            hosts = self.population.snapshot(envs, same_weights, moments=moments, spare=spare)
         return [
             SavedHost(step, host, self.table.row(env), float(loss[env]), float(score[env]))
             for env, host in zip(envs.tolist(), hosts, strict=True)

@@ -102,10 +102,11 @@ class Hosts(Protocol):
         same_weights: Sequence[Any] | None = None,
         *,
         moments: bool = True,
+        spare: Sequence[Tensor] = (),
     ) -> Sequence[Snapshot]:
         """Snapshots of `envs`; without the state of optimizers if training does not go on from
         them. `same_weights`, if given, are earlier snapshots of the same weights, None where there
-        is none: their copies are shared."""
+        is none: their copies are shared. `spare` tensors may be written to."""
 
     def restore(self, envs: np.ndarray, snapshots: Sequence[Any]) -> None:
         """`snapshots` come from `snapshot`, one for each of `envs`."""
@@ -176,17 +177,19 @@ class ModuleHosts:
         same_weights: Sequence[HostSnapshot | None] | None = None,
         *,
         moments: bool = True,
+        spare: Sequence[Tensor] = (),
     ) -> list[HostSnapshot]:
-        earlier = same_weights or [None] * len(envs)
-        return [
-            self._snapshot(env, own, moments)
-            for env, own in zip(envs.tolist(), earlier, strict=True)
-        ]
-
-    def _snapshot(self, env: int, earlier: HostSnapshot | None, moments: bool) -> HostSnapshot:
-        optimizer = self.optimizers[env] if moments else None
-        taken = take_snapshot(self.networks[env], optimizer, self.snapshots, earlier)
-        return replace(taken, scaler=self.scalers[env].state_dict()) if self.scalers else taken
+        found = []
+        same_weights = same_weights or [None] * len(envs)
+        for env, earlier in zip(envs.tolist(), same_weights, strict=True):
+            optimizer = self.optimizers[env] if moments else None
+            network = self.networks[env]
+            taken = take_snapshot(network, optimizer, self.snapshots, earlier, spare)
+            used = {id(tensor) for tensor in taken.all_tensors()}
+            spare = [tensor for tensor in spare if id(tensor) not in used]
+            scaler = self.scalers[env].state_dict() if self.scalers else {}
+            found.append(replace(taken, scaler=scaler))
+        return found
 
     def restore(self, envs: np.ndarray, snapshots: Sequence[HostSnapshot]) -> None:
         for env, snapshot in zip(envs.tolist(), snapshots, strict=True):

@@ -334,6 +334,7 @@ class FusedPopulation:
         same_weights: Sequence[FusedSnapshot | None] | None = None,
         *,
         moments: bool = True,
+        spare: Sequence[Tensor] = (),
     ) -> list[FusedSnapshot]:
         """Rows are shared, not copied."""
         return [FusedSnapshot(self.hosts[env], tuple(self.seeds[env])) for env in envs.tolist()]
