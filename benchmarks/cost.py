@@ -1,9 +1,10 @@
 """What growth costs: CPU time and memory over a plain training loop that also validates.
 
     python benchmarks/cost.py [row ...] [--repeats 5]
-    python benchmarks/cost.py plot --out FILE.json       points of docs/images/cost.png
+    python benchmarks/cost.py --record       all rows, written to benchmarks/results/cost.json
 
-Each row is a function that returns its figures. Both sides take turns in one process, on one
+Each row is a function that returns its figures. `docs/pictures.py --cost` draws the recorded
+curves. Both sides take turns in one process, on one
 thread; times are CPU times, and figures are ratios of medians. The data are noise: only the work
 counts. The last line is one JSON object: each row's figures, and its target.
 """
@@ -14,7 +15,9 @@ import multiprocessing
 import resource
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -197,18 +200,53 @@ def peak_bytes(how: str, epochs: int = 5) -> int:
     return found
 
 
+def over_slots(repeats: int) -> Figures:
+    """An epoch of a network of 128 blocks with 1 to 128 slots and no seed, over the plain loop."""
+    recipe, figures = mlp(128, 32, 16), Figures()
+    for slots in (1, 4, 16, 64, 128):
+        own = replace(recipe, slots=recipe.slots[:slots])
+        figures[str(slots)] = _ungrown(own, repeats)
+    return figures
+
+
+def _ungrown(recipe: HostRecipe, repeats: int) -> float:
+    env, model = growing(recipe), recipe.build()
+    grown, alone = in_turn(repeats, partial(grow_one, env), plain(recipe, model))
+    return grown / alone
+
+
+def over_kept(repeats: int) -> Figures:
+    """An epoch with 0 to 16 kept seeds, over that of the exported module."""
+    return {
+        str(kept): kept_seeds(mlp(), kept, "lora", repeats)["epoch"] for kept in (0, 1, 2, 4, 8, 16)
+    }
+
+
+def over_params(repeats: int) -> Figures:
+    """An epoch of networks of 0.1 to 100 million parameters and no seed, over the plain loop."""
+    return {
+        str(millions): _ungrown(mlp(6, width, 4), repeats if millions < 100 else 1)
+        for millions, width in ((0.1, 128), (1, 430), (10, 1400), (100, 4460))
+    }
+
+
 ROWS: dict[str, tuple[Callable[[int], Figures], Figures]] = {
     "gpt_kept": (gpt_kept, {"epoch": 1.05, "settling": 0.25}),
     "mlp_kept": (mlp_kept, {"epoch": 1.05, "settling": 0.25}),
     "setup": (setup, {"gpt": 0.15, "mlp": 0.15, "ms_per_slot": 3.0}),
     "memory": (memory, {"host": 3.0, "none": 0.0}),
+    "over_slots": (over_slots, {"128": 1.05}),
+    "over_kept": (over_kept, {"16": 1.05}),
+    "over_params": (over_params, {"100": 1.05}),
 }
+RECORD = Path(__file__).parent / "results" / "cost.json"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("rows", nargs="*", default=list(ROWS))
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--record", action="store_true", help=f"write to {RECORD.name}")
     given = parser.parse_args()
     torch.set_num_threads(1)
     result = {}
@@ -217,6 +255,9 @@ def main() -> None:
         figures = {key: round(value, 3) for key, value in row(given.repeats).items()}
         result[name] = {"figures": figures, "target": target}
         print(f"{name:<10} {figures}", flush=True)
+        if given.record:
+            known = json.loads(RECORD.read_text()) if RECORD.is_file() else {}
+            RECORD.write_text(json.dumps({**known, **result}, indent=1) + "\n")
     print(json.dumps(result))
 
 

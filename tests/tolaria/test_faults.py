@@ -1,5 +1,6 @@
 """What breaks a network, and how the governor brings it back."""
 
+import copy
 import gc
 from collections.abc import Iterator
 from dataclasses import replace
@@ -120,7 +121,7 @@ def test_a_seed_that_breaks_the_network_is_undone_bit_for_bit(
     situation = env.reset()
     rolled_back = None
     while situation.running.any():
-        healthy = env.governor.last_healthy(0)
+        healthy = copy.deepcopy(env.governor.last_healthy(0))  # the next one is written over it
         transition = env.step(controller.act(situation))
         situation = transition.after
         if transition.rolled_back[0] and rolled_back is None:

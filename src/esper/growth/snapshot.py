@@ -175,13 +175,14 @@ def _copies(tensors: Sequence[Tensor], kept: Snapshots, spare: Iterable[Tensor])
     free: dict[tuple[Any, ...], list[Tensor]] = {}
     for tensor in spare:
         free.setdefault(_kind(tensor), []).append(tensor)
-    into = [free[_kind(t)].pop() if free.get(_kind(t)) else None for t in tensors]
-    others = [t.detach() for t, own in zip(tensors, into, strict=True) if own is None]
-    new = iter([t.clone() for t in others] if kept == "device" else to_host(others))
-    return [
-        next(new) if own is None else own.copy_(tensor.detach())
-        for tensor, own in zip(tensors, into, strict=True)
-    ]
+    into = [kinds.pop() if (kinds := free.get(_kind(tensor))) else None for tensor in tensors]
+    pairs = list(zip(tensors, into, strict=True))
+    others = [tensor.detach() for tensor, own in pairs if own is None]
+    new = iter([tensor.clone() for tensor in others] if kept == "device" else to_host(others))
+    reused = [(own, tensor.detach()) for tensor, own in pairs if own is not None]
+    if reused:
+        torch._foreach_copy_(*map(list, zip(*reused, strict=True)))
+    return [next(new) if own is None else own for own in into]
 
 
 def _kind(tensor: Tensor) -> tuple[Any, ...]:

@@ -16,10 +16,10 @@ from esper.growth.export import export
 from esper.growth.grown_module import GrownModule
 from esper.growth.optimizer import (
     add_slot_groups,
+    few_groups,
     forget,
     scaled_rates,
     sync_slot_group,
-    without_empty_groups,
 )
 from esper.growth.output_scale import scale_output
 from esper.growth.sites import batch_size, call_model, evaluating, explaining
@@ -275,8 +275,8 @@ class LoopedPopulation(ModuleHosts):
         batches = recipe.data.size().batches if scheduled else None
         with (
             keyed(draw_key(key, "noise", step), devices_of(network)),
+            few_groups(optimizer),
             scaled_rates(optimizer) if scheduled else nullcontext() as scale,
-            without_empty_groups(optimizer),
         ):
             for inputs, target in self._batches(
                 recipe.data.train_batches(draw_key(key, "shuffle", step))
