@@ -80,7 +80,7 @@ def gpt() -> HostRecipe:
     return recipe_of(build, data)
 
 
-def mlp(blocks: int = 32, width: int = 128, batches: int = 32) -> HostRecipe:
+def mlp(blocks: int = 32, width: int = 128, batches: int = 96) -> HostRecipe:
     size = 64 * batches
     with keyed(0):
         x, y = torch.randn(size + size // 4, 64), torch.randint(0, 10, (size + size // 4,))
@@ -202,7 +202,7 @@ def peak_bytes(how: str, epochs: int = 5) -> int:
 
 def over_slots(repeats: int) -> Figures:
     """An epoch of a network of 128 blocks with 1 to 128 slots and no seed, over the plain loop."""
-    recipe, figures = mlp(128, 32, 16), Figures()
+    recipe, figures = mlp(128, 32, 32), Figures()
     for slots in (1, 4, 16, 64, 128):
         own = replace(recipe, slots=recipe.slots[:slots])
         figures[str(slots)] = _ungrown(own, repeats)
@@ -225,8 +225,13 @@ def over_kept(repeats: int) -> Figures:
 def over_params(repeats: int) -> Figures:
     """An epoch of networks of 0.1 to 100 million parameters and no seed, over the plain loop."""
     return {
-        str(millions): _ungrown(mlp(6, width, 4), repeats if millions < 100 else 1)
-        for millions, width in ((0.1, 128), (1, 430), (10, 1400), (100, 4460))
+        str(millions): _ungrown(mlp(6, width, batches), repeats if millions < 100 else 1)
+        for millions, width, batches in (
+            (0.1, 128, 96),
+            (1, 430, 64),
+            (10, 1400, 32),
+            (100, 4460, 8),
+        )
     }
 
 

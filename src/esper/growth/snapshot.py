@@ -179,9 +179,9 @@ def _copies(tensors: Sequence[Tensor], kept: Snapshots, spare: Iterable[Tensor])
     pairs = list(zip(tensors, into, strict=True))
     others = [tensor.detach() for tensor, own in pairs if own is None]
     new = iter([tensor.clone() for tensor in others] if kept == "device" else to_host(others))
-    reused = [(own, tensor.detach()) for tensor, own in pairs if own is not None]
+    reused = [tensor.detach() for tensor, own in pairs if own is not None]
     if reused:
-        torch._foreach_copy_(*map(list, zip(*reused, strict=True)))
+        torch._foreach_copy_([own for own in into if own is not None], reused)
     return [next(new) if own is None else own for own in into]
 
 
