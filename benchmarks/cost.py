@@ -202,7 +202,7 @@ def peak_bytes(how: str, epochs: int = 5) -> int:
 
 def over_slots(repeats: int) -> Figures:
     """An epoch of a network of 128 blocks with 1 to 128 slots and no seed, over the plain loop."""
-    recipe, figures = mlp(128, 32, 32), Figures()
+    recipe, figures = mlp(128, 32, 16), Figures()
     for slots in (1, 4, 16, 64, 128):
         own = replace(recipe, slots=recipe.slots[:slots])
         figures[str(slots)] = _ungrown(own, repeats)
@@ -218,7 +218,8 @@ def _ungrown(recipe: HostRecipe, repeats: int) -> float:
 def over_kept(repeats: int) -> Figures:
     """An epoch with 0 to 16 kept seeds, over that of the exported module."""
     return {
-        str(kept): kept_seeds(mlp(), kept, "lora", repeats)["epoch"] for kept in (0, 1, 2, 4, 8, 16)
+        str(kept): kept_seeds(mlp(batches=32), kept, "lora", repeats)["epoch"]
+        for kept in (0, 1, 2, 4, 8, 16)
     }
 
 
