@@ -123,7 +123,7 @@ def draw_cost(recorded: dict[str, Any], path: Path) -> None:
         axis.grid(color="0.92")
         axis.set_axisbelow(True)
         axis.spines[["top", "right"]].set_visible(False)
-    axes[0].set_ylim(0.9, 1.2)
+    axes[0].set_ylim(0.9, 1.4)
     axes[0].set_ylabel("CPU time of an epoch,\nover a plain loop")
     figure.savefig(path, dpi=110)
 
