@@ -2,13 +2,15 @@
 
     python docs/pictures.py [--runs FOLDER] [--out docs/images]
     python docs/pictures.py --claims          # only the forest plot of the claims
+    python docs/pictures.py --cost            # only the plot of what growth costs
 
-Missing runs are made first, which takes some minutes. Needs Chromium. The forest plot needs
-neither: it shows the stored rows of the claims.
+Missing runs are made first, which takes some minutes. Needs Chromium. The two plots need neither:
+they show the stored rows of the claims, and what `benchmarks/cost.py --record` wrote.
 """
 
 import argparse
 import asyncio
+import json
 import os
 import shutil
 import subprocess
@@ -30,6 +32,7 @@ from summary import Effect, effects
 ESPER = [sys.executable, "-c", "from esper.cli import main; main()"]
 GROWN, TRAINED = "digits-heuristic", "ppo-digits"
 EVALUATED = "evaluate-digits"
+COST = Path(__file__).parents[1] / "benchmarks" / "results" / "cost.json"
 RUNS = {
     GROWN: ["grow", "--task", "digits"],
     TRAINED: ["train", "ppo", "--rounds", "24", "--envs", "6", "--steps", "14"],
@@ -102,15 +105,42 @@ def draw_claims(shown: Sequence[Effect], path: Path) -> None:
     figure.savefig(path, dpi=110, bbox_inches="tight")
 
 
+def draw_cost(recorded: dict[str, Any], path: Path) -> None:
+    """An epoch over that of a plain loop, for more slots, kept seeds and parameters."""
+    figure = Figure(figsize=(9.0, 2.8), layout="constrained")
+    axes = figure.subplots(1, 3, sharey=True)
+    curves = (
+        ("over_slots", "slots, no seed", "log"),
+        ("over_kept", "kept seeds", "linear"),
+        ("over_params", "million parameters, no seed", "log"),
+    )
+    for axis, (name, label, scale) in zip(axes, curves, strict=True):
+        points = recorded[name]["figures"]
+        axis.plot([float(x) for x in points], points.values(), "o-", color="#238b45", markersize=4)
+        axis.axhline(1.0, color="0.5", linewidth=1)
+        axis.set_xscale(scale)
+        axis.set_xlabel(label)
+        axis.grid(color="0.92")
+        axis.set_axisbelow(True)
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0].set_ylim(0.9, 1.4)
+    axes[0].set_ylabel("CPU time of an epoch,\nover a plain loop")
+    figure.savefig(path, dpi=110)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=Path, default=Path("runs"))
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "images")
     parser.add_argument("--claims", action="store_true", help="only the forest plot of the claims")
+    parser.add_argument("--cost", action="store_true", help="only the plot of what growth costs")
     given: Any = parser.parse_args()
     given.out = given.out.resolve()
-    draw_claims(effects(), given.out / "claims.png")
-    if given.claims:
+    if not given.cost:
+        draw_claims(effects(), given.out / "claims.png")
+    if not given.claims:
+        draw_cost(json.loads(COST.read_text()), given.out / "cost.png")
+    if given.claims or given.cost:
         return
     make_runs(given.runs)
     os.chdir(given.runs)  # the pictures then show no folders of this machine

@@ -148,7 +148,7 @@ def run(arm: Arm, key: int, data: DataSplits, *, test: bool) -> dict[str, Any]:
         # More than the budget ever pays for: it is what ends a run.
         steps=300,
         incubation="joint",
-        counterfactuals=arm.grows,
+        counterfactuals="trial" if arm.grows else "none",
         schedule=SCHEDULE,
         max_train_macs=arm.budget,
     )

@@ -56,7 +56,7 @@ def nothing_to_resolve(monkeypatch: pytest.MonkeyPatch) -> None:
 def make_jobs(**sources: set[str]) -> list[Job]:
     """A job for each label, which depends on the runs that are named."""
     runs: list[dict[str, Any]] = [{}, {}]
-    rules = SimpleNamespace(counterfactuals=False)
+    rules = SimpleNamespace(counterfactuals="none")
     return [
         Job(
             label,

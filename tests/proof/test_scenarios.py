@@ -142,7 +142,7 @@ def test_paced_epochs_are_paid_for_and_no_fewer_batches_than_whole_ones(
     def spent(batches: int | None, epochs: int) -> tuple[int, int]:
         """Examples trained on, and the bill."""
         seen = min(160, 16 * batches) if batches else 160
-        return epochs * seen, macs * (epochs * (3 * seen + 60) + (3 + trained) * 60)
+        return epochs * seen, macs * (epochs * (3 * seen + 60) + (2 + trained) * 60)
 
     own, bill = spent(found.batches_per_epoch, epochs)
     assert bill <= budget
@@ -184,7 +184,7 @@ def test_arms_begin_with_the_host_as_its_training_left_it(monkeypatch: pytest.Mo
     scores = [[t.test_score for t in trials(found, name)] for name in ("host", "continue +0.4")]
     assert scores[0] == scores[1]
     task, data = narrow_digits()
-    rules = GrowthSettings(STEPS, counterfactuals=False, keep_best=False, schedule=task.schedule)
+    rules = GrowthSettings(STEPS, counterfactuals="none", keep_best=False, schedule=task.schedule)
     for key in (0, 1):
         (alone,) = real(Plan(task, DO_NOTHING, rules), data, [key])
         for plan, _ in begun:

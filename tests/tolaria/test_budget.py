@@ -143,7 +143,7 @@ def test_a_host_that_does_not_grow_trains_as_long_as_its_budget_lasts(start: Any
         rules = plain(40, start=start, max_train_macs=budget)
         (found,) = play_run(recipe, [3], rules, StaticController(), task="digits")
         # Kept for a rollback that did not come, and for settling.
-        spare = (3 + (start == "trained")) * evaluation
+        spare = (2 + (start == "trained")) * evaluation
         epochs = (budget - spare) // (training + evaluation)
         assert found.outcome.steps == epochs - (start == "fresh")
         assert found.outcome.train_macs <= budget
@@ -224,7 +224,7 @@ def test_what_is_left_without_a_budget_is_steps() -> None:
 def test_budgets_that_cannot_work_are_refused() -> None:
     recipe = trained_recipe([3])
     training, evaluation = epoch_macs(recipe)
-    least = training + 4 * evaluation
+    least = training + 3 * evaluation
     with pytest.raises(ConfigError, match=f"max_train_macs={least - 1} .* need {least}; give"):
         make_env(recipe, [3], GrowthSettings(4, max_train_macs=least - 1)).reset()
     make_env(recipe, [3], GrowthSettings(4, max_train_macs=least)).reset()

@@ -145,7 +145,7 @@ def test_random_episodes_never_refuse_what_the_masks_allow_and_keep_the_books(ki
 
 @BOTH
 def test_contributions_are_measured_by_taking_a_seed_out(kind: str) -> None:
-    env = digits_env([1], max_steps=14, kind=kind)
+    env = digits_env([1], max_steps=14, kind=kind, counterfactuals="all")
     situation = env.reset()
     controller = ScriptedController(EARLY, "x")
     checked = 0

@@ -71,7 +71,7 @@ def test_the_cost_is_what_training_one_of_them_takes(made, data):
     alone = play_run(
         member.recipe(data),
         [member.keys[0]],
-        GrowthSettings(member.task.steps, counterfactuals=False, keep_best=False),
+        GrowthSettings(member.task.steps, counterfactuals="none", keep_best=False),
         StaticController(),
         task="digits",
         attribute=False,

@@ -32,6 +32,7 @@ from esper.api.slots import Slots, as_slots
 from esper.growth.grown_module import GrownModule
 from esper.growth.hooks import GROWING, clear_flag, set_flag
 from esper.growth.optimizer import add_slot_groups, with_inner
+from esper.growth.outputs import map_tensors
 from esper.growth.sites import SlotChoice, inner
 from esper.leyline import (
     IS_ACTIVE,
@@ -237,8 +238,10 @@ class Body:
         controller's memory, history. It holds tensors and plain values only, so that
         `torch.load(..., weights_only=True)` reads it. Call it after a `step`."""
         self._check_stepped()
+        state = loop_state(self.env, self.controller, self.host.optimizer)
         return {
-            **loop_state(self.env, self.controller, self.host.optimizer),
+            # Copies: the next step writes over tensors of its snapshots.
+            **map_tensors(torch.clone, state),
             "history": list(self.recorder.rows),
             "events": [event.row() for event in self.recorder.events],
         }

@@ -93,7 +93,7 @@ def _owners(loader: Any) -> Iterator[Any]:
 
 log = logging.getLogger("esper")
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 KEPT = 2
 
 MakeScheduler = Callable[[Optimizer], Any]

@@ -168,9 +168,10 @@ def cull(table: SlotTable, where: np.ndarray, reason: str) -> StageChange:
     return _emptied(table, move(table, where, SeedStage.CULLED, reason))
 
 
-def removable(table: SlotTable, settings: GrowthSettings) -> np.ndarray:
-    """bool[E, S]: kept seeds that are audited now, and so may be removed."""
-    every, age = settings.audit_every, table.epochs_in_stage
+def removable(table: SlotTable, settings: GrowthSettings, ahead: int = 0) -> np.ndarray:
+    """bool[E, S]: kept seeds that are audited now, or `ahead` epochs later, and so may then be
+    removed."""
+    every, age = settings.audit_every, table.epochs_in_stage + ahead
     if every is None:
         return np.zeros(table.shape, dtype=bool)
     return (table.stage == SeedStage.FOSSILIZED) & (age >= every) & (age % every == 0)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import LBFGS, Adagrad, Optimizer
 
 from esper.leyline import ConfigError
@@ -87,14 +87,35 @@ def _extend(scheduler: Any, before: int, added: int, factor: float) -> None:
 
 
 @contextmanager
-def without_empty_groups(optimizer: Optimizer) -> Iterator[None]:
-    """Inside, groups of empty slots are left out: Adam is slow to skip them."""
+def few_groups(optimizer: Optimizer) -> Iterator[None]:
+    """Inside, groups of empty slots are left out, and groups with equal settings are one: every
+    group costs time in every step."""
     groups = optimizer.param_groups
-    optimizer.param_groups = [group for group in groups if group["params"]]
+    # The optimisers of torch treat each parameter by itself, those of others maybe not.
+    by_parameter = type(optimizer).__module__.startswith("torch.optim.")
+    few: list[dict[str, Any]] = []
+    for group in groups:
+        like = next((each for each in few if by_parameter and _equal(each, group)), None)
+        if like is not None:
+            like["params"] = [*like["params"], *group["params"]]
+        elif group["params"]:
+            few.append(dict(group) if by_parameter else group)
+    optimizer.param_groups = few
     try:
         yield
     finally:
         optimizer.param_groups = groups
+
+
+def _equal(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    own = {"params", SLOT_KEY}
+    names = (one.keys() | other.keys()) - own
+    return all(n in one and n in other and _same(one[n], other[n]) for n in names)
+
+
+def _same(one: Any, other: Any) -> bool:
+    # A learning rate may be a tensor that is changed in place.
+    return one is other or (not isinstance(one, Tensor) and one == other)
 
 
 @contextmanager

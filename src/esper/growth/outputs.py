@@ -98,11 +98,16 @@ class TensorLocation:
         return output[: self.key] + middle + output[self.key + 1 :]
 
 
+WHOLE = TensorLocation("tensor")
+
+
 def locate_in_slot(output: Any) -> TensorLocation | None:
     """The tensor that a seed at a module extends; None where that is ambiguous.
 
     In a tuple or list it is the first entry, as recurrent and attention layers return it.
     """
+    if isinstance(output, Tensor) and output.is_floating_point():
+        return WHOLE  # by far the most frequent case
     form, entries = _float_tensors(output)
     if form in ("tuple", "list") and 0 in entries:
         return TensorLocation(form, 0)

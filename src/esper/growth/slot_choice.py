@@ -1,6 +1,7 @@
 """From a user's choice of slots, or from none, to the sites of a network."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 
 from torch import nn
@@ -35,7 +36,10 @@ def choose_slots(
         with explaining("slots=, a predicate of (name, module), failed"):
             chosen = [slot for slot in found if slots(slot.name, model.get_submodule(slot.name))]
     else:
-        names = {name for entry in slots for name in _matching(model, entry, found)}
+        modules = dict(model.named_modules())
+        usable = {slot.name for slot in found}
+        meant = (_meant(model, entry, modules) for entry in slots)
+        names = {name for each in meant for name in _usable(each, usable, found)}
         chosen = [slot for slot in found if slot.name in names]
     if not chosen:
         raise ConfigError(
@@ -124,18 +128,21 @@ def _site(slot: SlotInfo, index: int, count: int, *, causal: bool) -> InjectionS
     return replace(spec, shape=tuple(sizes[letter] for letter in letters))
 
 
-def _matching(model: nn.Module, entry: str, found: SlotListing) -> list[str]:
+def _meant(model: nn.Module, entry: str, modules: Mapping[str, nn.Module]) -> list[str]:
     """The module with that name, else all whose names end with it."""
     if not isinstance(entry, str):
         raise ConfigError(f"slots must be names of modules, got {entry!r}")
-    modules = [name for name, _ in model.named_modules()]
     meant = [entry] if entry in modules else [n for n in modules if n.endswith(f".{entry}")]
     if not meant:
         raise ConfigError(
             f"{type(model).__name__} has no module {entry!r}; "
             "esper.list_slots(model, example) lists the modules where it can grow"
         )
-    usable = {slot.name for slot in found}.intersection(meant)
+    return meant
+
+
+def _usable(meant: list[str], slots: set[str], found: SlotListing) -> set[str]:
+    usable = slots.intersection(meant)
     if not usable and meant[0] in found.refused:
         raise ConfigError(f"{meant[0]!r} cannot be a slot: {found.refused[meant[0]]}")
     if not usable:
@@ -144,4 +151,4 @@ def _matching(model: nn.Module, entry: str, found: SlotListing) -> list[str]:
             "or only one) a float tensor of 2 to 5 dimensions, including the batch of the model's "
             "input, with the same shape at every call; packed sequences and GraphModules cannot"
         )
-    return sorted(usable)
+    return usable

@@ -81,7 +81,7 @@ COLUMNS: dict[str, Column] = {
     "score_at_birth": Column(),
     "score_at_stage_start": Column(),
     "score": Column(),
-    # Score minus the score with this seed taken out.
+    # Score minus the score with this seed taken out, when that was last measured.
     "contribution": Column(in_metrics=True),
     # Gradient of the seed relative to the host's, per parameter.
     "gradient_ratio": Column(in_metrics=True, measure=gradient_ratio),

@@ -3,10 +3,11 @@
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -16,7 +17,7 @@ from torch.optim import Optimizer
 
 from esper.growth.devices import to_host
 from esper.growth.grown_module import GrownModule
-from esper.growth.optimizer import sync_slot_group, with_inner
+from esper.growth.optimizer import forget, sync_slot_group, with_inner
 from esper.growth.outputs import map_tensors, tensors_in
 from esper.leyline import ConfigError, SeedStage
 from esper.leyline.files import (
@@ -26,6 +27,7 @@ from esper.leyline.files import (
     to_json,
     write_sealed,
 )
+from esper.leyline.growth_settings import Snapshots
 
 STATE, TENSORS = "state.json", "tensors.safetensors"
 # A scheduler's milestones are a Counter.
@@ -123,8 +125,8 @@ class SeedSnapshot:
 
 @dataclass(frozen=True)
 class HostSnapshot:
-    """Copies. `optimizer_states` are those of the optimiser and any inside it, `scaler` is that of
-    the GradScaler if there is one."""
+    """Copies. `optimizer_states` are those of the optimiser and any inside it, empty if training
+    does not go on from here; `scaler` is that of the GradScaler if there is one."""
 
     tensors: dict[str, Tensor]
     seeds: dict[int, SeedSnapshot]
@@ -136,21 +138,31 @@ class HostSnapshot:
         seeds = [tensor for seed in self.seeds.values() for tensor in seed.tensors.values()]
         return [*self.tensors.values(), *seeds, *state]
 
+    def mapped(self, function: Callable[[Tensor], Tensor]) -> "HostSnapshot":
+        """The same with other tensors, in the order of `all_tensors`."""
+        return replace(
+            self,
+            tensors=map_tensors(function, self.tensors),
+            seeds={
+                index: replace(seed, tensors=map_tensors(function, seed.tensors))
+                for index, seed in self.seeds.items()
+            },
+            optimizer_states=map_tensors(function, self.optimizer_states),
+        )
+
     def copied(self, copy: Callable[[Sequence[Tensor]], list[Tensor]]) -> "HostSnapshot":
         """The same with copies of all tensors."""
         copies = iter(copy(self.all_tensors()))
+        return self.mapped(lambda _: next(copies))
 
-        def next_ones(value: Any) -> Any:
-            return map_tensors(lambda _: next(copies), value)
-
-        # In the order of `all_tensors`.
-        tensors = next_ones(self.tensors)
+    def with_weights_of(self, other: "HostSnapshot") -> "HostSnapshot":
+        """The same, sharing the copies of `other`, which was taken of the same weights and may
+        hold more seeds."""
         seeds = {
-            i: replace(seed, tensors=next_ones(seed.tensors)) for i, seed in self.seeds.items()
+            index: replace(seed, tensors={n: other.seeds[index].tensors[n] for n in seed.tensors})
+            for index, seed in self.seeds.items()
         }
-        return replace(
-            self, tensors=tensors, seeds=seeds, optimizer_states=next_ones(self.optimizer_states)
-        )
+        return replace(self, tensors=other.tensors, seeds=seeds)
 
 
 def _named_tensors(module: nn.Module) -> dict[str, Tensor]:
@@ -158,16 +170,37 @@ def _named_tensors(module: nn.Module) -> dict[str, Tensor]:
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
-def _clones(tensors: Sequence[Tensor]) -> list[Tensor]:
-    return [tensor.detach().clone() for tensor in tensors]
+def _copies(tensors: Sequence[Tensor], kept: Snapshots, spare: Iterable[Tensor]) -> list[Tensor]:
+    """Written into `spare` tensors where those are alike and on the same device."""
+    free: dict[tuple[Any, ...], list[Tensor]] = {}
+    for tensor in spare:
+        free.setdefault(_kind(tensor), []).append(tensor)
+    into = [kinds.pop() if (kinds := free.get(_kind(tensor))) else None for tensor in tensors]
+    pairs = list(zip(tensors, into, strict=True))
+    others = [tensor.detach() for tensor, own in pairs if own is None]
+    new = iter([tensor.clone() for tensor in others] if kept == "device" else to_host(others))
+    reused = [tensor.detach() for tensor, own in pairs if own is not None]
+    if reused:
+        torch._foreach_copy_([own for own in into if own is not None], reused)
+    return [next(new) if own is None else own for own in into]
+
+
+def _kind(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
 
 
 def take_snapshot(
-    network: GrownModule, optimizer: Optimizer | None, kept: Literal["host", "device"] = "host"
+    network: GrownModule,
+    optimizer: Optimizer | None,
+    kept: Snapshots = "host",
+    same_weights: HostSnapshot | None = None,
+    spare: Iterable[Tensor] = (),
 ) -> HostSnapshot:
-    """Copies in CPU memory (`host`), after one transfer, or on the network's device."""
+    """Copies on the network's device (`device`), else in CPU memory, after one transfer. Weights
+    are not copied again if `same_weights` is given, a snapshot since which nothing was trained.
+    `spare` tensors, of snapshots that nobody needs any more, are written to."""
     optimizers = [] if optimizer is None else with_inner(optimizer)
-    snapshot = HostSnapshot(
+    live = HostSnapshot(
         tensors=_named_tensors(network.host),
         seeds={
             index: SeedSnapshot(
@@ -182,14 +215,19 @@ def take_snapshot(
         },
         optimizer_states=[each.state_dict()["state"] for each in optimizers],
     )
-    return snapshot.copied(to_host if kept == "host" else _clones)
+    copy = partial(_copies, kept=kept, spare=spare)
+    if same_weights is None:
+        return live.copied(copy)
+    moments = HostSnapshot({}, {}, live.optimizer_states).copied(copy)
+    return replace(live.with_weights_of(same_weights), optimizer_states=moments.optimizer_states)
 
 
 @torch.no_grad()
 def restore_snapshot(
     network: GrownModule, optimizer: Optimizer | None, snapshot: HostSnapshot
 ) -> None:
-    """Restore structure, weights and optimiser state; learning rates stay as they are now."""
+    """Restore structure, weights and optimiser state; learning rates stay as they are now. The
+    optimiser is reset if the snapshot does not have its state."""
     for index, slot in network.each_slot():
         network.remove(index)
         if index in snapshot.seeds:
@@ -200,8 +238,12 @@ def restore_snapshot(
         if optimizer is not None:
             sync_slot_group(optimizer, slot.site.slot_id, network.seed_parameters(index))
     _load(network.host, snapshot.tensors)
-    if optimizer is not None:
+    if optimizer is None:
+        return
+    if snapshot.optimizer_states:
         _restore_optimizer(optimizer, snapshot.optimizer_states)
+    else:
+        forget(optimizer)
 
 
 def _restore_optimizer(optimizer: Optimizer, states: list[dict[Any, Any]]) -> None:

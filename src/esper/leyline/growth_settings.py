@@ -18,7 +18,8 @@ from esper.leyline.settings import check_types, refuse_unknown, settings_of
 Start = Literal["fresh", "trained"]
 Incubation = Literal["isolated", "joint"]
 Precision = Literal["fp32", "bf16", "fp16"]
-Snapshots = Literal["host", "device"]
+Snapshots = Literal["host", "device", "none"]
+Counterfactuals = Literal["none", "trial", "all"]
 PopulationKind = Literal["auto", "looped", "fused"]
 # (slot, blueprint) pairs of indices.
 Topology = tuple[tuple[int, int], ...]
@@ -137,8 +138,9 @@ class GrowthSettings:
 
     The last six fields are for code that compares networks: `topology` are seeds that a network has
     from the beginning; `on_panic` says whether a rollback ends the episode; without `keep_best` a
-    run ends with its last epoch; without `counterfactuals` the contribution of seeds is not
-    measured; `max_train_macs` caps the compute of a run in multiply-adds, and `extra` is that cap
+    run ends with its last epoch; `counterfactuals` says of which seeds the contribution is measured
+    in every epoch: of none, of those on trial (and of kept ones when they are audited), or of all;
+    `max_train_macs` caps the compute of a run in multiply-adds, and `extra` is that cap
     as a share of what training the host has cost, for controllers to see.
     """
 
@@ -205,7 +207,8 @@ class GrowthSettings:
     snapshots: Snapshots = setting(
         "host",
         "Where copies of the best and the last healthy network are kept: host, in CPU memory; "
-        "device, which is faster and takes memory there.",
+        "device, which is faster and takes memory there; none: the last network is returned, and a "
+        "run whose network breaks ends.",
     )
     max_grad_norm: float | None = setting(
         None, "Clip gradients to this norm. Default: no clipping."
@@ -224,7 +227,7 @@ class GrowthSettings:
     topology: Topology = ()
     on_panic: Literal["terminate", "continue"] = "continue"
     keep_best: bool = True
-    counterfactuals: bool = True
+    counterfactuals: Counterfactuals = "trial"
     max_train_macs: int | None = None
     extra: float | None = None
 
@@ -234,8 +237,15 @@ class GrowthSettings:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ConfigError(f"{name} must be a number above 0, got {value}")
-        if self.max_train_macs is not None and not self.keep_best:
+        if self.max_train_macs is not None and not self.keeps_best:
             raise ConfigError("max_train_macs needs keep_best, or the cost of the end is unknown")
+        for name in ("audit_every", "patience"):
+            if getattr(self, name) is not None and self.snapshots == "none":
+                raise ConfigError(f"{name} needs an earlier network, and snapshots is none")
+
+    @property
+    def keeps_best(self) -> bool:
+        return self.keep_best and self.snapshots != "none"
 
     @property
     def trained(self) -> bool:

@@ -34,7 +34,9 @@ class TrainingSignals:
 class SeedStateReport:
     """The state of one seed. `None` means not measured, never zero.
 
-    `shapley` is its share of the contribution of all seeds (in pp), exact without an error.
+    `counterfactual_contribution` is that of the last measurement: on trial, at an audit or, with
+    `shapley`, at the end. `shapley` is its share of the contribution of all seeds (in pp), exact
+    without an error.
     """
 
     module: str

@@ -171,7 +171,7 @@ def train_item(item: WorkItem) -> WorkResults:
 def static_plan(task: Task, steps: int, population: PopulationKind = "looped") -> Plan:
     """A fixed network, which needs no counterfactuals."""
     rules = GrowthSettings(
-        steps, counterfactuals=False, population=population, schedule=task.schedule
+        steps, counterfactuals="none", population=population, schedule=task.schedule
     )
     return Plan(task, DO_NOTHING, rules)
 
@@ -198,7 +198,7 @@ def continued_plan(
         steps=1,
         start="trained",
         cooling=cooling,
-        counterfactuals=controller is not DO_NOTHING,
+        counterfactuals="none" if controller is DO_NOTHING else "trial",
         max_train_macs=budget,
         extra=extra,
         population=population,
@@ -210,7 +210,7 @@ def scratch_plan(task: Task, budget: int, population: PopulationKind = "looped")
     """A fixed network from scratch within `budget`, with the schedule of trained hosts."""
     rules = GrowthSettings(
         1,
-        counterfactuals=False,
+        counterfactuals="none",
         schedule=TRAINED_SCHEDULE,
         max_train_macs=budget,
         population=population,
@@ -255,6 +255,6 @@ def play_member(
     recipe = replace(member.recipe(data), weights=hosts.weights)
     rules = member.rules(data, hosts.cost, population)
     if isinstance(controller, StaticController):
-        rules = replace(rules, counterfactuals=False)
+        rules = replace(rules, counterfactuals="none")
     name = member.task.name
     return recipe, complete(play_run(recipe, keys, rules, controller, recorder, task=name))

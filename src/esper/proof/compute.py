@@ -15,7 +15,7 @@ from esper.leyline.constants import COOLING_SAMPLES
 from esper.tolaria.data.splits import DataSplits
 from esper.tolaria.engine.garden import TRAINING_COST
 from esper.tolaria.engine.population import LoopedPopulation
-from esper.tolaria.engine.run import SETTLING_EVALUATIONS, GrowthSettings
+from esper.tolaria.engine.run import GrowthSettings
 from esper.tolaria.tasks import Task
 
 # A growing network costs more with each epoch: with few long ones it leaves much of a small budget.
@@ -47,20 +47,21 @@ def training_macs(task: Task, data: DataSplits, macs: int, steps: int) -> int:
     """Cost of the whole training of a fixed network of `macs` per example."""
     training, evaluation = _forward_passes(task, data)
     epochs = steps + 1  # the warm-up epoch comes before the first step
-    return macs * (epochs * (training + evaluation) + SETTLING_EVALUATIONS * evaluation)
+    return macs * epochs * (training + evaluation)
 
 
 def affordable_steps(task: Task, data: DataSplits, macs: int, budget: int) -> int:
     """Most steps whose `training_macs` stay within `budget`; 1 if it is too small for any."""
     training, evaluation = _forward_passes(task, data)
-    epochs = (budget // macs - SETTLING_EVALUATIONS * evaluation) // (training + evaluation)
+    epochs = budget // macs // (training + evaluation)
     return max(1, epochs - 1)
 
 
 def _reserved_passes(evaluation: int, trained: bool) -> int:
-    """Forward passes that a budget pays for besides epochs: settling, and one evaluation in reserve
-    for a rollback. A network that arrives `trained` is also evaluated before its first epoch."""
-    return (1 + SETTLING_EVALUATIONS + trained) * evaluation
+    """Forward passes that a budget pays for besides epochs: an evaluation in reserve for a rollback
+    and one for settling. A network that arrives `trained` is also evaluated before its first
+    epoch."""
+    return (2 + trained) * evaluation
 
 
 def first_epoch_macs(task: Task, data: DataSplits, macs: int, *, trained: bool = False) -> int:
@@ -128,7 +129,7 @@ def fit_to_budget(
         macs,
         budget,
         trained=trained,
-        least=LEAST_DECISIONS if rules.counterfactuals else 1,
+        least=1 if rules.counterfactuals == "none" else LEAST_DECISIONS,
         reserved=min(COOLING_SAMPLES, len(data.train_x)) if rules.cools else 0,
     )
     steps = epochs if trained else max(1, epochs - 1)

@@ -39,7 +39,7 @@ class Job:
 
     def items(self, plans: dict[int, Plan], events: bool) -> Iterator[WorkItem]:
         """One for the keys of each different plan."""
-        attribute = self.attribute and self.plan.rules.counterfactuals
+        attribute = self.attribute and self.plan.rules.counterfactuals != "none"
         left = dict(plans)
         while left:
             plan = next(iter(left.values()))

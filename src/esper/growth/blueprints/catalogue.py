@@ -1,7 +1,7 @@
 """The catalogue of blueprints, from which the action space is derived, and what seeds cost."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache, partial
 from importlib.metadata import entry_points
 from typing import Any, Literal, NamedTuple
@@ -283,10 +283,29 @@ class SeedTraits(NamedTuple):
     reach: int
 
 
+@dataclass(frozen=True)
+class _Place:
+    """A slot, equal to all others in which a seed is the same: its cost is counted once."""
+
+    site: InjectionSpec = field(compare=False)
+    like: tuple[Any, ...]
+
+    @staticmethod
+    def of(site: InjectionSpec, *, wide: bool = False) -> "_Place":
+        """As a bypass sees it if `wide`, else as other seeds do."""
+        like: tuple[Any, ...] = (site.topology, site.channels, site.shape, site.calls, site.causal)
+        if wide and site.widening is not None:
+            w = site.widening
+            layers = [replace(layer, module="") for layer in (w.first, w.second)]
+            like = (*like, *layers, w.steps, w.reads, w.adds, w.batch)
+        return _Place(site, like)
+
+
 @lru_cache(maxsize=32_768)
 def _seed_traits(
-    blueprint: BlueprintSpec, site: InjectionSpec, output: OutputSpec | None
+    blueprint: BlueprintSpec, place: _Place, output: OutputSpec | None
 ) -> SeedTraits | None:
+    site = place.site
     try:
         with torch.device("meta"):
             seed = blueprint.build(site, output)
@@ -319,8 +338,10 @@ def seed_traits(
     shape = (len(sites), len(catalogue))
     fits, traits = np.zeros(shape, dtype=bool), np.zeros((*shape, 4), dtype=np.int64)
     for s, site in enumerate(sites):
+        narrow, wide = _Place.of(site), _Place.of(site, wide=True)
         for b, blueprint in enumerate(catalogue.specs):
-            found = _seed_traits(blueprint, site, output)
+            place = wide if blueprint.kind == "bypass" else narrow
+            found = _seed_traits(blueprint, place, output)
             if found is not None:
                 fits[s, b], traits[s, b] = True, found
     return fits, traits

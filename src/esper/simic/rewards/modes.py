@@ -244,17 +244,19 @@ def contributing_fossils(t: Transition, config: ContributionRewardConfig) -> np.
 @dataclass(frozen=True)
 class RewardMode:
     """The class of a reward's settings, and its terms as a function of (transition of E
-    environments, settings, gamma of the run)."""
+    environments, settings, gamma of the run). A mode that `reads_kept` seeds needs their
+    contribution in every step."""
 
     config: type[RewardConfig]
     terms: Callable[[Transition, Any, float], Terms]
+    reads_kept: bool = False
 
 
 MODES = {
     "objective": RewardMode(ObjectiveRewardConfig, objective),
     "budget": RewardMode(BudgetRewardConfig, budget),
-    "shaped": RewardMode(ContributionRewardConfig, shaped),
-    "simplified": RewardMode(ContributionRewardConfig, simplified),
+    "shaped": RewardMode(ContributionRewardConfig, shaped, reads_kept=True),
+    "simplified": RewardMode(ContributionRewardConfig, simplified, reads_kept=True),
     "sparse": RewardMode(ContributionRewardConfig, sparse),
     "minimal": RewardMode(ContributionRewardConfig, minimal),
     "loss": RewardMode(LossRewardConfig, loss_reward),

@@ -12,6 +12,7 @@ from esper.leyline import BLEND_NAMES, NUM_OPS, ActionMasks, ConfigError, draw_k
 from esper.leyline.growth_settings import GrowthSettings
 from esper.simic.agent.network import Kind
 from esper.simic.control.normalization import RunningMeanStd, Unscaled
+from esper.simic.rewards.modes import MODES
 from esper.simic.training.config import TrainingConfig
 from esper.tamiyo.policy.features import (
     FeatureExtractionContext,
@@ -220,6 +221,7 @@ class RoundSpecs:
     def _rules(self, rules: GrowthSettings) -> GrowthSettings:
         """The settings of the run, with those that `rules`, of the task or a member, decide on. An
         episode of a fresh host ends with a rollback, and with its last epoch, not its best."""
+        mode = self.shard_spec.config.reward_mode
         rules = replace(
             self.shard_spec.config.growth,
             steps=rules.steps,
@@ -228,5 +230,6 @@ class RoundSpecs:
             max_train_macs=rules.max_train_macs,
             extra=rules.extra,
             population=self.population,
+            counterfactuals="all" if MODES[mode].reads_kept else "trial",
         )
         return rules if rules.trained else replace(rules, on_panic="terminate", keep_best=False)

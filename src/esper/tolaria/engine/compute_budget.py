@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from esper.growth.slot_table import SlotTable
-from esper.leyline import IS_BLENDED, ConfigError
+from esper.leyline import ConfigError
 from esper.tolaria.engine.batches import DataSize
 from esper.tolaria.engine.garden import TRAINING_COST, Garden, SavedHost
 
@@ -17,7 +17,7 @@ class ComputeBudget:
 
     `size` is the size of a first epoch; later ones are measured. `best` are the best hosts so far,
     which settling evaluates. The budget covers an epoch only if it also covers what may follow: an
-    evaluation after a rollback, and the two evaluations of settling.
+    evaluation after a rollback, and one of settling, without unproven seeds.
     """
 
     def __init__(self, garden: Garden, max_macs: int | None, size: DataSize | None) -> None:
@@ -43,7 +43,7 @@ class ComputeBudget:
         """[E, ...]: the cost of what may follow an epoch, for this cost of an `evaluation`."""
         rows = [0 if each is None else _evaluation(self.garden, each.row)[0] for each in best]
         before = self.samples[1] * np.array(rows).reshape(-1, *[1] * (evaluation.ndim - 1))
-        return np.asarray(evaluation + 2 * np.maximum(evaluation, before))
+        return np.asarray(evaluation + np.maximum(evaluation, before))
 
     def affords(self, best: Best, more: int | np.ndarray = 0) -> np.ndarray:
         """bool[E]: whether the budget covers another epoch, after `more` multiply-adds."""
@@ -60,10 +60,11 @@ class ComputeBudget:
         if self.max_macs is None or garden.settings.seeds_incubate == "isolated":
             return None
         seed = garden.limits.macs[None]
-        acting = IS_BLENDED[garden.table.stage].sum(axis=1)
+        measured = garden.left_out(garden.table).sum(axis=1)
         whole = garden.host_macs + garden.table.active_macs.sum(axis=1)
-        passes = (1 + garden.counterfactuals * acting)[:, None, None] * seed
-        passes = passes + garden.counterfactuals * whole[:, None, None]
+        passes = (1 + measured)[:, None, None] * seed
+        if garden.settings.counterfactuals != "none":
+            passes = passes + whole[:, None, None]
         evaluation = self.evaluation()[:, None, None] + self.samples[1] * passes
         training = self.training()[:, None, None] + TRAINING_COST * self.samples[0] * seed
         needed = training + evaluation + self.reserve(evaluation, best)
@@ -106,5 +107,5 @@ def _evaluation(garden: Garden, table: SlotTable) -> np.ndarray:
     """Multiply-adds per example of `Garden.evaluate`, for each row of the table."""
     active = table.active_macs
     whole = garden.host_macs + active.sum(axis=1)
-    without = np.where(IS_BLENDED[table.stage], whole[:, None] - active, 0)
-    return np.asarray(whole + garden.counterfactuals * without.sum(axis=1))
+    without = np.where(garden.left_out(table), whole[:, None] - active, 0)
+    return np.asarray(whole + without.sum(axis=1))

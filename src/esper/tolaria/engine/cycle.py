@@ -4,13 +4,16 @@ begin:   apply the actions
 finish:  evaluate (with counterfactuals) -> governor -> lifecycle tick          -> transition
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+from torch import Tensor
 
 from esper.growth.lifecycle import age
 from esper.growth.slot_table import SlotTable
 from esper.leyline import (
+    IS_LIVE,
     OP,
     SLOT,
     InvalidStateMachineError,
@@ -99,7 +102,7 @@ class GrowthCycle:
             for slot, blueprint in self.settings.topology:
                 self.garden.plant_fossil(env, slot, blueprint)
         self.compute_budget.check_first_epoch(evaluated_before=self.settings.trained)
-        self._save(self.running)
+        self._save(self.running, self.step_count)
 
     def begin(self, actions: np.ndarray) -> None:
         """Apply the actions, before the next epoch."""
@@ -120,7 +123,7 @@ class GrowthCycle:
         self.removed_kept = np.where(kept & (op == LifecycleOp.CULL), slot, -1)
         fossilized = self.garden.apply(actions, self.step_count, self.score)
         # Kept seeds are permanent: a rollback of the next epoch must not lose them.
-        self._save(fossilized)
+        self._save(fossilized, self.step_count - 1)
 
     def finish(self, train: TrainReadings) -> Transition:
         """After an epoch of training: evaluate, check by the governor, tick."""
@@ -144,7 +147,8 @@ class GrowthCycle:
         for env in np.flatnonzero(verdict.panic).tolist():
             self.recorder.event(panic_event(env, self.step_count, verdict, validation.loss[env]))
         self._record_epoch(validation, train, acted & ~verdict.rollback & ~missed, verdict.panic)
-        if verdict.rollback.any():
+        goes_back = self.settings.snapshots != "none"
+        if verdict.rollback.any() and goes_back:
             validation = self._roll_back(verdict, validation)
         if missed.any():
             validation = self._bring_back(missed, validation)
@@ -153,10 +157,13 @@ class GrowthCycle:
         self.rho = np.where(acted, np.where(verdict.rollback | missed, np.nan, train.rho), self.rho)
         # Stages do not advance while a network is broken: its scores say nothing about seeds.
         healthy = acted & ~verdict.panic
+        # Where nothing but kept seeds acts, a tick leaves the network as it was evaluated.
+        same = ~np.any(IS_LIVE[self.table.stage], axis=1)
         self.garden.tick(healthy, self.step_count)
-        self._save(healthy)
+        scores = np.where(same, validation.score, np.nan)
+        self._save(healthy, self.step_count, replace(validation, score=scores))
 
-        terminated = verdict.rollback & (self.settings.on_panic == "terminate")
+        terminated = verdict.rollback & (self.settings.on_panic == "terminate" or not goes_back)
         over = (self.step_count >= self.settings.max_steps) | ~self.affords()
         truncated = acted & ~terminated & over
         self.running = acted & ~terminated & ~truncated
@@ -170,7 +177,7 @@ class GrowthCycle:
             acted=acted,
             terminated=terminated,
             truncated=truncated,
-            rolled_back=verdict.rollback,
+            rolled_back=verdict.rollback & goes_back,
             train_macs=self.garden.train_macs - spent + self.macs_between,
             host_macs=self.garden.host_train_macs - spent_by_hosts,
         )
@@ -248,27 +255,46 @@ class GrowthCycle:
         self, validation: Validation, train: TrainReadings, envs: np.ndarray, broken: np.ndarray
     ) -> None:
         """Record the measurements of hosts (bool[E]), some of which are `broken` (bool[E])."""
-        self.garden.record(validation, envs, train)
-        self.table.contribution[envs & broken] = np.nan
+        # What a broken network shows of its seeds says nothing.
+        without = np.where(broken[:, None], np.nan, validation.without_score)
+        self.garden.record(replace(validation, without_score=without), envs, train)
         self._keep_best(validation, envs & ~broken)
 
     def _keep_best(self, validation: Validation, envs: np.ndarray) -> None:
         """Save the hosts among `envs` (bool[E]) that are better than ever; with `prefer_later` also
         those that are worse by no more than chance."""
-        if not self.settings.keep_best:
+        if not self.settings.keeps_best:
             return
         margin = np.nan_to_num(self._chance(validation)) if self.prefer_later else 0.0
         better = np.flatnonzero(envs & (validation.score > self.best_score - margin))
         self.best_score[better] = np.maximum(self.best_score, validation.score)[better]
-        for env, saved in zip(better.tolist(), self._snapshots(better), strict=True):
+        spare = self._spare(better, self.best, self.governor.saved)
+        # Nothing is trained from them.
+        found = self.garden.save(better, self.step_count, validation, moments=False, spare=spare)
+        for env, saved in zip(better.tolist(), found, strict=True):
             self.best[env] = saved
+
+    def _spare(
+        self,
+        envs: np.ndarray,
+        replaced: list[SavedHost | None],
+        others: Sequence[SavedHost | None],
+    ) -> list[Tensor]:
+        """Drop the hosts `envs` (int[n]) of `replaced` where there is one in `others`, and return
+        the tensors that were only theirs: new snapshots are written there."""
+        spare: list[Tensor] = []
+        for env in envs.tolist():
+            old, other = replaced[env], others[env]
+            if old is None or old.host is None or other is None or other.host is None:
+                continue
+            replaced[env] = None
+            needed = {id(tensor) for tensor in other.host.all_tensors()}
+            spare += [tensor for tensor in old.host.all_tensors() if id(tensor) not in needed]
+        return spare
 
     def _record_rows(self, transition: Transition) -> None:
         for row in self.garden.event_log.metrics_rows(transition, self.garden.total_macs()):
             self.recorder.metrics(row)
-
-    def _snapshots(self, envs: np.ndarray) -> list[SavedHost]:
-        return self.garden.save(envs, self.step_count) if len(envs) else []
 
     def _update_signals(self, train: TrainReadings, validation: Validation) -> TrainingSignals:
         was_stable = self.tracker.stabilized
@@ -334,11 +360,18 @@ class GrowthCycle:
         removed, self.culled_before = culled > self.culled_before, culled.copy()
         return np.any(self.garden.on_trial(), axis=1) & ~removed
 
-    def _save(self, envs: np.ndarray) -> None:
-        """Save hosts (bool[E]) as healthy."""
+    def _save(self, envs: np.ndarray, trained: int, validation: Validation | None = None) -> None:
+        """Save hosts (bool[E]), last trained in step `trained`, as healthy, with their validation
+        if they have one."""
         which = np.flatnonzero(envs)
-        for env, saved in zip(which.tolist(), self._snapshots(which), strict=True):
+        best = [self.best[env] for env in which]
+        same_weights = [each.host if each and each.step == trained else None for each in best]
+        spare = self._spare(which, self.governor.saved, self.best)
+        found = self.garden.save(which, self.step_count, validation, same_weights, spare=spare)
+        for env, saved in zip(which.tolist(), found, strict=True):
             self.governor.save(env, saved)
+            if saved.host is None:
+                continue
             tensors = saved.host.all_tensors()
             size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
             self.recorder.event(GovernorSnapshot(env, self.step_count, len(tensors), size))
@@ -361,7 +394,7 @@ class GrowthCycle:
             self.governor.reset_panics(env)
         restored = self.garden.evaluate(verdict.rollback)
         self.garden.record(restored, verdict.rollback)
-        self._save(verdict.rollback)
+        self._save(verdict.rollback, self.step_count)
         return broken.updated(verdict.rollback, restored)
 
     def _missed(self, validation: Validation) -> np.ndarray:
@@ -388,16 +421,30 @@ class GrowthCycle:
     # --- the end -------------------------------------------------------------------------------
 
     def settle(self, envs: np.ndarray) -> tuple[Validation, np.ndarray]:
-        """Restore hosts (bool[E]) at their best, or last healthy without `keep_best`, and remove
-        live seeds that do not help. Returns their validation, and the step that each is from
-        (int[E], -1 elsewhere)."""
+        """Restore hosts (bool[E]) at their best, or last healthy without `keep_best`, or leave them
+        as they are without snapshots, and remove live seeds that do not help. Returns their
+        validation, and the step that each is from (int[E], -1 elsewhere)."""
         which = np.flatnonzero(envs)
         saved = [self.best[env] or self.governor.last_healthy(env) for env in which.tolist()]
         self.garden.restore(which, saved)
-        self.garden.record(self.garden.evaluate(envs), envs)
-        self.garden.drop_unproven(envs, self.step_count)
-        validation = self.garden.evaluate(envs)
-        self.garden.record(validation, envs)
+        validation = Validation.nothing(*self.table.shape, samples=0)
+        for env, each in zip(which.tolist(), saved, strict=True):
+            if each.host is not None or each.step == self.step_count:
+                validation.loss[env], validation.score[env] = each.loss, each.score
+        validation = self._evaluated(envs & np.isnan(validation.score), validation)
+        dropped = self.garden.drop_unproven(envs, self.step_count)
+        validation = self._evaluated(dropped, validation)
         steps = np.full(self.n_envs, -1)
-        steps[which] = [each.step for each in saved]
+        steps[which] = [
+            self.steps_taken[env] if each.host is None else each.step
+            for env, each in zip(which.tolist(), saved, strict=True)
+        ]
         return validation, steps
+
+    def _evaluated(self, envs: np.ndarray, before: Validation) -> Validation:
+        """The validation with new measurements of `envs` (bool[E]), which are also recorded."""
+        if not envs.any():
+            return before
+        found = self.garden.evaluate(envs)
+        self.garden.record(found, envs)
+        return before.updated(envs, found)

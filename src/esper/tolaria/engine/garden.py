@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from torch import Tensor
 
 from esper.growth.blueprints.catalogue import count_params, seed_costs
 from esper.growth.lifecycle import (
@@ -19,6 +20,7 @@ from esper.growth.lifecycle import (
     germinate,
     move,
     one_slot,
+    removable,
     remove_kept,
     tick,
 )
@@ -78,11 +80,14 @@ class Validation:
 
 @dataclass(frozen=True)
 class SavedHost:
-    """A host after `step`, with its row of the slot table."""
+    """A host after `step` (None without snapshots), with its row of the slot table, and its
+    validation; NaN if this network was not evaluated."""
 
     step: int
-    host: Snapshot
+    host: Snapshot | None
     row: SlotTable
+    loss: float = math.nan
+    score: float = math.nan
 
 
 class Garden:
@@ -95,7 +100,6 @@ class Garden:
         recorder: Recorder,
     ) -> None:
         self.population, self.settings, self.recorder = population, settings, recorder
-        self.counterfactuals = settings.counterfactuals
         template = population.template
         self.event_log = EventLog(template)
         self.host_params, self.host_macs = count_params(template.host), template.host_macs
@@ -223,12 +227,20 @@ class Garden:
 
     # --- measuring -----------------------------------------------------------------------------
 
+    def left_out(self, table: SlotTable) -> np.ndarray:
+        """bool[E, S]: the seeds without which hosts of this table are evaluated, too, after an
+        epoch. The contribution of a kept seed is not read before its audit."""
+        if self.settings.counterfactuals == "none":
+            return np.zeros(table.shape, dtype=bool)
+        if self.settings.counterfactuals == "all":
+            return IS_BLENDED[table.stage]
+        return _on_trial(table) | removable(table, self.settings, ahead=1)
+
     def evaluate(self, envs: np.ndarray) -> Validation:
-        """Evaluate the networks of `envs` (bool[E]) and, with counterfactuals, also without each
-        seed that acts on the output."""
+        """Evaluate the networks of `envs` (bool[E]), also without each seed of `left_out`."""
         shape, chosen = self.table.shape, np.flatnonzero(envs)
-        acting = envs[:, None] & IS_BLENDED[self.table.stage] & self.counterfactuals
-        without = np.argwhere(acting)
+        measured = envs[:, None] & self.left_out(self.table)
+        without = np.argwhere(measured)
         rows = np.concatenate([chosen, without[:, 0]])
         present = np.ones((len(rows), shape[1]), dtype=bool)
         present[np.arange(len(chosen), len(rows)), without[:, 1]] = False
@@ -239,8 +251,8 @@ class Garden:
         whole = slice(0, len(chosen))
         validation.loss[chosen], validation.score[chosen] = found.loss[whole], found.score[whole]
         validation.alpha[chosen] = found.alpha[whole]
-        validation.without_loss[acting] = found.loss[len(chosen) :]
-        validation.without_score[acting] = found.score[len(chosen) :]
+        validation.without_loss[measured] = found.loss[len(chosen) :]
+        validation.without_score[measured] = found.score[len(chosen) :]
         return validation
 
     def coalition_macs(self, envs: np.ndarray, present: np.ndarray) -> np.ndarray:
@@ -255,8 +267,10 @@ class Garden:
         acting = envs[:, None] & IS_BLENDED[table.stage]
         scores = np.broadcast_to(validation.score[:, None], table.shape)
         table.score[held] = scores[held]
-        # NaN where no seed was left out.
-        table.contribution[envs] = (scores - validation.without_score)[envs]
+        # NaN where no seed was left out; of a kept seed the last value stays.
+        known = (table.stage == SeedStage.FOSSILIZED) & np.isnan(validation.without_score)
+        measured = envs[:, None] & ~known
+        table.contribution[measured] = (scores - validation.without_score)[measured]
         table.alpha[acting] = validation.alpha[acting]
         for name, readings in (train.seeds if train is not None else {}).items():
             if name == "healthy":
@@ -299,15 +313,35 @@ class Garden:
 
     # --- going back ----------------------------------------------------------------------------
 
-    def save(self, envs: np.ndarray, step: int) -> list[SavedHost]:
-        """Snapshots of the hosts `envs` (int[n])."""
-        hosts = self.population.snapshot(envs)
+    def save(
+        self,
+        envs: np.ndarray,
+        step: int,
+        validation: Validation | None = None,
+        same_weights: Sequence[Snapshot | None] | None = None,
+        *,
+        moments: bool = True,
+        spare: Sequence[Tensor] = (),
+    ) -> list[SavedHost]:
+        """Snapshots of the hosts `envs` (int[n]), with the validation of exactly these networks, if
+        there was one of all that they hold; the rest is as in `Hosts.snapshot`."""
+        loss, score = np.full((2, self.table.shape[0]), np.nan)
+        if validation is not None:
+            unmeasured = self.on_trial() & np.isnan(validation.without_score)
+            known = ~unmeasured.any(axis=1)
+            loss[known], score[known] = validation.loss[known], validation.score[known]
+        hosts: Sequence[Snapshot | None] = [None] * len(envs)
+        if self.settings.snapshots != "none":
+            hosts = self.population.snapshot(envs, same_weights, moments=moments, spare=spare)
         return [
-            SavedHost(step, host, self.table.row(env))
+            SavedHost(step, host, self.table.row(env), float(loss[env]), float(score[env]))
             for env, host in zip(envs.tolist(), hosts, strict=True)
         ]
 
     def restore(self, envs: np.ndarray, saved: Sequence[SavedHost]) -> None:
+        """Restore the hosts `envs` (int[n]); they stay as they are without snapshots."""
+        if any(each.host is None for each in saved):
+            return
         self.population.restore(envs, [each.host for each in saved])
         for env, each in zip(envs.tolist(), saved, strict=True):
             self.table.set_row(env, each.row)
@@ -322,7 +356,7 @@ class Garden:
 
     def on_trial(self) -> np.ndarray:
         """bool[E, S]: seeds that act on the output and are not yet kept."""
-        return IS_LIVE[self.table.stage] & IS_BLENDED[self.table.stage]
+        return _on_trial(self.table)
 
     def suspects(self, env: int, broken: Validation) -> list[int]:
         """The seed on trial without which the broken network has the best loss; if losses are equal
@@ -342,11 +376,17 @@ class Garden:
         if IS_LIVE[self.table.stage[env, slot]]:
             self._record_changes(before, [self._cull(where, "governor_rollback")], step)
 
-    def drop_unproven(self, envs: np.ndarray, step: int) -> None:
-        """Remove live seeds of hosts (bool[E]) without a positive contribution."""
+    def drop_unproven(self, envs: np.ndarray, step: int) -> np.ndarray:
+        """Remove live seeds of hosts (bool[E]) without a positive contribution. Returns bool[E]:
+        the hosts that another evaluation is needed of, because such a seed acted."""
         before = self.table.copy()
         live = envs[:, None] & IS_LIVE[self.table.stage] & ~(self.table.contribution > 0.0)
         self._record_changes(before, [self._cull(live, "unproven")], step)
+        return np.any(live & IS_BLENDED[before.stage], axis=1)
+
+
+def _on_trial(table: SlotTable) -> np.ndarray:
+    return IS_LIVE[table.stage] & IS_BLENDED[table.stage]
 
 
 def _rounded_up(multiple: float) -> str:

@@ -16,10 +16,10 @@ from esper.growth.export import export
 from esper.growth.grown_module import GrownModule
 from esper.growth.optimizer import (
     add_slot_groups,
+    few_groups,
     forget,
     scaled_rates,
     sync_slot_group,
-    without_empty_groups,
 )
 from esper.growth.output_scale import scale_output
 from esper.growth.sites import batch_size, call_model, evaluating, explaining
@@ -96,7 +96,17 @@ class Hosts(Protocol):
         """Evaluate host `envs[k]` with only the seeds where `present[k]` (bool[K, S]) is True, for
         each k; a host may occur several times."""
 
-    def snapshot(self, envs: np.ndarray) -> Sequence[Snapshot]: ...
+    def snapshot(
+        self,
+        envs: np.ndarray,
+        same_weights: Sequence[Any] | None = None,
+        *,
+        moments: bool = True,
+        spare: Sequence[Tensor] = (),
+    ) -> Sequence[Snapshot]:
+        """Snapshots of `envs`; without the state of optimizers if training does not go on from
+        them. `same_weights`, if given, are earlier snapshots of the same weights, None where there
+        is none: their copies are shared. `spare` tensors may be written to."""
 
     def restore(self, envs: np.ndarray, snapshots: Sequence[Any]) -> None:
         """`snapshots` come from `snapshot`, one for each of `envs`."""
@@ -161,12 +171,25 @@ class ModuleHosts:
         slot_id = network.sites[slot].slot_id
         sync_slot_group(self.optimizers[env], slot_id, network.seed_parameters(slot))
 
-    def snapshot(self, envs: np.ndarray) -> list[HostSnapshot]:
-        return [self._snapshot(env) for env in envs.tolist()]
-
-    def _snapshot(self, env: int) -> HostSnapshot:
-        taken = take_snapshot(self.networks[env], self.optimizers[env], self.snapshots)
-        return replace(taken, scaler=self.scalers[env].state_dict()) if self.scalers else taken
+    def snapshot(
+        self,
+        envs: np.ndarray,
+        same_weights: Sequence[HostSnapshot | None] | None = None,
+        *,
+        moments: bool = True,
+        spare: Sequence[Tensor] = (),
+    ) -> list[HostSnapshot]:
+        found = []
+        same_weights = same_weights or [None] * len(envs)
+        for env, earlier in zip(envs.tolist(), same_weights, strict=True):
+            optimizer = self.optimizers[env] if moments else None
+            network = self.networks[env]
+            taken = take_snapshot(network, optimizer, self.snapshots, earlier, spare)
+            used = {id(tensor) for tensor in taken.all_tensors()}
+            spare = [tensor for tensor in spare if id(tensor) not in used]
+            scaler = self.scalers[env].state_dict() if self.scalers else {}
+            found.append(replace(taken, scaler=scaler))
+        return found
 
     def restore(self, envs: np.ndarray, snapshots: Sequence[HostSnapshot]) -> None:
         for env, snapshot in zip(envs.tolist(), snapshots, strict=True):
@@ -252,8 +275,8 @@ class LoopedPopulation(ModuleHosts):
         batches = recipe.data.size().batches if scheduled else None
         with (
             keyed(draw_key(key, "noise", step), devices_of(network)),
+            few_groups(optimizer),
             scaled_rates(optimizer) if scheduled else nullcontext() as scale,
-            without_empty_groups(optimizer),
         ):
             for inputs, target in self._batches(
                 recipe.data.train_batches(draw_key(key, "shuffle", step))
@@ -287,6 +310,8 @@ class LoopedPopulation(ModuleHosts):
                         if len(sizes) % RHO_STRIDE == 0:
                             rhos.append(batch_rho(recipe.loss, output, target))
                 sizes.append(batch_size(inputs))
+        for param in trained:
+            param.grad = None  # its memory is free for the snapshots
         # One transfer from the device per epoch.
         measured, rho = to_host([torch.stack(readings), torch.stack(rhos).mean()])
         values, weights = np.array(measured.tolist()).reshape(-1, 2), np.array(sizes)

@@ -44,16 +44,13 @@ from esper.tolaria.engine.recipe import HostRecipe, export_network
 from esper.tolaria.fused.choice import choose_population
 from esper.tolaria.fused.population import FusedPopulation
 
-# A run ends with two evaluations: of the best network, and of it without unproven seeds.
-SETTLING_EVALUATIONS = 2
-
 
 def host_settings(
     steps: int, schedule: RateSchedule | None, population: PopulationKind = "looped"
 ) -> GrowthSettings:
     """Settings to train a host to its last epoch without growth, for `start="trained"`."""
     return GrowthSettings(
-        steps, counterfactuals=False, keep_best=False, population=population, schedule=schedule
+        steps, counterfactuals="none", keep_best=False, population=population, schedule=schedule
     )
 
 
@@ -324,6 +321,7 @@ def _with_shapley(seed: SeedStateReport, found: ShapleyComputed | None) -> SeedS
     player, error = found.slot_ids.index(seed.slot_id), found.standard_error
     return replace(
         seed,
+        counterfactual_contribution=found.leave_one_out[player],
         shapley=found.shapley[player],
         shapley_error=None if error is None else error[player],
     )

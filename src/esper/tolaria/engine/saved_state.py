@@ -19,7 +19,11 @@ def cycle_state(cycle: GrowthCycle) -> dict[str, Any]:
     """For hosts whose snapshots are `HostSnapshot`s; call it between two steps."""
     assert cycle.situation is not None, "call it after the first epoch"
     garden = cycle.garden
-    now = garden.save(np.arange(cycle.n_envs), cycle.step_count)
+    everyone = np.arange(cycle.n_envs)
+    now = [
+        SavedHost(cycle.step_count, host, garden.table.row(env))
+        for env, host in enumerate(cycle.population.snapshot(everyone))
+    ]
     return {
         "slots": list(garden.event_log.slots.names),
         "blueprints": list(garden.event_log.catalogue.names),
@@ -85,13 +89,14 @@ def _array(tensor: torch.Tensor) -> np.ndarray:
 def _saved_tree(saved: SavedHost | None) -> dict[str, Any] | None:
     if saved is None:
         return None
-    assert isinstance(saved.host, HostSnapshot)
-    host, row = snapshot_tree(saved.host), _tensors(vars(saved.row))
-    return {"step": saved.step, "host": host, "row": row}
+    assert saved.host is None or isinstance(saved.host, HostSnapshot)
+    host = None if saved.host is None else snapshot_tree(saved.host)
+    return {**vars(saved), "host": host, "row": _tensors(vars(saved.row))}
 
 
 def _saved(tree: dict[str, Any] | None) -> SavedHost | None:
     if tree is None:
         return None
     row = SlotTable(**{name: _array(column) for name, column in tree["row"].items()})
-    return SavedHost(tree["step"], snapshot_from_tree(tree["host"]), row)
+    host = None if tree["host"] is None else snapshot_from_tree(tree["host"])
+    return SavedHost(**{**tree, "host": host, "row": row})

@@ -16,7 +16,6 @@ from esper.leyline.growth_settings import GrowthSettings
 from esper.tolaria.data.splits import DataSplits
 from esper.tolaria.engine.garden import TRAINING_COST
 from esper.tolaria.engine.recipe import HostRecipe, Precision
-from esper.tolaria.engine.run import SETTLING_EVALUATIONS
 from esper.tolaria.fused.choice import PopulationKind
 from esper.tolaria.tasks import Task, block_slots
 
@@ -186,7 +185,7 @@ def _steps(task: Task, data: DataSplits, share: float, extra: float) -> int:
         samples = min(samples, task.batches_per_epoch * task.batch)
     evaluation = len(data.val_x)
     epoch = TRAINING_COST * samples + evaluation
-    cost = (task.steps + 1) * epoch + SETTLING_EVALUATIONS * evaluation
+    cost = (task.steps + 1) * epoch
     return max(1, int(extra * cost / epoch))
 
 

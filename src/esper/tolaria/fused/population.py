@@ -327,7 +327,15 @@ class FusedPopulation:
 
     # --- snapshots and export ------------------------------------------------------------------
 
-    def snapshot(self, envs: np.ndarray) -> list[FusedSnapshot]:
+    def snapshot(
+        self,
+        envs: np.ndarray,
+        same_weights: Sequence[FusedSnapshot | None] | None = None,
+        *,
+        moments: bool = True,
+        spare: Sequence[Tensor] = (),
+    ) -> list[FusedSnapshot]:
+        """Rows are shared, not copied."""
         return [FusedSnapshot(self.hosts[env], tuple(self.seeds[env])) for env in envs.tolist()]
 
     def restore(self, envs: np.ndarray, snapshots: Sequence[FusedSnapshot]) -> None:
