@@ -125,8 +125,8 @@ class SeedSnapshot:
 
 @dataclass(frozen=True)
 class HostSnapshot:
-    """Copies. `optimizer_states` are those of the optimiser and any inside it, empty if training
-    does not go on from here; `scaler` is that of the GradScaler if there is one."""
+    """Copies. `optimizer_states` are those of the optimiser and any inside it, or empty; `scaler` is
+    that of the GradScaler if there is one."""
 
     tensors: dict[str, Tensor]
     seeds: dict[int, SeedSnapshot]

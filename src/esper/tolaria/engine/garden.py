@@ -319,12 +319,11 @@ class Garden:
         step: int,
         validation: Validation | None = None,
         same_weights: Sequence[Snapshot | None] | None = None,
-        *,
-        moments: bool = True,
         spare: Sequence[Tensor] = (),
     ) -> list[SavedHost]:
-        """Snapshots of the hosts `envs` (int[n]), with the validation of exactly these networks, if
-        there was one of all that they hold; the rest is as in `Hosts.snapshot`."""
+        """Snapshots of the hosts `envs` (int[n]) without moments, with the validation of exactly
+        these networks, if there was one of all that they hold; the rest is as in
+        `Hosts.snapshot`."""
         loss, score = np.full((2, self.table.shape[0]), np.nan)
         if validation is not None:
             unmeasured = self.on_trial() & np.isnan(validation.without_score)
@@ -332,7 +331,7 @@ class Garden:
             loss[known], score[known] = validation.loss[known], validation.score[known]
         hosts: Sequence[Snapshot | None] = [None] * len(envs)
         if self.settings.snapshots != "none":
-            hosts = self.population.snapshot(envs, same_weights, moments=moments, spare=spare)
+            hosts = self.population.snapshot(envs, same_weights, moments=False, spare=spare)
         return [
             SavedHost(step, host, self.table.row(env), float(loss[env]), float(score[env]))
             for env, host in zip(envs.tolist(), hosts, strict=True)

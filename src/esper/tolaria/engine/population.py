@@ -104,9 +104,9 @@ class Hosts(Protocol):
         moments: bool = True,
         spare: Sequence[Tensor] = (),
     ) -> Sequence[Snapshot]:
-        """Snapshots of `envs`; without the state of optimizers if training does not go on from
-        them. `same_weights`, if given, are earlier snapshots of the same weights, None where there
-        is none: their copies are shared. `spare` tensors may be written to."""
+        """Snapshots of `envs`; without `moments` the state of optimizers is left out, and restoring
+        them resets it. `same_weights`, if given, are earlier snapshots of the same weights, None
+        where there is none: their copies are shared. `spare` tensors may be written to."""
 
     def restore(self, envs: np.ndarray, snapshots: Sequence[Any]) -> None:
         """`snapshots` come from `snapshot`, one for each of `envs`."""

@@ -92,14 +92,22 @@ Active = list[tuple[int, int, Seed]]  # (environment, slot, seed)
 
 @dataclass(frozen=True)
 class FusedSnapshot:
-    """The rows of one host and its seeds; rows never change, so nothing is copied."""
+    """The rows of one host and its seeds; rows never change, so nothing is copied. Their moments
+    are restored only if `moments` is True."""
 
     host: Row
     seeds: tuple[Seed | None, ...]
+    moments: bool
 
     def all_tensors(self) -> list[Tensor]:
         held = [row for seed in self.seeds if seed is not None for row in seed.rows]
         return [row.values for row in (self.host, *held)]
+
+
+def _reset(seed: Seed) -> Seed:
+    """The same with optimiser state as before the first step."""
+    valve = None if seed.valve is None else seed.valve.reset()
+    return replace(seed, row=seed.row.reset(), valve=valve)
 
 
 class FusedPopulation:
@@ -336,11 +344,16 @@ class FusedPopulation:
         spare: Sequence[Tensor] = (),
     ) -> list[FusedSnapshot]:
         """Rows are shared, not copied."""
-        return [FusedSnapshot(self.hosts[env], tuple(self.seeds[env])) for env in envs.tolist()]
+        return [
+            FusedSnapshot(self.hosts[env], tuple(self.seeds[env]), moments) for env in envs.tolist()
+        ]
 
     def restore(self, envs: np.ndarray, snapshots: Sequence[FusedSnapshot]) -> None:
         for env, snapshot in zip(envs.tolist(), snapshots, strict=True):
-            self.hosts[env], self.seeds[env] = snapshot.host, list(snapshot.seeds)
+            host, seeds = snapshot.host, list(snapshot.seeds)
+            if not snapshot.moments:
+                host, seeds = host.reset(), [seed and _reset(seed) for seed in seeds]
+            self.hosts[env], self.seeds[env] = host, seeds
 
     def cool(self, env: int, tau: float) -> str | None:
         network = self.network(env)

@@ -25,9 +25,7 @@ class Kind:
     def new_row(self, module: nn.Module) -> "Row":
         """The row of a module of this kind, with optimiser state as before the first step."""
         flat = torch.cat([param.flatten() for param in module.parameters()])
-        values = flat.new_zeros(3, len(flat))
-        values[0] = flat
-        return Row(self, values)
+        return Row(self, _without_moments(flat))
 
 
 @dataclass(frozen=True)
@@ -41,11 +39,21 @@ class Row:
     values: Tensor
     steps: int = 0
 
+    def reset(self) -> "Row":
+        """The same with optimiser state as before the first step."""
+        return Row(self.kind, _without_moments(self.values[0]))
+
     @torch.no_grad()
     def copy_to(self, module: nn.Module) -> None:
         flat = self.values[0].split(self.kind.sizes)
         for param, values in zip(module.parameters(), flat, strict=True):
             param.copy_(values.view_as(param))
+
+
+def _without_moments(flat: Tensor) -> Tensor:
+    values = flat.new_zeros(3, len(flat))
+    values[0] = flat
+    return values
 
 
 def stack(rows: Sequence[Row]) -> Params:
