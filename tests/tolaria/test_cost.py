@@ -123,14 +123,15 @@ def held(env: GrowthEnv) -> float:
     return sum(each.nbytes for each in tensors.values()) / weights
 
 
-def test_snapshots_hold_the_weights_once_or_twice() -> None:
-    """Twice if the best epoch is not the last healthy one."""
+def test_snapshots_hold_twice_the_weights_or_three_times() -> None:
+    """Weights and two halved moments; weights once more if the best epoch is not the last healthy
+    one."""
     env = digits_env([3], 8, train=64, topology=KEPT, keep_best=True)
     env.reset()
     for better in (True, False, False, True):
         env.best_score[:] = -np.inf if better else np.inf
         env.step(wait(1))
-        assert held(env) == pytest.approx(1.0 if better else 2.0, rel=0.02)
+        assert held(env) == pytest.approx(2.0 if better else 3.0, rel=0.02)
 
 
 def test_a_new_snapshot_is_written_over_the_old_one() -> None:

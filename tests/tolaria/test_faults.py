@@ -63,12 +63,21 @@ class Log(History):
 
 
 def restored(now: Any, healthy: Any) -> bool:
-    """Does a host have the weights of its snapshot, and an optimizer that has done no step?"""
+    """Does a host have the weights of its snapshot, and its moments as rounded?"""
     if isinstance(now, FusedSnapshot):
-        same = torch.equal(now.host.values[0], healthy.host.values[0])
-        return same and now.host.steps == 0 and not now.host.values[1:].any()
-    same = all(torch.equal(now.tensors[name], healthy.tensors[name]) for name in healthy.tensors)
-    return same and len(healthy.tensors) > 0 and not any(now.optimizer_states)
+        values = healthy.host.values.clone()
+        values[1:] = values[1:].bfloat16()
+        return torch.equal(now.host.values, values) and now.host.steps == healthy.host.steps > 0
+    (mine,), (saved,) = now.optimizer_states, healthy.optimizer_states
+    assert mine
+    assert all(saved[index]["exp_avg"].dtype == torch.bfloat16 for index in mine)
+    moments = [
+        torch.equal(value, saved[index][name].to(value.dtype))
+        for index, state in mine.items()
+        for name, value in state.items()
+    ]
+    weights = [torch.equal(now.tensors[name], healthy.tensors[name]) for name in healthy.tensors]
+    return all(moments) and all(weights)
 
 
 def hosts_equal(one: GrowthEnv, other: GrowthEnv) -> bool:

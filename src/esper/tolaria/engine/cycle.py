@@ -269,7 +269,8 @@ class GrowthCycle:
         better = np.flatnonzero(envs & (validation.score > self.best_score - margin))
         self.best_score[better] = np.maximum(self.best_score, validation.score)[better]
         spare = self._spare(better, self.best, self.governor.saved)
-        found = self.garden.save(better, self.step_count, validation, spare=spare)
+        # Nothing is trained from them.
+        found = self.garden.save(better, self.step_count, validation, moments="none", spare=spare)
         for env, saved in zip(better.tolist(), found, strict=True):
             self.best[env] = saved
 
@@ -366,7 +367,7 @@ class GrowthCycle:
         best = [self.best[env] for env in which]
         same_weights = [each.host if each and each.step == trained else None for each in best]
         spare = self._spare(which, self.governor.saved, self.best)
-        found = self.garden.save(which, self.step_count, validation, same_weights, spare)
+        found = self.garden.save(which, self.step_count, validation, same_weights, spare=spare)
         for env, saved in zip(which.tolist(), found, strict=True):
             self.governor.save(env, saved)
             if saved.host is None:

@@ -26,6 +26,7 @@ from esper.growth.lifecycle import (
 )
 from esper.growth.seed_slot import valve_params
 from esper.growth.slot_table import SlotTable
+from esper.growth.snapshot import Moments
 from esper.leyline import (
     IS_BLENDED,
     IS_LIVE,
@@ -319,11 +320,13 @@ class Garden:
         step: int,
         validation: Validation | None = None,
         same_weights: Sequence[Snapshot | None] | None = None,
+        *,
+        moments: Moments = "half",
         spare: Sequence[Tensor] = (),
     ) -> list[SavedHost]:
-        """Snapshots of the hosts `envs` (int[n]) without moments, with the validation of exactly
-        these networks, if there was one of all that they hold; the rest is as in
-        `Hosts.snapshot`."""
+        """Snapshots of the hosts `envs` (int[n]), with the validation of exactly these networks, if
+        there was one of all that they hold; the rest is as in `Hosts.snapshot`. Rounded moments are
+        enough to go on after a rollback (decision 004)."""
         loss, score = np.full((2, self.table.shape[0]), np.nan)
         if validation is not None:
             unmeasured = self.on_trial() & np.isnan(validation.without_score)
@@ -331,7 +334,7 @@ class Garden:
             loss[known], score[known] = validation.loss[known], validation.score[known]
         hosts: Sequence[Snapshot | None] = [None] * len(envs)
         if self.settings.snapshots != "none":
-            hosts = self.population.snapshot(envs, same_weights, moments=False, spare=spare)
+            hosts = self.population.snapshot(envs, same_weights, moments=moments, spare=spare)
         return [
             SavedHost(step, host, self.table.row(env), float(loss[env]), float(score[env]))
             for env, host in zip(envs.tolist(), hosts, strict=True)

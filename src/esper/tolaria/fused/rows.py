@@ -1,13 +1,14 @@
 """Rows of parameters and moments, and the arena in which an epoch trains them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from esper.growth.devices import on_device, wide_dtype
+from esper.growth.snapshot import HALF
 
 Params = dict[Tensor, Tensor]
 
@@ -25,7 +26,9 @@ class Kind:
     def new_row(self, module: nn.Module) -> "Row":
         """The row of a module of this kind, with optimiser state as before the first step."""
         flat = torch.cat([param.flatten() for param in module.parameters()])
-        return Row(self, _without_moments(flat))
+        values = flat.new_zeros(3, len(flat))
+        values[0] = flat
+        return Row(self, values)
 
 
 @dataclass(frozen=True)
@@ -39,21 +42,17 @@ class Row:
     values: Tensor
     steps: int = 0
 
-    def reset(self) -> "Row":
-        """The same with optimiser state as before the first step."""
-        return Row(self.kind, _without_moments(self.values[0]))
+    def rounded(self) -> "Row":
+        """The same with moments as in a snapshot with half of them."""
+        values = self.values.clone()
+        values[1:] = values[1:].to(HALF)
+        return replace(self, values=values)
 
     @torch.no_grad()
     def copy_to(self, module: nn.Module) -> None:
         flat = self.values[0].split(self.kind.sizes)
         for param, values in zip(module.parameters(), flat, strict=True):
             param.copy_(values.view_as(param))
-
-
-def _without_moments(flat: Tensor) -> Tensor:
-    values = flat.new_zeros(3, len(flat))
-    values[0] = flat
-    return values
 
 
 def stack(rows: Sequence[Row]) -> Params:
