@@ -347,7 +347,12 @@ def main() -> None:
     for name in given.rows:
         row = ROWS[name]
         figures = {key: round(value, 3) for key, value in row.measure(given.repeats).items()}
-        result[name] = {"figures": figures, "targets": row.targets, "met": row.met(figures)}
+        result[name] = {
+            "figures": figures,
+            "targets": row.targets,
+            "met": row.met(figures),
+            "repeats": given.repeats,
+        }
         print(f"{name:<11} {figures}", flush=True)
         if given.record:
             known = json.loads(RECORD.read_text()) if RECORD.is_file() else {}
