@@ -157,6 +157,7 @@ RULES: dict[str, Rule] = {
     "evaluate": Rule("a callable without arguments that returns the score", callable),
     "example": Rule("one input of the model", lambda value: value is not None),
     "expectile": Rule("a number from 0.5 to 1", lambda v: is_number(v) and 0.5 <= v <= 1.0),
+    "fold": FLAG,
     "folder": FOLDER,
     "family": instance("a Family", Family),
     "group": whole(1, MOST_ENVS),

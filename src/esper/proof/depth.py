@@ -101,9 +101,7 @@ def saving(
         saved.append(1.0 - shares[0] / needed)
     low, high = mean_interval(saved)
     interval = "" if low is None or high is None else f" ({100 * low:.0f} to {100 * high:.0f})"
-    outside = (
-        f"; on {beyond} of {len(saved)} keys its score is outside their range" if beyond else ""
-    )
+    outside = f"; on {beyond} of {len(saved)} keys its score is outside their range" * bool(beyond)
     return (
         f"With {shares[0]:.0%} of the compute {reference} reaches what all blocks from the start "
         f"need more for: it saves {100 * fmean(saved):.0f} %{interval} of their compute{outside}."
