@@ -23,9 +23,10 @@ from esper.growth.blueprints.catalogue import (
     flop_counter,
 )
 from esper.growth.devices import input_device, keyed, on_device
-from esper.growth.hooks import copy_without_esper, without_graphs
+from esper.growth.hooks import copy_without_esper, hook_with_state, without_graphs
 from esper.growth.outputs import locate_in_slot, main_argument
 from esper.growth.sites import MISFITS, batch_size, call_model, evaluating, explaining
+from esper.growth.stacks import is_numbered
 from esper.leyline import ConfigError, InjectionSpec, format_slot_id
 from esper.leyline.depth import (
     AUTO,
@@ -158,7 +159,7 @@ def find_stacks(model: nn.Module, example: Any, paths: Sequence[str] = ()) -> li
         return sum(flops.get(f"{type(model).__name__}.{names[block]}", {}).values()) // 2 // batch
 
     stacks = [
-        _stack(path, list(container.children()), recorder.calls, macs)
+        _stack(path, container, recorder.calls, macs)
         for path, container in chosen.items()
     ]
     if paths:
@@ -174,26 +175,47 @@ def _alike(blocks: Sequence[nn.Module]) -> bool:
 
 def _stack(
     path: str,
-    blocks: list[nn.Module],
+    container: nn.Module,
     calls: Mapping[nn.Module, list[BlockCall]],
     macs: Callable[[nn.Module], int],
 ) -> Stack:
+    blocks = list(container.children())
     found = [calls.get(block, []) for block in blocks]
     stack = Stack(path, blocks, [], [macs(block) for block in blocks], "")
-    if any(len(each) != 1 for each in found):
-        stack.reason = "a pass must call each of its blocks once"
+    stack.reason = _repeated(path, container, found)
+    if stack.reason:
         return stack
     stack.calls = [each[0] for each in found]
     pairs = list(pairwise(stack.calls))
     if not any(call.keeps_shape for call in stack.calls[bool(pairs) :]):
-        stack.reason = "no block returns a tensor of the shape of its input"
+        stack.reason = (
+            "no block returns a tensor of the shape of its input, so none fits between others; "
+            "name another list"
+        )
     elif all(_chained(one, other) for one, other in pairs):
         pass
     elif all(_added(one, other) for one, other in pairs):
         stack.adding = True
     else:
-        stack.reason = "the model does something of its own between its blocks"
+        stack.reason = (
+            "the model does something of its own between its blocks; move that into the blocks, or "
+            "name another list"
+        )
     return stack
+
+
+def _repeated(path: str, container: nn.Module, calls: Sequence[Sequence[BlockCall]]) -> str:
+    """Why calls of blocks, each block's own, show no stack; "" if there is one call of each."""
+    names = list(container._modules)
+    if len(names) > len(calls):
+        return "it holds a block several times, as shared layers do; give each place its own block"
+    for name, own in zip(names, calls, strict=True):
+        if len(own) != 1:
+            return (
+                f"a pass on the example calls the block '{path}.{name}' {len(own)} times, and each "
+                "must be called once; let the model call it in a plain loop over the list"
+            )
+    return ""
 
 
 def _chained(one: BlockCall, other: BlockCall) -> bool:
@@ -295,6 +317,7 @@ def plan_depth(
     for stack in stacks:
         if stack.reason:
             raise ConfigError(f"{stack.path!r} cannot grow in depth: {stack.reason}")
+        _check_copies(model, stack, depth)
     bounds = [_bounds(stack, depth) for stack in stacks]
     if depth.shares is None:
         events = max(doublings(*each) for each in bounds)
@@ -306,6 +329,23 @@ def plan_depth(
         plans = [_plan(stack, own, depth) for stack, own in zip(stacks, steps, strict=True)]
     sites = [_site(event, events, _group(event, stacks, plans, steps)) for event in range(events)]
     return DepthPlan(tuple(plans), depth.add is not None, depth.birth, depth.freeze_host), sites
+
+
+def _check_copies(model: nn.Module, stack: Stack, depth: Depth) -> None:
+    """Raises ConfigError if new blocks cannot be made from those of a stack."""
+    container = model.get_submodule(stack.path)
+    if depth.add is not None and not is_numbered(container):
+        raise ConfigError(
+            f"{stack.path!r} names its blocks ({', '.join(container._modules)}), so new ones have "
+            "no names; use an nn.ModuleList, or an nn.Sequential without names"
+        )
+    for name, module in container.named_modules():
+        hook = hook_with_state(module)
+        if hook is not None:
+            raise ConfigError(
+                f"'{stack.path}.{name}' has a hook of {hook}, and new blocks would have copies of "
+                "that object; remove the hook, or make it a plain function"
+            )
 
 
 def _bounds(stack: Stack, depth: Depth) -> tuple[int, int]:
