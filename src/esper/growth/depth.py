@@ -24,7 +24,7 @@ from esper.growth.blueprints.catalogue import (
 )
 from esper.growth.devices import input_device, keyed, on_device
 from esper.growth.hooks import copy_without_esper, hook_with_state, without_graphs
-from esper.growth.outputs import locate_in_slot, main_argument
+from esper.growth.outputs import locate_in_slot, main_argument, tensors_in
 from esper.growth.sites import MISFITS, batch_size, call_model, evaluating, explaining
 from esper.growth.stacks import is_numbered
 from esper.leyline import ConfigError, InjectionSpec, format_slot_id
@@ -100,8 +100,10 @@ class _Recorder:
     calls: dict[nn.Module, list[BlockCall]] = field(default_factory=dict)
 
     def begin(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        # Copies, because caches among the arguments and inputs may be changed in place.
-        own = copy.deepcopy((args, kwargs))
+        # Copies, because caches among the arguments and inputs may be changed in place. torch does
+        # not copy views of parameters.
+        memo = {id(each): each.detach().clone() for each in tensors_in((args, kwargs))}
+        own = copy.deepcopy((args, kwargs), memo)
         call = BlockCall((*args, *kwargs.values()), *own)
         self.calls.setdefault(module, []).append(call)
 
@@ -354,12 +356,15 @@ def _bounds(stack: Stack, depth: Depth) -> tuple[int, int]:
     if depth.add is not None:
         return have, have + depth.add
     start, least = depth.start or 1, len(_needed(stack))
+    if least == have:
+        raise ConfigError(
+            f"{stack.path!r} cannot start with fewer blocks: none of its {have} can be left out; "
+            "give add=... to deepen the model"
+        )
     if not least <= start < have:
-        limits = f"from {least} to {have - 1}" if least < have else "impossible"
         raise ConfigError(
             f"start={start} of Depth does not fit {stack.path!r} with {have} blocks, of which "
-            f"{least} cannot be left out: start must be {limits}"
-            + ("" if have > 1 else "; to deepen the model give add=...")
+            f"{least} cannot be left out: start must be from {least} to {have - 1}"
         )
     return start, have
 

@@ -42,7 +42,8 @@ class Depth:
     freeze_host: bool = False
 
     def __post_init__(self) -> None:
-        names = (self.path,) if isinstance(self.path, str) else tuple(self.path)
+        listed = isinstance(self.path, Sequence)
+        names = (self.path,) if isinstance(self.path, str) else tuple(self.path if listed else ())
         if not names or not all(isinstance(name, str) and name for name in names):
             raise ConfigError(f"path of Depth must name lists of blocks, got {self.path!r}")
         if self.start is not None and self.add is not None:
