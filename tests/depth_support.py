@@ -110,11 +110,12 @@ class Loop:
         return self
 
     def score(self) -> float:
+        """More blocks are better, so that all are kept."""
         self.model.eval()
         with torch.no_grad():
             loss = F.cross_entropy(self.model(self.x[60:]), self.y[60:])
         self.model.train()
-        return -float(loss)
+        return len(self.model.blocks) - float(loss)
 
     def epochs(self, first: int, last: int, call: Any = None) -> "Loop":
         """Noise and order depend on the number of the epoch alone."""

@@ -95,6 +95,10 @@ def find_controller(
             f"the controller {chosen.name!r} chooses seeds by their blueprints, and growth in "
             "depth has only blocks; leave it out, and esper.Depth(when=...) decides"
         )
+    if slots is not None and not isinstance(slots, Depth) and isinstance(chosen, DepthController):
+        raise ConfigError(
+            f"the controller {chosen.name!r} is for growth in depth; give depth=..., or another one"
+        )
     return chosen
 
 

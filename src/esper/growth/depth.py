@@ -7,7 +7,7 @@ at 0, the last one in the order of computation.
 """
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -24,7 +24,7 @@ from esper.growth.blueprints.catalogue import (
 )
 from esper.growth.devices import input_device, keyed, on_device
 from esper.growth.hooks import copy_without_esper, hook_with_state, without_graphs
-from esper.growth.outputs import locate_in_slot, main_argument, tensors_in
+from esper.growth.outputs import locate_in_slot, main_argument
 from esper.growth.sites import MISFITS, batch_size, call_model, evaluating, explaining
 from esper.growth.stacks import is_numbered
 from esper.leyline import ConfigError, InjectionSpec, format_slot_id
@@ -100,10 +100,8 @@ class _Recorder:
     calls: dict[nn.Module, list[BlockCall]] = field(default_factory=dict)
 
     def begin(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        # Copies, because caches among the arguments and inputs may be changed in place. torch does
-        # not copy views of parameters.
-        memo = {id(each): each.detach().clone() for each in tensors_in((args, kwargs))}
-        own = copy.deepcopy((args, kwargs), memo)
+        # Copies, because caches among the arguments and inputs may be changed in place.
+        own = copy.deepcopy((args, kwargs))
         call = BlockCall((*args, *kwargs.values()), *own)
         self.calls.setdefault(module, []).append(call)
 
@@ -160,10 +158,7 @@ def find_stacks(model: nn.Module, example: Any, paths: Sequence[str] = ()) -> li
     def macs(block: nn.Module) -> int:
         return sum(flops.get(f"{type(model).__name__}.{names[block]}", {}).values()) // 2 // batch
 
-    stacks = [
-        _stack(path, container, recorder.calls, macs)
-        for path, container in chosen.items()
-    ]
+    stacks = [_stack(path, container, recorder.calls, macs) for path, container in chosen.items()]
     if paths:
         return stacks
     alike = [stack for stack in stacks if not stack.reason and _alike(stack.blocks[1:])]
@@ -329,6 +324,14 @@ def plan_depth(
         steps = [depths(*each, events) for each in bounds]
     with explaining("a block of the model fails alone"), without_graphs():
         plans = [_plan(stack, own, depth) for stack, own in zip(stacks, steps, strict=True)]
+    if depth.freeze_host and any(
+        s is None for p in plans for g in p.groups for s in _silence(p, g)
+    ):
+        raise ConfigError(
+            f"no zeros among the parameters make a block of {stacks[0].path!r} change nothing, so "
+            "new ones have to be blended in, and are removed if they harm; then nothing would be "
+            "left to train in a frozen host: leave out freeze_host"
+        )
     sites = [_site(event, events, _group(event, stacks, plans, steps)) for event in range(events)]
     return DepthPlan(tuple(plans), depth.add is not None, depth.birth, depth.freeze_host), sites
 
@@ -402,6 +405,10 @@ def _plan(stack: Stack, steps: list[int], depth: Depth) -> StackPlan:
         adding=stack.adding,
         numbers=_numbers(stack.blocks),
     )
+
+
+def _silence(plan: StackPlan, places: Iterable[int]) -> Iterator[tuple[str, ...] | None]:
+    return (plan.silent[place] for place in places)
 
 
 @dataclass

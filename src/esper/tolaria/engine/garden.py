@@ -193,7 +193,7 @@ class Garden:
 
     def plant_first_blocks(self, env: int) -> None:
         """With a frozen host nothing else is trained, so the first new blocks are there from the
-        start, and stay if they do not change the output; others are blended in."""
+        start, and stay; they do not change the output."""
         template = self.population.template
         if template.stacks is None or not template.stacks.plan.freeze_host:
             return
@@ -202,27 +202,24 @@ class Garden:
                 "with freeze_host=True only new blocks are trained, and the budget is too small "
                 f"for the first of them ({template.sites[0].name})"
             )
-        before, where = self.table.copy(), one_slot(self.table, env, 0)
-        changes = [self._germinate(env, 0, 0, blend=0, step=0, score=np.nan)]
+        before = self.table.copy()
+        changes = [
+            self._germinate(env, 0, 0, blend=0, step=0, score=np.nan),
+            *self._keep_new(env, 0),
+        ]
         self.counts["germinated"][env] += 1
-        blocks = template.sites[0].blocks
-        if blocks is not None and blocks.silent:
-            self._keep_new(env, 0)
-            self.counts["fossilized"][env] += 1
-        else:
-            changes += act_from_start(self.table, where, self.settings, fully=False)
-            self._show_blend(env, 0)
+        self.counts["fossilized"][env] += 1
         self._record_changes(before, changes, 0)
 
-    def _keep_new(self, env: int, slot: int) -> None:
+    def _keep_new(self, env: int, slot: int) -> list[StageChange]:
         """A new seed is kept at once."""
         where = one_slot(self.table, env, slot)
-        move(self.table, where, SeedStage.TRAINING)
-        move(self.table, where, SeedStage.BLENDING)
-        move(self.table, where, SeedStage.HOLDING)
-        fossilize(self.table, where)
+        stages = (SeedStage.TRAINING, SeedStage.BLENDING, SeedStage.HOLDING)
+        changes = [move(self.table, where, stage) for stage in stages]
+        changes.append(fossilize(self.table, where))
         self.table.alpha[where] = 1.0
         self._show_blend(env, slot)
+        return changes
 
     def _germinate(
         self, env: int, slot: int, blueprint: int, blend: int, step: int, score: float
