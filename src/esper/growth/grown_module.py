@@ -34,8 +34,8 @@ from esper.growth.hooks import (
     without_graphs,
 )
 from esper.growth.lifecycle import GATED
-from esper.growth.seed_slot import BlendValve, SeedSlot, make_valve
 from esper.growth.outputs import locate_in_output, tensors_in
+from esper.growth.seed_slot import BlendValve, SeedSlot, make_valve
 from esper.growth.sites import (
     Layouts,
     ModelInspection,
