@@ -207,7 +207,7 @@ def test_settings_of_the_heuristic_come_from_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        (None, "cannot read the config"),
+        (None, "cannot be read"),
         ('bland = "linear"', r"no setting bland; did you mean blend\?"),
         ('blueprint_rotation = "norm"', "must be a list, each text, got 'norm'"),
     ],
