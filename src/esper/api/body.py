@@ -31,7 +31,7 @@ from esper.api.growth_warnings import GrowthWarnings, warn_if_out_of_domain, war
 from esper.api.slots import Slots, as_slots
 from esper.growth.grown_module import GrownModule
 from esper.growth.hooks import GROWING, clear_flag, set_flag
-from esper.growth.optimizer import add_slot_groups, with_inner
+from esper.growth.optimizer import with_inner
 from esper.growth.outputs import map_tensors
 from esper.growth.sites import SlotChoice, inner
 from esper.leyline import (
@@ -41,12 +41,13 @@ from esper.leyline import (
     ForgottenCallError,
     History,
 )
+from esper.leyline.depth import Depth
 from esper.leyline.events import event_from_row
 from esper.leyline.growth_settings import Budget, GrowthSettings
 from esper.tamiyo.situation import Controller
 from esper.tolaria.engine.cycle import GrowthCycle
 from esper.tolaria.engine.gradients import GradientMeter
-from esper.tolaria.engine.population import TrainReadings
+from esper.tolaria.engine.population import TrainReadings, add_seed_groups
 from esper.tolaria.engine.run import act, settle
 
 
@@ -123,8 +124,9 @@ class Body:
         check_parallel(self.model.host, optimizer)
         if seed_lr is None:
             warn_of_slow_seeds(optimizer)
-        slot_ids = self.model.slot_config.slot_ids
-        add_slot_groups(optimizer, slot_ids, schedulers, lr=seed_lr, weight_decay=seed_weight_decay)
+        add_seed_groups(
+            self.model, optimizer, schedulers, lr=seed_lr, weight_decay=seed_weight_decay
+        )
         self.host.optimizers = [optimizer]
         # If an optimizer wraps another one, as SAM does, the inner one takes the steps.
         stepping = [each for each in with_inner(optimizer) if len(with_inner(each)) == 1]
@@ -140,6 +142,11 @@ class Body:
         Returns the averaged network with its slots, for `esper.export`. Raises ConfigError for an
         average of another model.
         """
+        if self.model.stacks is not None:
+            raise ConfigError(
+                "an average of weights cannot follow growth in depth; make it when all blocks have "
+                "come"
+            )
         follower = Follower(self.model, averaged)
         self.followers.append(follower)
         return follower.network
@@ -354,6 +361,7 @@ def attach(
     model: nn.Module,
     *,
     slots: SlotChoice | Slots = "auto",
+    depth: Depth | str | None = None,
     evaluate: Callable[[], float],
     example: Any = None,
     steps: int | None = None,
@@ -376,7 +384,7 @@ def attach(
     check_parallel(model)
     processes, model = Processes.of(model), inner(model)
     check_model(model)
-    spec = as_slots(slots)
+    spec = as_slots(slots, depth)
     example = spec.example if example is None else example
     if example is None:
         raise ConfigError("attach needs one input of the model; give example=...")
@@ -384,7 +392,7 @@ def attach(
     network = GrownModule.wrap(
         model, spec.modules, example, spec.blueprints, layout=spec.layout, causal=spec.causal
     )
-    chosen = find_controller(controller, len(network.sites), network.catalogue)
+    chosen = find_controller(controller, len(network.sites), network.catalogue, spec.modules)
     check_script(chosen, network)
     processes.check_same(
         {

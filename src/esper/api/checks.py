@@ -26,6 +26,7 @@ from esper.growth.outputs import tensors_in
 from esper.growth.sites import call_model, evaluating, explaining
 from esper.leyline import ConfigError, shortened
 from esper.leyline.constants import MOST_COUNT, MOST_ENVS, MOST_KEY
+from esper.leyline.depth import Depth
 from esper.leyline.growth_settings import Budget, GrowthSettings
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.loop import Hooks
@@ -144,6 +145,9 @@ RULES: dict[str, Rule] = {
     "cluster": Rule("a cluster, such as esper.ray.Cluster", lambda value: hasattr(value, "cpus")),
     "config": instance("a TrainingConfig", TrainingConfig),
     "controller": CONTROLLER,
+    "depth": Rule(
+        "an esper.Depth or the name of a list of blocks", lambda v: isinstance(v, Depth | str)
+    ),
     "deterministic": FLAG,
     "devices": Rule("a list of names of devices", lambda value: _is_list(value, str)),
     "entropy": Rule("a number from 0 to 1", lambda v: is_number(v) and 0.0 <= v <= 1.0),

@@ -49,7 +49,7 @@ def export(network: GrownModule, example: Any, *, fold: bool = True) -> nn.Modul
     the live network's by more than TOLERANCE. The example may be on the CPU.
     """
     example = on_device(example, input_device(network.host))
-    acting = [copy.deepcopy(slot) for _, slot in network.each_slot() if IS_BLENDED[slot.stage]]
+    acting = [copy.deepcopy(slot) for slot in _acting(network)]
     plain, folded = _folded(network, acting if fold else [], example)
     others = [slot for slot in acting if slot.site.slot_id not in folded]
     if others:
@@ -63,6 +63,18 @@ def export(network: GrownModule, example: Any, *, fold: bool = True) -> nn.Modul
         )
     log.info("the exported module equals the live one (largest difference %.2g)", difference)
     return plain
+
+
+def _acting(network: GrownModule) -> list[SeedSlot]:
+    """Seeds that act on the output beside the host's own modules; grown blocks are among those."""
+    acting = [slot for _, slot in network.each_slot() if IS_BLENDED[slot.stage]]
+    for slot in acting:
+        if slot.kind == "block" and slot.alpha < 1.0:
+            raise ExportError(
+                f"{slot.site.name} is still being blended in; export after "
+                "the end of its blend, or after finish()"
+            )
+    return [slot for slot in acting if slot.kind != "block"]
 
 
 def _plain_copy(host: nn.Module) -> nn.Module:

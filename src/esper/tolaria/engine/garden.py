@@ -156,9 +156,11 @@ class Garden:
             if op == LifecycleOp.GERMINATE:
                 changes.append(self._germinate(env, slot, blueprint, blend, step, score[env]))
                 self.counts["germinated"][env] += 1
-                if self.settings.seeds_incubate == "joint":
+                blocks = self.population.template.sites[slot].blocks
+                if blocks is not None or self.settings.seeds_incubate == "joint":
                     new = one_slot(self.table, env, slot)
-                    changes += act_from_start(self.table, new, self.settings)
+                    fully = blocks is None or blocks.silent
+                    changes += act_from_start(self.table, new, self.settings, fully=fully)
                     self._show_blend(env, slot)
             elif op == LifecycleOp.CULL and self.table.stage[env, slot] == SeedStage.FOSSILIZED:
                 where = one_slot(self.table, env, slot)
@@ -377,10 +379,13 @@ class Garden:
             self._record_changes(before, [self._cull(where, "governor_rollback")], step)
 
     def drop_unproven(self, envs: np.ndarray, step: int) -> np.ndarray:
-        """Remove live seeds of hosts (bool[E]) without a positive contribution. Returns bool[E]:
-        the hosts that another evaluation is needed of, because such a seed acted."""
+        """Remove live seeds of hosts (bool[E]) without a positive contribution, and blocks that
+        are not blended in: the user's class cannot hold a part of a block. Returns bool[E]: the
+        hosts that another evaluation is needed of, because such a seed acted."""
         before = self.table.copy()
-        live = envs[:, None] & IS_LIVE[self.table.stage] & ~(self.table.contribution > 0.0)
+        blocks = np.array([site.blocks is not None for site in self.population.template.sites])
+        unproven = ~(self.table.contribution > 0.0) | (blocks & (self.table.alpha < 1.0))
+        live = envs[:, None] & IS_LIVE[self.table.stage] & unproven
         self._record_changes(before, [self._cull(live, "unproven")], step)
         return np.any(live & IS_BLENDED[before.stage], axis=1)
 
