@@ -34,13 +34,13 @@ from esper.simic.agent.optimization import (
     masked_mean,
     value_errors,
 )
-from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
+from esper.simic.agent.rollout import TamiyoRolloutBuffer
 from esper.simic.agent.types import Decision, Hidden, MaskTensors, SequenceBatch
 from esper.simic.telemetry.debug_telemetry import (
     RatioExplosionDiagnostic,
     collect_per_layer_gradients,
 )
-from esper.simic.telemetry.gradient_collector import (
+from esper.simic.telemetry.health import (
     GradientHealthMetrics,
     GradientThresholds,
     measure_gradients,
