@@ -162,12 +162,12 @@ def validation_column(
     """The score on validation hosts, None if they were not played in this round."""
     every = config.validate_every
     if validation is None or every is None or state.round % every:
-        return {"unseen_score": None}
+        return {"validation_hosts_score": None}
     score = validation.score(state)
     if state.best is None or score > state.best.score:
         state.best = BestPolicy(state.round, score)
         validation.keep(state)
-    return {"unseen_score": score}
+    return {"validation_hosts_score": score}
 
 
 def details(state: TrainState, metrics: PPOUpdateMetrics) -> Iterator[dict[str, Any]]:
