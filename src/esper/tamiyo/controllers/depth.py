@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from esper.leyline import OP, SLOT, LifecycleOp, SeedStage
-from esper.leyline.depth import Depth
+from esper.leyline import OP, SLOT, ConfigError, LifecycleOp, SeedStage, shortened
+from esper.leyline.depth import AUTO, Depth
 from esper.tamiyo.situation import Situation, wait
 
 # By how much the loss must still fall, per doubling of the compute spent, for the present depth to
@@ -31,6 +31,19 @@ def grow_now(losses: np.ndarray, spent: np.ndarray) -> bool:
     return bool(fall < LEAST_FALL * losses[recent].mean())
 
 
+def depth_named(when: str, **settings: Any) -> Depth:
+    """A Depth from the name of its controller, `depth:WHEN`, or from WHEN alone. Raises
+    ConfigError."""
+    share = when.removeprefix("depth").removeprefix(":") or AUTO
+    try:
+        return Depth(when=AUTO if share == AUTO else float(share), **settings)
+    except ValueError:
+        raise ConfigError(
+            f"no controller 'depth:{shortened(share)}'; give depth:auto, or the share of the run "
+            "after which the network grows, such as depth:0.25"
+        ) from None
+
+
 class DepthController:
     """Grows at shares of the run, or by `grow_now`, and keeps blocks as soon as that is legal.
 
@@ -47,6 +60,11 @@ class DepthController:
     @staticmethod
     def of(depth: Depth) -> "DepthController":
         return DepthController(depth.shares)
+
+    @staticmethod
+    def named(when: str = AUTO) -> "DepthController":
+        """`when` is "auto" or a share of the run."""
+        return DepthController.of(depth_named(when))
 
     def reset(self, n_envs: int) -> None:
         self.losses, self.spent = np.zeros((2, 0, n_envs))

@@ -107,6 +107,8 @@ class Garden:
         self.limits = self._limits(settings)
         self._check_limits()
         self.facts = describe_slots(template, self.limits)
+        # bool[S]: slots of blocks, which are never isolated.
+        self.acts_from_start = np.array([site.blocks is not None for site in template.sites])
         n_envs = len(population.keys)
         self.table = SlotTable.empty(n_envs, len(template.sites))
         self.counts = {
@@ -156,8 +158,8 @@ class Garden:
             if op == LifecycleOp.GERMINATE:
                 changes.append(self._germinate(env, slot, blueprint, blend, step, score[env]))
                 self.counts["germinated"][env] += 1
-                blocks = self.population.template.sites[slot].blocks
-                if blocks is not None or self.settings.seeds_incubate == "joint":
+                if self.acts_from_start[slot] or self.settings.seeds_incubate == "joint":
+                    blocks = self.population.template.sites[slot].blocks
                     new = one_slot(self.table, env, slot)
                     fully = blocks is None or blocks.silent
                     changes += act_from_start(self.table, new, self.settings, fully=fully)
@@ -383,8 +385,8 @@ class Garden:
         are not blended in: the user's class cannot hold a part of a block. Returns bool[E]: the
         hosts that another evaluation is needed of, because such a seed acted."""
         before = self.table.copy()
-        blocks = np.array([site.blocks is not None for site in self.population.template.sites])
-        unproven = ~(self.table.contribution > 0.0) | (blocks & (self.table.alpha < 1.0))
+        partly = self.acts_from_start & (self.table.alpha < 1.0)
+        unproven = ~(self.table.contribution > 0.0) | partly
         live = envs[:, None] & IS_LIVE[self.table.stage] & unproven
         self._record_changes(before, [self._cull(live, "unproven")], step)
         return np.any(live & IS_BLENDED[before.stage], axis=1)
