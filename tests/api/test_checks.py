@@ -30,7 +30,10 @@ FUNCTIONS: dict[str, tuple[Any, dict[str, Any]]] = {
         {"model": MLP(), "slots": ["layer1"], "example": X, "evaluate": float, "steps": 3},
     ),
     "list_slots": (esper.list_slots, {"model": MLP(), "example": X}),
-    "export": (esper.export, {"network": GrownModule.wrap(MLP(), ["layer1"], X), "example": X}),
+    "export": (
+        esper.export,
+        {"network": GrownModule.wrap(MLP(), ["layer1"], X), "example": X, "fold": True},
+    ),
     "load_policy": (load_policy, {"path": "nowhere"}),
     "record": (record, {"controller": "random", "out": "out"}),
     "imitate": (imitate, {"teacher": "heuristic", "out": "out"}),

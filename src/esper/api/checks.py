@@ -116,7 +116,7 @@ def _is_path(value: Any) -> bool:
     if not isinstance(value, str | Path) or str(value) == "" or "\0" in str(value):
         return False
     if any(len(os.fsencode(part)) > MOST_NAME for part in Path(value).parts):
-        raise ConfigError(f"{shorten(str(value))} is no path of a folder: File name too long")
+        raise ConfigError(f"{shorten(str(value))} is not the path of a folder: File name too long")
     return True
 
 
@@ -241,8 +241,8 @@ def check_optimizer(optimizer: Any, parameters: Iterable[nn.Parameter]) -> None:
     known = {id(p) for group in optimizer.param_groups for p in group["params"]}
     if not known & {id(p) for p in parameters}:
         raise ConfigError(
-            "the optimizer trains none of the model's parameters; give it some, in a frozen model "
-            "those of its head or of its last norm"
+            "the optimizer trains none of the model's parameters; give it some; in a frozen "
+            "model, those of the head or the last norm"
         )
 
 

@@ -5,18 +5,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from esper.cli.options import (
-    RAY,
-    cluster_at,
-    growth_options,
-    option,
-)
+from esper.cli.options import RAY, cluster_at, growth_options, option
 from esper.cli.printing import Output, advising, same_command
 from esper.leyline import ConfigError
 from esper.leyline.constants import MOST_COUNT, MOST_KEY
 from esper.leyline.growth_settings import GrowthSettings
 
 if TYPE_CHECKING:
+    from esper.proof import EvaluationSettings
     from esper.proof.arms import Run
 
 # By scenario.
@@ -100,34 +96,14 @@ def evaluate(output: Output, settings: EvaluateSettings) -> None:
     # All input is checked before the first trial.
     from esper.api import find_controller, one_thread
     from esper.growth.devices import find_device
-    from esper.observatory.evaluation import (
-        evaluation_folder,
-        evaluation_summary,
-        write_evaluation,
-    )
-    from esper.observatory.report import write_report
-    from esper.observatory.terminal import PhaseProgress, print_spaced
-    from esper.proof import EvaluationSettings
+    from esper.observatory.evaluation import evaluation_folder
+    from esper.observatory.terminal import PhaseProgress
     from esper.proof import evaluate as run_evaluation
     from esper.tolaria.data.catalogue import data_root
     from esper.tolaria.tasks import find_task
 
-    task = find_task(settings.task)
-    plan = EvaluationSettings(
-        arms=_arms(settings),
-        keys=settings.keys,
-        first_key=settings.first_key,
-        tuning_keys=settings.tuning_keys,
-        steps=settings.steps,
-        tune=settings.tune,
-        controls=settings.controls,
-        control_for=settings.control_for,
-        growth=GrowthSettings(population="auto").updated(settings.growth),
-        scenario=settings.scenario,
-        extra=_extra(settings),
-    )
-    if settings.ray is not None and plan.growth.device is not None:
-        raise ConfigError("--ray uses the CPUs of the cluster; leave out --device")
+    task, plan = find_task(settings.task), _plan(settings)
+    cluster = cluster_at(settings.ray, plan.growth.device)
     find_device(plan.growth.device)
     for arm in plan.arms:
         find_controller(arm)
@@ -139,7 +115,7 @@ def evaluate(output: Output, settings: EvaluateSettings) -> None:
             output.note(run_line(label, run), whole=True)
 
     with (
-        cluster_at(settings.ray) as workers,
+        cluster as workers,
         evaluation_folder(out, overwrite=settings.overwrite, resume=settings.resume),
     ):
         with (
@@ -157,15 +133,38 @@ def evaluate(output: Output, settings: EvaluateSettings) -> None:
                 on_run=on_run,
                 workers=workers,
             )
-        found = report.as_dict()
-        print_spaced(output.result, evaluation_summary(found))
-        output.json(found)
-        for path in (*write_evaluation(out, found), write_report(out)):
-            output.note(str(path), whole=True)
-        if len(found["keys"]) < found["keys_wanted"]:
-            output.note(
-                f"stopped before the end; continue with {same_command('--resume')}", whole=True
-            )
+        _conclude(output, out, report.as_dict())
+
+
+def _conclude(output: Output, out: Path, found: dict[str, Any]) -> None:
+    from esper.observatory.evaluation import evaluation_summary, write_evaluation
+    from esper.observatory.report import write_report
+    from esper.observatory.terminal import print_spaced
+
+    print_spaced(output.result, evaluation_summary(found))
+    output.json(found)
+    for path in (*write_evaluation(out, found), write_report(out)):
+        output.note(str(path), whole=True)
+    if len(found["keys"]) < found["keys_wanted"]:
+        output.note(f"stopped before the end; continue with {same_command('--resume')}", whole=True)
+
+
+def _plan(settings: EvaluateSettings) -> "EvaluationSettings":
+    from esper.proof import EvaluationSettings
+
+    return EvaluationSettings(
+        arms=_arms(settings),
+        keys=settings.keys,
+        first_key=settings.first_key,
+        tuning_keys=settings.tuning_keys,
+        steps=settings.steps,
+        tune=settings.tune,
+        controls=settings.controls,
+        control_for=settings.control_for,
+        growth=GrowthSettings(population="auto").updated(settings.growth),
+        scenario=settings.scenario,
+        extra=_extra(settings),
+    )
 
 
 def _arms(settings: EvaluateSettings) -> tuple[str, ...]:

@@ -90,7 +90,7 @@ def _check_scenario(scenario: str, extra: tuple[float, ...], arms: tuple[str, ..
         return
     if not extra or not all(0.0 < share < math.inf for share in extra):
         raise ConfigError(
-            "extra must be shares of what the host's training costs, above 0, such as 0.1 or 0.3; "
+            "extra must be fractions of the host's training compute above 0, such as 0.1,0.3; "
             f"got {', '.join(map(str, extra)) or 'none'}"
         )
     if list(extra) != sorted(set(extra)):
