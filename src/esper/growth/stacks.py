@@ -173,7 +173,7 @@ class Stacks:
         return [p for s in self.stacks for block in s.spare.values() for p in block.parameters()]
 
     def spare_tensors(self) -> dict[str, torch.Tensor]:
-        """Parameters and buffers of given blocks with which new ones will begin, by unique names."""
+        """Parameters and buffers of given blocks that are to come, by unique names."""
         found: dict[str, torch.Tensor] = {}
         for stack in self.stacks:
             for place, block in stack.spare.items():
