@@ -391,7 +391,7 @@ def test_values_that_cannot_work(values: dict[str, Any], message: str) -> None:
 
 def test_a_trained_model_does_not_start_with_fewer_blocks() -> None:
     model = net()
-    with pytest.raises(ConfigError, match="contradict each other.*give esper.Depth"):
+    with pytest.raises(ConfigError, match=r"contradict each other.*give esper.Depth"):
         grow(model, START, start="trained")
     assert len(model.blocks) == 4
 
