@@ -120,6 +120,11 @@ def grow(
     spec = as_slots(slots, depth)
     optimizer, make_scheduler = optimizer if isinstance(optimizer, tuple) else (optimizer, None)
     settings = grow_settings(settings, steps, budget, start, scheduled=make_scheduler is not None)
+    if settings.trained and isinstance(spec.modules, Depth) and spec.modules.add is None:
+        raise ConfigError(
+            f"start='trained' and {spec.modules} contradict each other: that would leave out "
+            "blocks that have been trained; give esper.Depth(path, add=...) to deepen the model"
+        )
     data = LoaderSource(
         train_loader, val_loader, spec.example, spec.forward, settings.batches_per_epoch
     )

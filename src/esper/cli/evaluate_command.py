@@ -15,8 +15,13 @@ if TYPE_CHECKING:
     from esper.proof import EvaluationSettings
     from esper.proof.arms import Run
 
-ARMS, TRAINED_ARMS = "static,random,scripted:early,heuristic", "heuristic"
-EXTRA = (0.1, 0.3, 1.0)
+# By scenario.
+ARMS = {
+    "scratch": "static,random,scripted:early,heuristic",
+    "trained": "heuristic",
+    "depth": "depth:auto",
+}
+EXTRA = {"trained": (0.1, 0.3, 1.0), "depth": (0.75, 1.0)}
 
 
 # Settings that an evaluation has of its own, or that are for runs with one network.
@@ -29,17 +34,22 @@ NOT_FOR_EVALUATIONS = (
 @dataclass(frozen=True)
 class EvaluateSettings:
     task: str = option("digits", "The task; see `esper tasks`.")
-    scenario: str = option("scratch", "How hosts start: scratch or trained.")
+    scenario: str = option(
+        "scratch",
+        "How hosts start: scratch, trained, or depth (with one block of those that the task has).",
+    )
     extra: str | None = option(
         None,
         "With --scenario trained: extra compute budgets, separated by commas, as fractions of the "
-        "host's training. Default: 0.1,0.3,1.0.",
+        "host's training. Default: 0.1,0.3,1.0. With --scenario depth: compute budgets, as "
+        "fractions of training all blocks. Default: 0.75,1.0.",
     )
     arms: str | None = option(
         None,
         "Controllers to compare, separated by commas: static, random, heuristic, scripted:NAME, "
         "pretrained, or the folder of a learned policy. Default: static,random,scripted:early,"
-        "heuristic; with --scenario trained heuristic.",
+        "heuristic; with --scenario trained heuristic; with --scenario depth depth:auto "
+        "(also depth:SHARE).",
     )
     keys: int = option(20, "Paired keys: each arm trains on each.", min=1, max=MOST_COUNT)
     tuning_keys: int | None = option(
@@ -80,6 +90,8 @@ def evaluate(output: Output, settings: EvaluateSettings) -> None:
       esper evaluate --arms static,heuristic,runs/first --control-for heuristic
 
       esper evaluate --task digits --scenario trained --extra 0.1,0.3,1.0 --tune
+
+      esper evaluate --task pydocs --scenario depth --tune
     """
     # All input is checked before the first trial.
     from esper.api import find_controller, one_thread
@@ -156,14 +168,13 @@ def _plan(settings: EvaluateSettings) -> "EvaluationSettings":
 
 
 def _arms(settings: EvaluateSettings) -> tuple[str, ...]:
-    default = ARMS if settings.scenario == "scratch" else TRAINED_ARMS
-    given = default if settings.arms is None else settings.arms
+    given = ARMS.get(settings.scenario, "heuristic") if settings.arms is None else settings.arms
     return tuple(arm.strip() for arm in given.split(",") if arm.strip())
 
 
 def _extra(settings: EvaluateSettings) -> tuple[float, ...]:
     if settings.extra is None:
-        return () if settings.scenario == "scratch" else EXTRA
+        return EXTRA.get(settings.scenario, ())
     try:
         return tuple(float(share) for share in settings.extra.split(","))
     except ValueError:

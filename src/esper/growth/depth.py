@@ -7,7 +7,7 @@ at 0, the last one in the order of computation.
 """
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -23,9 +23,10 @@ from esper.growth.blueprints.catalogue import (
     flop_counter,
 )
 from esper.growth.devices import input_device, keyed, on_device
-from esper.growth.hooks import copy_without_esper, without_graphs
+from esper.growth.hooks import copy_without_esper, hook_with_state, without_graphs
 from esper.growth.outputs import locate_in_slot, main_argument
 from esper.growth.sites import MISFITS, batch_size, call_model, evaluating, explaining
+from esper.growth.stacks import is_numbered
 from esper.leyline import ConfigError, InjectionSpec, format_slot_id
 from esper.leyline.depth import (
     AUTO,
@@ -157,10 +158,7 @@ def find_stacks(model: nn.Module, example: Any, paths: Sequence[str] = ()) -> li
     def macs(block: nn.Module) -> int:
         return sum(flops.get(f"{type(model).__name__}.{names[block]}", {}).values()) // 2 // batch
 
-    stacks = [
-        _stack(path, list(container.children()), recorder.calls, macs)
-        for path, container in chosen.items()
-    ]
+    stacks = [_stack(path, container, recorder.calls, macs) for path, container in chosen.items()]
     if paths:
         return stacks
     alike = [stack for stack in stacks if not stack.reason and _alike(stack.blocks[1:])]
@@ -174,26 +172,47 @@ def _alike(blocks: Sequence[nn.Module]) -> bool:
 
 def _stack(
     path: str,
-    blocks: list[nn.Module],
+    container: nn.Module,
     calls: Mapping[nn.Module, list[BlockCall]],
     macs: Callable[[nn.Module], int],
 ) -> Stack:
+    blocks = list(container.children())
     found = [calls.get(block, []) for block in blocks]
     stack = Stack(path, blocks, [], [macs(block) for block in blocks], "")
-    if any(len(each) != 1 for each in found):
-        stack.reason = "a pass must call each of its blocks once"
+    stack.reason = _repeated(path, container, found)
+    if stack.reason:
         return stack
     stack.calls = [each[0] for each in found]
     pairs = list(pairwise(stack.calls))
     if not any(call.keeps_shape for call in stack.calls[bool(pairs) :]):
-        stack.reason = "no block returns a tensor of the shape of its input"
+        stack.reason = (
+            "no block returns a tensor of the shape of its input, so none fits between others; "
+            "name another list"
+        )
     elif all(_chained(one, other) for one, other in pairs):
         pass
     elif all(_added(one, other) for one, other in pairs):
         stack.adding = True
     else:
-        stack.reason = "the model does something of its own between its blocks"
+        stack.reason = (
+            "the model does something of its own between its blocks; move that into the blocks, or "
+            "name another list"
+        )
     return stack
+
+
+def _repeated(path: str, container: nn.Module, calls: Sequence[Sequence[BlockCall]]) -> str:
+    """Why calls of blocks, each block's own, show no stack; "" if there is one call of each."""
+    names = list(container._modules)
+    if len(names) > len(calls):
+        return "it holds a block several times, as shared layers do; give each place its own block"
+    for name, own in zip(names, calls, strict=True):
+        if len(own) != 1:
+            return (
+                f"a pass on the example calls the block '{path}.{name}' {len(own)} times, and each "
+                "must be called once; let the model call it in a plain loop over the list"
+            )
+    return ""
 
 
 def _chained(one: BlockCall, other: BlockCall) -> bool:
@@ -295,6 +314,7 @@ def plan_depth(
     for stack in stacks:
         if stack.reason:
             raise ConfigError(f"{stack.path!r} cannot grow in depth: {stack.reason}")
+        _check_copies(model, stack, depth)
     bounds = [_bounds(stack, depth) for stack in stacks]
     if depth.shares is None:
         events = max(doublings(*each) for each in bounds)
@@ -304,8 +324,33 @@ def plan_depth(
         steps = [depths(*each, events) for each in bounds]
     with explaining("a block of the model fails alone"), without_graphs():
         plans = [_plan(stack, own, depth) for stack, own in zip(stacks, steps, strict=True)]
+    if depth.freeze_host and any(
+        s is None for p in plans for g in p.groups for s in _silence(p, g)
+    ):
+        raise ConfigError(
+            f"no zeros among the parameters make a block of {stacks[0].path!r} change nothing, so "
+            "new ones have to be blended in, and are removed if they harm; then nothing would be "
+            "left to train in a frozen host: leave out freeze_host"
+        )
     sites = [_site(event, events, _group(event, stacks, plans, steps)) for event in range(events)]
     return DepthPlan(tuple(plans), depth.add is not None, depth.birth, depth.freeze_host), sites
+
+
+def _check_copies(model: nn.Module, stack: Stack, depth: Depth) -> None:
+    """Raises ConfigError if new blocks cannot be made from those of a stack."""
+    container = model.get_submodule(stack.path)
+    if depth.add is not None and not is_numbered(container):
+        raise ConfigError(
+            f"{stack.path!r} names its blocks ({', '.join(container._modules)}), so new ones have "
+            "no names; use an nn.ModuleList, or an nn.Sequential without names"
+        )
+    for name, module in container.named_modules():
+        hook = hook_with_state(module)
+        if hook is not None:
+            raise ConfigError(
+                f"'{stack.path}.{name}' has a hook of {hook}, and new blocks would have copies of "
+                "that object; remove the hook, or make it a plain function"
+            )
 
 
 def _bounds(stack: Stack, depth: Depth) -> tuple[int, int]:
@@ -314,12 +359,15 @@ def _bounds(stack: Stack, depth: Depth) -> tuple[int, int]:
     if depth.add is not None:
         return have, have + depth.add
     start, least = depth.start or 1, len(_needed(stack))
+    if least == have:
+        raise ConfigError(
+            f"{stack.path!r} cannot start with fewer blocks: none of its {have} can be left out; "
+            "give add=... to deepen the model"
+        )
     if not least <= start < have:
-        limits = f"from {least} to {have - 1}" if least < have else "impossible"
         raise ConfigError(
             f"start={start} of Depth does not fit {stack.path!r} with {have} blocks, of which "
-            f"{least} cannot be left out: start must be {limits}"
-            + ("" if have > 1 else "; to deepen the model give add=...")
+            f"{least} cannot be left out: start must be from {least} to {have - 1}"
         )
     return start, have
 
@@ -357,6 +405,10 @@ def _plan(stack: Stack, steps: list[int], depth: Depth) -> StackPlan:
         adding=stack.adding,
         numbers=_numbers(stack.blocks),
     )
+
+
+def _silence(plan: StackPlan, places: Iterable[int]) -> Iterator[tuple[str, ...] | None]:
+    return (plan.silent[place] for place in places)
 
 
 @dataclass

@@ -20,7 +20,7 @@ from torch.utils.hooks import RemovableHandle
 
 from esper.growth.blueprints.catalogue import BlueprintCatalogue, OutputSpec, default_catalogue
 from esper.growth.depth import BLOCKS, plan_depth
-from esper.growth.devices import devices_of, keyed
+from esper.growth.devices import devices_of, input_device, keyed, on_device
 from esper.growth.hooks import (
     GROWING,
     SEEDS_SAVED,
@@ -34,8 +34,17 @@ from esper.growth.hooks import (
     without_graphs,
 )
 from esper.growth.lifecycle import GATED
+from esper.growth.outputs import locate_in_output, tensors_in
 from esper.growth.seed_slot import BlendValve, SeedSlot, make_valve
-from esper.growth.sites import Layouts, SlotChoice, evaluating, inspect_model
+from esper.growth.sites import (
+    Layouts,
+    ModelInspection,
+    SlotChoice,
+    call_model,
+    evaluating,
+    explaining,
+    inspect_model,
+)
 from esper.growth.slot_choice import choose_slots
 from esper.growth.stacks import Stacks
 from esper.leyline import (
@@ -377,10 +386,22 @@ class GrownModule(nn.Module):
             for _, slot in self.each_slot():
                 slot.muted = slot.measuring = False
 
+    @contextmanager
+    def given_back(self) -> Iterator[None]:
+        """If what is inside fails, the host gets back the blocks that it was given with."""
+        try:
+            yield
+        except BaseException:
+            if self.stacks is not None:
+                self.release()
+            raise
+
     def release(self) -> nn.Module:
         """Remove every seed and return the host."""
         for index, _ in self.each_slot():
             self.remove(index)
+        if self.stacks is not None:
+            self.stacks.release()
         return self.host
 
 
@@ -388,11 +409,70 @@ def _wrap_stacks(host: nn.Module, plain: nn.Module, depth: Depth, example: Any) 
     """A host that grows in depth."""
     plan, sites = plan_depth(plain, depth, example)
     network = GrownModule(host, sites, None, BLOCKS, 0, plan)
-    assert network.stacks is not None
-    try:
-        found = inspect_model(plain, example)
-    except ConfigError as error:
-        network.stacks.release()
-        raise ConfigError(f"with fewer blocks {error}") from error
+    with network.given_back():
+        found = _inspect_shallow(plain, example)
+        with explaining(f"{type(plain).__name__} fails when more blocks come"):
+            _check_growth(network, on_device(example, input_device(plain)))
     network.output, network.host_macs = found.output, found.macs
     return network
+
+
+def _inspect_shallow(model: nn.Module, example: Any) -> ModelInspection:
+    try:
+        return inspect_model(model, example)
+    except ConfigError as error:
+        raise ConfigError(f"with fewer blocks {error}") from error
+
+
+def _check_growth(network: GrownModule, example: Any) -> None:
+    """Let all blocks come and go again. Raises ConfigError if one is not called, or if the output
+    changes, because then the others do not do what they did."""
+    name = type(network.host).__name__
+    cure = "call the blocks in a plain loop over the list, with what they need inside them"
+    before = _outputs(network, example)
+    for index, site in enumerate(network.sites):
+        network.germinate(index, 0, 0, key=0)
+        silent = site.blocks is not None and site.blocks.silent
+        network.set_blend(index, SeedStage.BLENDING, 1.0 if silent else 0.0)
+        seed, called = network.slot(index).seed, set[nn.Module]()
+        assert seed is not None
+        blocks = list(seed.children())
+        handles = [b.register_forward_pre_hook(partial(_note, called)) for b in blocks]
+        try:
+            after = _outputs(network, example)
+        finally:
+            for handle in handles:
+                handle.remove()
+        if len(called) < len(blocks):
+            raise ConfigError(
+                f"{name} does not call all blocks of {site.module!r} when there are more of them; "
+                f"{cure}"
+            )
+        same = len(before) == len(after) and all(map(_close, before, after))
+        if not same:
+            raise ConfigError(
+                f"{name} does something else with the blocks of {site.module!r} when others come "
+                f"between them, perhaps by their number; {cure}"
+            )
+    for index, _ in network.each_slot():
+        network.remove(index)
+
+
+def _note(called: set[nn.Module], module: nn.Module, args: Any) -> None:
+    called.add(module)
+
+
+def _outputs(network: GrownModule, example: Any) -> list[Tensor]:
+    """The main output; others may be one for each block."""
+    with evaluating(network.host), without_graphs(), keyed(0, devices_of(network.host)):
+        output = call_model(network.host, example)
+    main = locate_in_output(output)
+    return list(tensors_in(output)) if main is None else [main.get(output)]
+
+
+def _close(one: Tensor, other: Tensor) -> bool:
+    """Equal but for rounding."""
+    if one.shape != other.shape:
+        return False
+    gap = (one.double() - other.double()).abs().max() if one.numel() else 0.0
+    return bool(gap <= 1e-5 * max(1.0, float(one.double().abs().max()) if one.numel() else 0.0))

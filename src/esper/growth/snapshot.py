@@ -173,7 +173,8 @@ def _named_tensors(module: nn.Module) -> dict[str, Tensor]:
 def host_tensors(network: GrownModule) -> dict[str, Tensor]:
     """Those of the host, with the names that they had before it grew."""
     with network.ungrown():
-        return _named_tensors(network.host)
+        found = _named_tensors(network.host)
+    return found if network.stacks is None else {**found, **network.stacks.spare_tensors()}
 
 
 def _copies(tensors: Sequence[Tensor], kept: Snapshots, spare: Iterable[Tensor]) -> list[Tensor]:

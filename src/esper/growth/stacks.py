@@ -4,7 +4,7 @@ New blocks are put into the user's own lists, so the grown network is an ordinar
 user's class. Indices that blocks hold, and numbers of layers in the model and its configs, follow.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -39,6 +39,7 @@ class _LiveStack:
         self.first = {place: blocks[place] for place in plan.first}
         self.spare = {p: block for p, block in blocks.items() if p not in self.first}
         self.names = list(self.container._modules)
+        self.numbered = is_numbered(self.container)
         self.counts = list(_counts(host, plan.path, len(given)))
         self.listed = list(_listed_counts(host, plan.path, len(given)))
         self.lists = list(_layer_lists(host, plan.path, len(given)))
@@ -49,7 +50,8 @@ class _LiveStack:
         places = sorted(blocks)
         self.container._modules.clear()
         for index, place in enumerate(places):
-            self.container._modules[str(index)] = blocks[place]
+            name = str(index) if self.numbered else self.names[place]
+            self.container._modules[name] = blocks[place]
             for name, attribute in self.plan.numbers:
                 setattr(blocks[place].get_submodule(name), attribute, index)
         for owner, name in self.counts:
@@ -75,8 +77,6 @@ class _LiveStack:
         with torch.no_grad():
             for name in plain.silent[place] or ():
                 params[name].zero_()
-        if plan.freeze_host:
-            block.requires_grad_(True)
         return block.train(self.container.training)
 
 
@@ -89,12 +89,17 @@ class Stacks:
         self.stacks = [_LiveStack(each, host, added=plan.added) for each in plan.stacks]
         self.grown: dict[int, list[dict[int, nn.Module]]] = {}  # by event, then stack, then place
         self.frozen: list[nn.Parameter] = []
+        self._thaw: Callable[[], None] = lambda: None
         self._arrange()
         if plan.freeze_host:
-            self.frozen = [p for p in host.parameters() if p.requires_grad]
-            for param in self.frozen:
-                param.requires_grad_(False)
-            host.register_forward_pre_hook(self._keep_statistics)
+            self._freeze()
+
+    def _freeze(self) -> None:
+        self.frozen = [p for p in self.host.parameters() if p.requires_grad]
+        for param in self.frozen:
+            param.requires_grad_(False)
+            param.grad = None  # else an optimizer would still apply it
+        self._thaw = self.host.register_forward_pre_hook(self._keep_statistics).remove
 
     def _keep_statistics(self, module: nn.Module, args: Any) -> None:
         """A frozen host keeps its running statistics."""
@@ -122,6 +127,10 @@ class Stacks:
                 for s in self.stacks
             ]
         self.grown[event] = own
+        if self.frozen:
+            learns = {id(param) for param in self.frozen}
+            for param, like in zip(self._params(event), self.counterparts(event), strict=True):
+                param.requires_grad_(id(like) in learns)
         self._arrange()
         return nn.ModuleList(block for places in own for block in places.values())
 
@@ -139,17 +148,44 @@ class Stacks:
             self._arrange()
 
     def release(self) -> None:
-        """Put back the blocks that the model was given with."""
+        """Give the model back as it was given, with all its blocks."""
         for stack in self.stacks:
-            given = {**stack.first, **stack.spare}
-            stack.container._modules.clear()
-            stack.container._modules.update(
-                zip(stack.names, (given[p] for p in sorted(given)), strict=True)
-            )
+            stack.arrange(stack.spare)
+        for param in self.frozen:
+            param.requires_grad_(True)
+        self.frozen = []
+        self._thaw()
+
+    @contextmanager
+    def as_given(self) -> Iterator[None]:
+        """Inside, the model has the blocks that it was given with; those that have grown stand at
+        their places among them."""
+        try:
+            for number, stack in enumerate(self.stacks):
+                grown = {p: b for own in self.grown.values() for p, b in own[number].items()}
+                stack.arrange({p: grown.get(p, block) for p, block in stack.spare.items()})
+            yield
+        finally:
+            self._arrange()
 
     def spare_parameters(self) -> list[nn.Parameter]:
         """Parameters of given blocks that are not in the lists."""
         return [p for s in self.stacks for block in s.spare.values() for p in block.parameters()]
+
+    def spare_tensors(self) -> dict[str, torch.Tensor]:
+        """Parameters and buffers of given blocks that are to come, by unique names."""
+        found: dict[str, torch.Tensor] = {}
+        for stack in self.stacks:
+            for place, block in stack.spare.items():
+                if self.plan.birth == "fresh" or stack.plan.source[place] < 0:
+                    tensors = (*block.named_parameters(), *block.named_buffers())
+                    found |= {f"{stack.plan.path}.later.{place}.{n}": t for n, t in tensors}
+        return found
+
+    def _params(self, event: int) -> Iterator[nn.Parameter]:
+        for own in self.grown[event]:
+            for block in own.values():
+                yield from block.parameters()
 
     def counterparts(self, event: int) -> list[nn.Parameter | None]:
         """For each parameter of the blocks of an event, one of a first block with the same name."""
@@ -161,6 +197,11 @@ class Stacks:
                 for name, _ in block.named_parameters():
                     found.append(next((each[name] for each in named if name in each), None))
         return found
+
+
+def is_numbered(container: nn.Module) -> bool:
+    """Whether the names in a list of blocks are their numbers, so that new ones can have some."""
+    return list(container._modules) == [str(i) for i in range(len(container._modules))]
 
 
 def _owners(host: nn.Module, path: str) -> Iterator[Any]:

@@ -8,7 +8,7 @@ from esper.leyline.growth_settings import GrowthSettings
 
 FIRST_TUNING_KEY = 1_000_000  # evaluation keys are below
 STATIC = "static"
-SCENARIOS = ("scratch", "trained")
+SCENARIOS = ("scratch", "trained", "depth")
 BY_SIZE = GrowthSettings(population="auto")
 
 
@@ -26,9 +26,10 @@ class EvaluationSettings:
     growth       settings of the arms that grow; its population and precision are those of all
                  arms. Networks are tested in fp32
     scenario     scratch: every arm starts with a new host; trained: with a host that was trained
-                 for `steps` epochs
+                 for `steps` epochs; depth: arms grow in depth, up to the blocks of the task's host
     extra        of the scenario trained: compute budgets beyond that training, as shares of its
-                 cost, ascending
+                 cost, ascending; of depth: compute budgets, as shares of what training all blocks
+                 costs
     """
 
     arms: tuple[str, ...]
@@ -82,7 +83,7 @@ class EvaluationSettings:
 
 def _check_scenario(scenario: str, extra: tuple[float, ...], arms: tuple[str, ...]) -> None:
     if scenario not in SCENARIOS:
-        raise ConfigError(f"scenario must be scratch or trained, got {scenario!r}")
+        raise ConfigError(f"scenario must be {', '.join(SCENARIOS)}, got {scenario!r}")
     if scenario == "scratch":
         if extra:
             raise ConfigError("extra budgets are for trained hosts; use the scenario trained")
@@ -94,6 +95,8 @@ def _check_scenario(scenario: str, extra: tuple[float, ...], arms: tuple[str, ..
         )
     if list(extra) != sorted(set(extra)):
         raise ConfigError(f"extra must ascend, got {', '.join(map(str, extra))}")
+    if scenario == "depth" and not all(arm.partition(":")[0] == "depth" for arm in arms):
+        raise ConfigError("arms of the scenario depth are depth:auto and depth:SHARE")
     if STATIC in arms:
         raise ConfigError(
             "arms of the scenario trained must grow; the host that does not grow is always there, "

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from esper.leyline import OP, SLOT, ConfigError, LifecycleOp, SeedStage, shortened
+from esper.leyline import OP, SLOT, ConfigError, LifecycleOp, shortened
 from esper.leyline.depth import AUTO, Depth
 from esper.tamiyo.situation import Situation, wait
 
@@ -92,7 +92,7 @@ class DepthController:
             actions[where, SLOT] = masks.slot[where, op].argmax(axis=1)
         # In order: an earlier group that was removed comes again before later ones.
         comes = actions[:, OP] == LifecycleOp.GERMINATE
-        first = (table.stage == SeedStage.DORMANT).argmax(axis=1)
+        first = (~table.holds_seed).argmax(axis=1)
         actions[comes & (actions[:, SLOT] != first)] = wait(1)
         self.grown[comes] = len(self.losses)
         return actions

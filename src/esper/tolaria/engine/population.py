@@ -240,11 +240,14 @@ class LoopedPopulation(ModuleHosts):
         self.keys = np.array(list(keys), dtype=np.int64)
         self.device = torch.device(device)
         self.networks = [new_network(recipe, int(key), self.device) for key in self.keys]
-        self.optimizers = [recipe.optimizer(each.host_parameters()) for each in self.networks]
-        for network, optimizer in zip(self.networks, self.optimizers, strict=True):
-            add_seed_groups(network, optimizer)
+        self.optimizers = []
+        for network in self.networks:
+            with network.given_back():
+                self.optimizers.append(recipe.optimizer(network.host_parameters()))
+                add_seed_groups(network, self.optimizers[-1])
+                if recipe.precision == "fp16":
+                    self._check_parameters()
         if recipe.precision == "fp16":
-            self._check_parameters()
             self.scalers = [GradScaler(self.device.type) for _ in self.keys]
 
     def _check_parameters(self) -> None:
