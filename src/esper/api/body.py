@@ -8,7 +8,7 @@ with esper.attach(model, slots=["layer1"], example=x, evaluate=accuracy, steps=3
 plain = body.export()
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from itertools import chain
@@ -274,6 +274,13 @@ class Body:
         self.warnings.catch_up()
         self._watch_gradients()
         self.optimizer_steps = 0
+
+    def load_weights(self, weights: Mapping[str, Any]) -> None:
+        """Before the first step: a state dict of the model with the blocks that it has now, to
+        continue from."""
+        self.model.host.load_state_dict(weights)
+        self.recorder.events.pop()  # of the snapshot of other weights
+        self.env.save_healthy()
 
     def _check_equal(self) -> None:
         """All processes must have the same network, with seeds in the same stages."""

@@ -108,6 +108,8 @@ def _is_optimizer(value: Any) -> bool:
 def _may_be_slots(value: Any) -> bool:
     if isinstance(value, Slots):
         value = value.modules
+        if isinstance(value, Depth):
+            return True
     named = isinstance(value, Iterable) and not isinstance(value, Mapping | bytes | Tensor)
     return named or callable(value)
 

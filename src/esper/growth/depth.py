@@ -7,7 +7,7 @@ at 0, the last one in the order of computation.
 """
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -324,9 +324,8 @@ def plan_depth(
         steps = [depths(*each, events) for each in bounds]
     with explaining("a block of the model fails alone"), without_graphs():
         plans = [_plan(stack, own, depth) for stack, own in zip(stacks, steps, strict=True)]
-    if depth.freeze_host and any(
-        s is None for p in plans for g in p.groups for s in _silence(p, g)
-    ):
+    loud = any(plan.silent[place] is None for plan in plans for g in plan.groups for place in g)
+    if depth.freeze_host and loud:
         raise ConfigError(
             f"no zeros among the parameters make a block of {stacks[0].path!r} change nothing, so "
             "new ones have to be blended in, and are removed if they harm; then nothing would be "
@@ -405,10 +404,6 @@ def _plan(stack: Stack, steps: list[int], depth: Depth) -> StackPlan:
         adding=stack.adding,
         numbers=_numbers(stack.blocks),
     )
-
-
-def _silence(plan: StackPlan, places: Iterable[int]) -> Iterator[tuple[str, ...] | None]:
-    return (plan.silent[place] for place in places)
 
 
 @dataclass

@@ -158,22 +158,26 @@ class Stacks:
 
     @contextmanager
     def as_given(self) -> Iterator[None]:
-        """Inside, the model has the blocks that it was given with; those that have grown stand at
-        their places among them."""
+        """Inside, the model is as in `give_all`."""
+        self.give_all()
         try:
-            for number, stack in enumerate(self.stacks):
-                grown = {p: b for own in self.grown.values() for p, b in own[number].items()}
-                stack.arrange({p: grown.get(p, block) for p, block in stack.spare.items()})
             yield
         finally:
             self._arrange()
+
+    def give_all(self) -> None:
+        """Until the next change the model has the blocks that it was given with; those of them that
+        have grown are at their places."""
+        for number, stack in enumerate(self.stacks):
+            grown = {p: b for own in self.grown.values() for p, b in own[number].items()}
+            stack.arrange({p: grown.get(p, block) for p, block in stack.spare.items()})
 
     def spare_parameters(self) -> list[nn.Parameter]:
         """Parameters of given blocks that are not in the lists."""
         return [p for s in self.stacks for block in s.spare.values() for p in block.parameters()]
 
     def spare_tensors(self) -> dict[str, torch.Tensor]:
-        """Parameters and buffers of given blocks that are to come, by unique names."""
+        """Parameters and buffers of given blocks that new ones will begin with, by unique names."""
         found: dict[str, torch.Tensor] = {}
         for stack in self.stacks:
             for place, block in stack.spare.items():
