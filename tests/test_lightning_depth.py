@@ -118,7 +118,9 @@ def test_a_checkpoint_before_the_first_validation(name: str, tmp_path: Path) -> 
     first.fit(Deep(), *loaders())
     path = str(tmp_path / "step=2.ckpt")
     (state,) = (
-        own for own in torch.load(path, weights_only=True)["callbacks"].values() if BLOCKS_ALONE in own
+        own
+        for own in torch.load(path, weights_only=True)["callbacks"].values()
+        if BLOCKS_ALONE in own
     )
     module = Deep()
     trainer(tmp_path, grower(name), max_steps=2).fit(module, *loaders(), ckpt_path=path)

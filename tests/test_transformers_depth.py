@@ -52,7 +52,10 @@ def count_blocks(model: Any) -> float:
 
 def run(kind: str, folder: Path, grow: GrowCallback, model: Any = None, **changes: Any) -> Any:
     model = deep(kind) if model is None else model
-    given = {"num_train_epochs": EPOCHS, "compute_metrics": lambda _: {"blocks": count_blocks(model)}}
+    given = {
+        "num_train_epochs": EPOCHS,
+        "compute_metrics": lambda _: {"blocks": count_blocks(model)},
+    }
     return train(kind, folder, grow, model=model, **given | changes)
 
 
@@ -194,7 +197,8 @@ def test_the_plain_loop_is_the_same(tmp_path: Path) -> None:
     body.manage(optimizer)
     total = EPOCHS * 6
     cosine = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: 0.5 * (1.0 + float(torch.cos(torch.tensor(torch.pi * step / total))))
+        optimizer,
+        lambda step: 0.5 * (1.0 + float(torch.cos(torch.tensor(torch.pi * step / total)))),
     )
     for _ in range(EPOCHS):
         model.train()

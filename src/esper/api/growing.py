@@ -113,7 +113,7 @@ def grow(
     check_parallel(model)
     if in_processes():
         raise ConfigError(
-            "esper.grow trains in one process and would train another network in each of these; "
+            "esper.grow trains in one process and would train a different network in each; "
             "use esper.attach with a DistributedDataParallel model and your own loop"
         )
     check_model(original(model))
@@ -318,7 +318,7 @@ def move(model: nn.Module, optimizer: Any, name: str | None) -> None:
     if len(found) > 1:
         raise ConfigError(
             f"the model is on {', '.join(map(str, found))}, so it has no single device; leave out "
-            f"device={name!r}, and its parts stay where they are"
+            f"device={name!r} to keep it there"
         )
     before = list(model.parameters())
     model.to(device)

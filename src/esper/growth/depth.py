@@ -26,7 +26,7 @@ from esper.growth.devices import input_device, keyed, on_device
 from esper.growth.hooks import copy_without_esper, hook_with_state, without_graphs
 from esper.growth.outputs import locate_in_slot, main_argument
 from esper.growth.sites import MISFITS, batch_size, call_model, evaluating, explaining
-from esper.growth.stacks import is_numbered
+from esper.growth.stacks import fits, is_numbered
 from esper.leyline import ConfigError, InjectionSpec, format_slot_id
 from esper.leyline.depth import (
     AUTO,
@@ -444,14 +444,6 @@ def _serves(stack: Stack, index: int, own: int | None) -> bool:
     if not stack.calls[index].keeps_shape:
         return False
     return own is None or fits(stack.blocks[index].state_dict(), stack.blocks[own].state_dict())
-
-
-def fits(values: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    """Whether one state dict has all tensors of another one, in their shapes."""
-    return all(
-        name in values and getattr(values[name], "shape", None) == getattr(each, "shape", None)
-        for name, each in wanted.items()
-    )
 
 
 def _kind(block: nn.Module) -> tuple[Any, ...]:

@@ -63,8 +63,8 @@ def choose_slots(
         if slot.layout == UNKNOWN:
             fitting = [repr(layout) for layout in TOPOLOGY_OF_LAYOUT if len(layout) == rank]
             raise ConfigError(
-                f"module {slot.name!r} ({slot.module}) cannot be a slot yet: which of its {rank} "
-                "dimensions are batch and channels is unknown; give "
+                f"module {slot.name!r} ({slot.module}) cannot be a slot yet: it is not known "
+                f"which of its {rank} dimensions are batch and channels; give "
                 f"layout={{{slot.name!r}: ...}}, one of {', '.join(fitting)}"
             )
     return [_site(slot, i, len(chosen), causal=causal) for i, slot in enumerate(chosen)]

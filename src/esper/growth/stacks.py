@@ -4,7 +4,7 @@ New blocks are put into the user's own lists, so the grown network is an ordinar
 user's class. Indices that blocks hold, and numbers of layers in the model and its configs, follow.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -44,9 +44,8 @@ class _LiveStack:
         self.listed = list(_listed_counts(host, plan.path, len(given)))
         self.lists = list(_layer_lists(host, plan.path, len(given)))
 
-    def arrange(self, grown: dict[int, nn.Module]) -> None:
-        """Put the first blocks and the grown ones, by place, into the list."""
-        blocks = {**self.first, **grown}
+    def arrange(self, blocks: dict[int, nn.Module]) -> None:
+        """Put these blocks, by place, into the list."""
         places = sorted(blocks)
         self.container._modules.clear()
         for index, place in enumerate(places):
@@ -62,13 +61,19 @@ class _LiveStack:
         for owner, name, entries in self.lists:
             setattr(owner, name, type(entries)(entries[self.plan.like[p]] for p in places))
 
-    def new_block(self, place: int, plan: DepthPlan, host: nn.Module) -> nn.Module:
-        plain, source = self.plan, self.first.get(self.plan.source[place])
-        model = self.spare.get(place, source)
-        assert model is not None
+    def new_block(
+        self, place: int, present: dict[int, nn.Module], plan: DepthPlan, host: nn.Module
+    ) -> nn.Module:
+        """The block of a place; `present` are the blocks in the list."""
+        plain, model = self.plan, self.spare.get(place)
+        if model is None:
+            model = self.first[plain.source[place]]
         block = copy_without_esper(model)
-        if plan.birth == "copy" and source is not None:
-            block.load_state_dict(source.state_dict(), strict=False)
+        wanted = block.state_dict()
+        before = (present[p].state_dict() for p in sorted(present, reverse=True) if p < place)
+        values = next((each for each in before if fits(each, wanted)), None)
+        if plan.birth == "copy" and values is not None:
+            block.load_state_dict(values, strict=False)
         elif plan.birth == "fresh" and place not in self.spare:
             _initialize(block, host)
         like = next(self.first[plain.first[0]].parameters())
@@ -109,10 +114,15 @@ class Stacks:
             if isinstance(each, _NORMS) and each not in ours:
                 each.eval()
 
-    def _arrange(self, without: Sequence[int] = ()) -> None:
+    def _present(self, without: Sequence[int] = ()) -> Iterator[dict[int, nn.Module]]:
+        """The blocks of each stack by place, without those of some events."""
         for number, stack in enumerate(self.stacks):
-            present = (own[number] for event, own in self.grown.items() if event not in without)
-            stack.arrange({place: block for own in present for place, block in own.items()})
+            grown = (own[number] for event, own in self.grown.items() if event not in without)
+            yield {**stack.first, **{p: block for own in grown for p, block in own.items()}}
+
+    def _arrange(self, without: Sequence[int] = ()) -> None:
+        for stack, present in zip(self.stacks, self._present(without), strict=True):
+            stack.arrange(present)
 
     def blocks_of(self, event: int) -> Iterator[tuple[nn.Module, bool]]:
         """The blocks of an event; True where the host adds the output of the block to its input."""
@@ -123,8 +133,11 @@ class Stacks:
         """Put the blocks of an event into the lists, new weights drawn from `key`."""
         with keyed(key):
             own = [
-                {place: s.new_block(place, self.plan, self.host) for place in s.plan.groups[event]}
-                for s in self.stacks
+                {
+                    place: stack.new_block(place, present, self.plan, self.host)
+                    for place in stack.plan.groups[event]
+                }
+                for stack, present in zip(self.stacks, self._present(), strict=True)
             ]
         self.grown[event] = own
         if self.frozen:
@@ -213,6 +226,14 @@ class Stacks:
                 for name, _ in block.named_parameters():
                     found.append(next((each[name] for each in named if name in each), None))
         return found
+
+
+def fits(values: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    """Whether one state dict has all tensors of another one, in their shapes."""
+    return all(
+        name in values and getattr(values[name], "shape", None) == getattr(each, "shape", None)
+        for name, each in wanted.items()
+    )
 
 
 def is_numbered(container: nn.Module) -> bool:

@@ -123,7 +123,8 @@ class StackPlan:
     groups       places of the blocks of each growth event
     like         for each place the block of the given model whose entries in lists of the config
                  it has
-    source       for each place the place of a first block with the same parameters, -1 if none has
+    source       for each place the place of a first block with the same parameters, -1 if none has;
+                 blocks that come are copied from it, then get the values of the block before them
     silent       for each place the parameters that are 0 at birth; None where nothing silences the
                  block, and for first blocks
     adding       the model adds the output of each block to its input itself
