@@ -119,11 +119,12 @@ class Loop:
 
     def epochs(self, first: int, last: int, call: Any = None) -> "Loop":
         """Noise and order depend on the number of the epoch alone."""
+        call = self.model if call is None else call
         for epoch in range(first, last):
             torch.manual_seed(epoch)
             for batch in torch.randperm(60).split(20):
                 self.optimizer.zero_grad()
-                F.cross_entropy((call or self.model)(self.x[batch]), self.y[batch]).backward()
+                F.cross_entropy(call(self.x[batch]), self.y[batch]).backward()
                 self.optimizer.step()
             self.body.step(self.score())
         return self

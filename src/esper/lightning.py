@@ -24,6 +24,7 @@ from esper.growth.grown_module import GrownModule
 from esper.growth.hooks import SEEDS_SAVED, clear_flag, set_flag
 from esper.growth.sites import SlotChoice, evaluating
 from esper.growth.snapshot import restore_snapshot, snapshot_from_tree
+from esper.growth.stacks import Stacks
 from esper.leyline import ConfigError, EsperWarning, ForgottenCallError, PackageMissingError
 from esper.leyline.depth import AUTO, Depth
 
@@ -91,9 +92,12 @@ class Grow(Callback):
         return self.body.export()
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """A checkpoint is loaded into the module as it was before it grew."""
-        if self.body is not None and self.body.model.stacks is not None and trainer.ckpt_path:
-            self.body.model.stacks.give_all()
+        """A checkpoint may be loaded into the module before its blocks have come."""
+        if stage != TrainerFn.FITTING and (stacks := self._stacks()) is not None:
+            stacks.give_all()
+
+    def _stacks(self) -> Stacks | None:
+        return None if self.body is None else self.body.model.stacks
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         _check_trainer(trainer)
@@ -118,6 +122,13 @@ class Grow(Callback):
         if self._saved:
             self.body.load_state_dict(self._saved)
             self._saved, self._repeated = None, True
+
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """After a validation the Trainer gives only modules from before it their mode back."""
+        if (stacks := self._stacks()) is not None:
+            stacks.follow_mode()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.state.fn != TrainerFn.FITTING or self.body is None:
@@ -158,8 +169,8 @@ class Grow(Callback):
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Lightning loads the module's weights before its blocks have come."""
-        if self.body is not None and self.body.model.stacks is not None:
-            with self.body.model.stacks.as_given():
+        if (stacks := self._stacks()) is not None:
+            with stacks.as_given():
                 checkpoint["state_dict"] = trainer.strategy.lightning_module_state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -168,7 +179,11 @@ class Grow(Callback):
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Restore the seeds of a checkpoint, unless it is trained further."""
-        if self._saved is None or trainer.state.fn == TrainerFn.FITTING:
+        if trainer.state.fn == TrainerFn.FITTING:
+            return
+        if self._saved is None:
+            if (stacks := self._stacks()) is not None:
+                stacks.put_back()
             return
         with torch.inference_mode(False), torch.enable_grad():
             if self.body is not None:

@@ -176,10 +176,22 @@ class Stacks:
         try:
             yield
         finally:
-            self._arrange()
+            self.put_back()
+
+    def follow_mode(self) -> None:
+        """Grown blocks are in the mode, train or eval, of their lists."""
+        for event in self.grown:
+            for stack, own in zip(self.stacks, self.grown[event], strict=True):
+                for block in own.values():
+                    if block.training != stack.container.training:
+                        block.train(stack.container.training)
+
+    def put_back(self) -> None:
+        """The end of `give_all`."""
+        self._arrange()
 
     def give_all(self) -> None:
-        """Until the next change the model has the blocks that it was given with; those of them that
+        """Until the next change, or `put_back`, the model has the blocks that it was given with; those of them that
         have grown are at their places."""
         for number, stack in enumerate(self.stacks):
             grown = {p: b for own in self.grown.values() for p, b in own[number].items()}
