@@ -191,8 +191,8 @@ class Stacks:
         self._arrange()
 
     def give_all(self) -> None:
-        """Until the next change, or `put_back`, the model has the blocks that it was given with; those
-        of them that have grown are at their places."""
+        """Until the next change, or `put_back`, the model has the blocks that it was given with;
+        those of them that have grown are at their places."""
         for stack, present in zip(self.stacks, self._present(), strict=True):
             given = {**stack.first, **stack.spare}
             stack.arrange({place: present.get(place, block) for place, block in given.items()})
@@ -206,11 +206,8 @@ class Stacks:
         found: dict[str, torch.Tensor] = {}
         for stack in self.stacks:
             for place, block in stack.spare.items():
-                wanted, before = (
-                    block.state_dict(),
-                    (b for p, b in stack.first.items() if p < place),
-                )
-                copied = any(fits(each.state_dict(), wanted) for each in before)
+                before = (each for p, each in stack.first.items() if p < place)
+                copied = any(fits(each.state_dict(), block.state_dict()) for each in before)
                 if self.plan.birth == "fresh" or not copied:
                     tensors = (*block.named_parameters(), *block.named_buffers())
                     found |= {f"{stack.plan.path}.later.{place}.{n}": t for n, t in tensors}
