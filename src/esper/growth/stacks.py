@@ -163,7 +163,7 @@ class Stacks:
     def release(self) -> None:
         """Give the model back as it was given, with all its blocks."""
         for stack in self.stacks:
-            stack.arrange(stack.spare)
+            stack.arrange({**stack.first, **stack.spare})
         for param in self.frozen:
             param.requires_grad_(True)
         self.frozen = []
@@ -191,11 +191,11 @@ class Stacks:
         self._arrange()
 
     def give_all(self) -> None:
-        """Until the next change, or `put_back`, the model has the blocks that it was given with; those of them that
-        have grown are at their places."""
-        for number, stack in enumerate(self.stacks):
-            grown = {p: b for own in self.grown.values() for p, b in own[number].items()}
-            stack.arrange({p: grown.get(p, block) for p, block in stack.spare.items()})
+        """Until the next change, or `put_back`, the model has the blocks that it was given with;
+        those of them that have grown are at their places."""
+        for stack, present in zip(self.stacks, self._present(), strict=True):
+            given = {**stack.first, **stack.spare}
+            stack.arrange({place: present.get(place, block) for place, block in given.items()})
 
     def spare_parameters(self) -> list[nn.Parameter]:
         """Parameters of given blocks that are not in the lists."""
@@ -206,7 +206,9 @@ class Stacks:
         found: dict[str, torch.Tensor] = {}
         for stack in self.stacks:
             for place, block in stack.spare.items():
-                if self.plan.birth == "fresh" or stack.plan.source[place] < 0:
+                before = (each for p, each in stack.first.items() if p < place)
+                copied = any(fits(each.state_dict(), block.state_dict()) for each in before)
+                if self.plan.birth == "fresh" or not copied:
                     tensors = (*block.named_parameters(), *block.named_buffers())
                     found |= {f"{stack.plan.path}.later.{place}.{n}": t for n, t in tensors}
         return found
