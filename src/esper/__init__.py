@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     )
     from esper.growth.export import export
     from esper.growth.grown_module import GrownModule
-    from esper.growth.sites import list_slots
+    from esper.growth.slot_choice import list_slots
     from esper.leyline import EsperError, EsperWarning
+    from esper.leyline.depth import Depth
     from esper.leyline.growth_settings import Budget, GrowthSettings, RateSchedule
 
     __version__: str
@@ -35,6 +36,7 @@ _HOMES = {
     "Body": "esper.api",
     "Budget": "esper.leyline.growth_settings",
     "Callback": "esper.api",
+    "Depth": "esper.leyline.depth",
     "EsperError": "esper.leyline",
     "EsperWarning": "esper.leyline",
     "Grown": "esper.api",

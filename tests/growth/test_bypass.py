@@ -14,7 +14,7 @@ from esper.growth.export import export
 from esper.growth.grown_module import GrownModule, keyed
 from esper.growth.lifecycle import GATED
 from esper.growth.seed_slot import valve_params
-from esper.growth.sites import list_slots
+from esper.growth.slot_choice import list_slots
 from esper.growth.snapshot import restore_snapshot, take_snapshot
 from esper.leyline import ConfigError, SeedStage
 from helpers import HOSTS, grads, loss_of, plant

@@ -15,7 +15,7 @@ from esper.growth.export import export
 from esper.growth.grown_module import GrownModule, keyed
 from esper.growth.hosts import MLPHost
 from esper.growth.lifecycle import GATED
-from esper.growth.sites import list_slots
+from esper.growth.slot_choice import list_slots
 from esper.leyline import SeedStage
 from helpers import loss_of, plant, transformer, wrap
 

@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 from esper.growth.export import export, largest_difference
 from esper.growth.grown_module import GrownModule
-from esper.growth.sites import list_slots
+from esper.growth.slot_choice import list_slots
 from esper.leyline import ConfigError, InjectionSpec, SeedStage
 from helpers import plant
 

@@ -7,7 +7,8 @@ from torch import Tensor, nn
 from architectures import ARCHITECTURES, GRUClassifier, ResNet20, TinyTransformer
 from esper.growth.blueprints.catalogue import count_params, seed_costs
 from esper.growth.grown_module import GrownModule
-from esper.growth.sites import evaluating, list_slots
+from esper.growth.sites import evaluating
+from esper.growth.slot_choice import list_slots
 from esper.leyline import ConfigError
 
 RESNET_INPUT = torch.zeros(3, 3, 8, 8)

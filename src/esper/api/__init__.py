@@ -19,8 +19,8 @@ from esper.api.training import (
     resume_ppo,
     train_ppo,
 )
-from esper.growth import sites
+from esper.growth import slot_choice
 from esper.observatory.explain import explain as explain_decision
 
-export, list_slots = checked()(exporting.export), checked()(sites.list_slots)
+export, list_slots = checked()(exporting.export), checked()(slot_choice.list_slots)
 explain = checked()(explain_decision)

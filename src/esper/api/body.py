@@ -8,7 +8,7 @@ with esper.attach(model, slots=["layer1"], example=x, evaluate=accuracy, steps=3
 plain = body.export()
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from itertools import chain
@@ -24,14 +24,14 @@ from torch.utils.hooks import RemovableHandle
 from esper.api.attached_host import AttachedHost, Follower
 from esper.api.callbacks import check_script, find_controller
 from esper.api.checks import check_model, check_optimizer, checked
-from esper.api.distributed import Processes, SeedGradients, check_parallel
+from esper.api.distributed import Processes, SeedGradients, check_parallel, check_wrapper
 from esper.api.growing import grow_settings
 from esper.api.growth_run import load_loop_state, loop_state
 from esper.api.growth_warnings import GrowthWarnings, warn_if_out_of_domain, warn_of_slow_seeds
 from esper.api.slots import Slots, as_slots
 from esper.growth.grown_module import GrownModule
 from esper.growth.hooks import GROWING, clear_flag, set_flag
-from esper.growth.optimizer import add_slot_groups, with_inner
+from esper.growth.optimizer import with_inner
 from esper.growth.outputs import map_tensors
 from esper.growth.sites import SlotChoice, inner
 from esper.leyline import (
@@ -41,12 +41,13 @@ from esper.leyline import (
     ForgottenCallError,
     History,
 )
+from esper.leyline.depth import Depth
 from esper.leyline.events import event_from_row
 from esper.leyline.growth_settings import Budget, GrowthSettings
 from esper.tamiyo.situation import Controller
 from esper.tolaria.engine.cycle import GrowthCycle
 from esper.tolaria.engine.gradients import GradientMeter
-from esper.tolaria.engine.population import TrainReadings
+from esper.tolaria.engine.population import TrainReadings, add_seed_groups
 from esper.tolaria.engine.run import act, settle
 
 
@@ -123,8 +124,9 @@ class Body:
         check_parallel(self.model.host, optimizer)
         if seed_lr is None:
             warn_of_slow_seeds(optimizer)
-        slot_ids = self.model.slot_config.slot_ids
-        add_slot_groups(optimizer, slot_ids, schedulers, lr=seed_lr, weight_decay=seed_weight_decay)
+        add_seed_groups(
+            self.model, optimizer, schedulers, lr=seed_lr, weight_decay=seed_weight_decay
+        )
         self.host.optimizers = [optimizer]
         # If an optimizer wraps another one, as SAM does, the inner one takes the steps.
         stepping = [each for each in with_inner(optimizer) if len(with_inner(each)) == 1]
@@ -140,6 +142,11 @@ class Body:
         Returns the averaged network with its slots, for `esper.export`. Raises ConfigError for an
         average of another model.
         """
+        if self.model.stacks is not None:
+            raise ConfigError(
+                "an average of weights cannot follow growth in depth; make it when all blocks have "
+                "come"
+            )
         follower = Follower(self.model, averaged)
         self.followers.append(follower)
         return follower.network
@@ -268,6 +275,13 @@ class Body:
         self._watch_gradients()
         self.optimizer_steps = 0
 
+    def load_weights(self, weights: Mapping[str, Any]) -> None:
+        """Before the first step: a state dict of the model with the blocks that it has now, to
+        continue from."""
+        self.model.host.load_state_dict(weights)
+        self.recorder.events.pop()  # of the snapshot of other weights
+        self.env.save_healthy()
+
     def _check_equal(self) -> None:
         """All processes must have the same network, with seeds in the same stages."""
         table = ((f"column {k}", torch.from_numpy(v)) for k, v in vars(self.env.table).items())
@@ -354,6 +368,7 @@ def attach(
     model: nn.Module,
     *,
     slots: SlotChoice | Slots = "auto",
+    depth: Depth | str | None = None,
     evaluate: Callable[[], float],
     example: Any = None,
     steps: int | None = None,
@@ -374,9 +389,9 @@ def attach(
     Raises ConfigError for arguments that cannot work.
     """
     check_parallel(model)
-    processes, model = Processes.of(model), inner(model)
+    given, processes, model = model, Processes.of(model), inner(model)
     check_model(model)
-    spec = as_slots(slots)
+    spec = as_slots(slots, depth)
     example = spec.example if example is None else example
     if example is None:
         raise ConfigError("attach needs one input of the model; give example=...")
@@ -384,20 +399,22 @@ def attach(
     network = GrownModule.wrap(
         model, spec.modules, example, spec.blueprints, layout=spec.layout, causal=spec.causal
     )
-    chosen = find_controller(controller, len(network.sites), network.catalogue)
-    check_script(chosen, network)
-    processes.check_same(
-        {
-            **{f"the shape of {n}": tuple(p.shape) for n, p in model.named_parameters()},
-            "the list of slots": ", ".join(network.slot_config.names),
-            "the controller": chosen.name,
-            "the number of steps": own.steps,
-            "the key": key,
-        }
-    )
-    host = AttachedHost(network, evaluate, example, key, processes, own.snapshots)
-    history = History()
-    env = GrowthCycle(host, own, recorder=history)
+    with network.given_back():
+        check_wrapper(given, network)
+        chosen = find_controller(controller, len(network.sites), network.catalogue, spec.modules)
+        check_script(chosen, network)
+        processes.check_same(
+            {
+                **{f"the shape of {n}": tuple(p.shape) for n, p in model.named_parameters()},
+                "the list of slots": ", ".join(network.slot_config.names),
+                "the controller": chosen.name,
+                "the number of steps": own.steps,
+                "the key": key,
+            }
+        )
+        host = AttachedHost(network, evaluate, example, key, processes, own.snapshots)
+        history = History()
+        env = GrowthCycle(host, own, recorder=history)
     warnings = GrowthWarnings(history, env, chosen)
     history.listeners = [warnings]
     warn_if_out_of_domain(chosen, type(network.host).__name__)

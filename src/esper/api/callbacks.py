@@ -9,12 +9,16 @@ from esper.api.checks import checked
 from esper.growth.blueprints.catalogue import BlueprintCatalogue
 from esper.growth.grown_module import GrownModule
 from esper.leyline import ConfigError, EpisodeOutcome, NullRecorder
+from esper.leyline.depth import Depth
 from esper.leyline.events import Event
 from esper.leyline.policy_card import find_policy
 from esper.simic.training.checkpoint import load_state
 from esper.simic.training.policy_controller import LearnedController
 from esper.tamiyo.controllers import make_controller
+from esper.tamiyo.controllers.depth import DepthController
+from esper.tamiyo.controllers.heuristic import HeuristicController
 from esper.tamiyo.controllers.scripted import ScriptedController
+from esper.tamiyo.controllers.simple import EachController
 from esper.tamiyo.situation import Controller
 
 _CALLS = ("on_epoch", "on_event", "on_end")
@@ -65,21 +69,36 @@ class Caller(NullRecorder):
 PRETRAINED = "pretrained"
 
 
+DEFAULT = "heuristic"
+
+
 def find_controller(
     controller: str | Controller,
     num_slots: int | None = None,
     catalogue: BlueprintCatalogue | None = None,
+    slots: Any = None,
 ) -> Controller:
     """A controller by name, by the folder of a training run or of an exported policy, or as
     `pretrained` or `pretrained:NAME` for one that comes with the package. Objects are returned as
-    they are.
+    they are. If `slots` are a Depth, the default controller is the one that this describes.
 
     Raises ConfigError if there is no controller of that name, or if a learned one does not fit the
     given number of slots or catalogue.
     """
+    if isinstance(slots, Depth) and controller == DEFAULT:
+        return DepthController.of(slots)
     chosen = _named(controller) if isinstance(controller, str) else controller
     if isinstance(chosen, LearnedController) and num_slots is not None and catalogue is not None:
         chosen.check_fit(num_slots, catalogue)
+    if isinstance(slots, Depth) and isinstance(chosen, HeuristicController | EachController):
+        raise ConfigError(
+            f"the controller {chosen.name!r} chooses seeds by their blueprints, and growth in "
+            "depth has only blocks; leave it out, and esper.Depth(when=...) decides"
+        )
+    if slots is not None and not isinstance(slots, Depth) and isinstance(chosen, DepthController):
+        raise ConfigError(
+            f"the controller {chosen.name!r} is for growth in depth; give depth=..., or another one"
+        )
     return chosen
 
 

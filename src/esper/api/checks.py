@@ -26,6 +26,7 @@ from esper.growth.outputs import tensors_in
 from esper.growth.sites import call_model, evaluating, explaining
 from esper.leyline import ConfigError, shortened
 from esper.leyline.constants import MOST_COUNT, MOST_ENVS, MOST_KEY
+from esper.leyline.depth import Depth
 from esper.leyline.growth_settings import Budget, GrowthSettings
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.loop import Hooks
@@ -107,6 +108,8 @@ def _is_optimizer(value: Any) -> bool:
 def _may_be_slots(value: Any) -> bool:
     if isinstance(value, Slots):
         value = value.modules
+        if isinstance(value, Depth):
+            return True
     named = isinstance(value, Iterable) and not isinstance(value, Mapping | bytes | Tensor)
     return named or callable(value)
 
@@ -115,7 +118,7 @@ def _is_path(value: Any) -> bool:
     if not isinstance(value, str | Path) or str(value) == "" or "\0" in str(value):
         return False
     if any(len(os.fsencode(part)) > MOST_NAME for part in Path(value).parts):
-        raise ConfigError(f"{shorten(str(value))} is no path of a folder: File name too long")
+        raise ConfigError(f"{shorten(str(value))} is not the path of a folder: File name too long")
     return True
 
 
@@ -144,6 +147,9 @@ RULES: dict[str, Rule] = {
     "cluster": Rule("a cluster, such as esper.ray.Cluster", lambda value: hasattr(value, "cpus")),
     "config": instance("a TrainingConfig", TrainingConfig),
     "controller": CONTROLLER,
+    "depth": Rule(
+        "an esper.Depth or the name of a list of blocks", lambda v: isinstance(v, Depth | str)
+    ),
     "deterministic": FLAG,
     "devices": Rule("a list of names of devices", lambda value: _is_list(value, str)),
     "entropy": Rule("a number from 0 to 1", lambda v: is_number(v) and 0.0 <= v <= 1.0),
@@ -153,6 +159,7 @@ RULES: dict[str, Rule] = {
     "evaluate": Rule("a callable without arguments that returns the score", callable),
     "example": Rule("one input of the model", lambda value: value is not None),
     "expectile": Rule("a number from 0.5 to 1", lambda v: is_number(v) and 0.5 <= v <= 1.0),
+    "fold": FLAG,
     "folder": FOLDER,
     "family": instance("a Family", Family),
     "group": whole(1, MOST_ENVS),
@@ -236,8 +243,8 @@ def check_optimizer(optimizer: Any, parameters: Iterable[nn.Parameter]) -> None:
     known = {id(p) for group in optimizer.param_groups for p in group["params"]}
     if not known & {id(p) for p in parameters}:
         raise ConfigError(
-            "the optimizer trains none of the model's parameters; give it some, in a frozen model "
-            "those of its head or of its last norm"
+            "the optimizer trains none of the model's parameters; give it some; in a frozen "
+            "model, those of the head or the last norm"
         )
 
 

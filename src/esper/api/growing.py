@@ -33,6 +33,7 @@ from esper.growth.optimizer import with_inner
 from esper.growth.sites import MISFITS, SlotChoice, explaining
 from esper.growth.snapshot import restore_snapshot, take_snapshot
 from esper.leyline import ConfigError, EsperError, Recorder, TwinReport
+from esper.leyline.depth import Depth
 from esper.leyline.growth_settings import Budget, GrowthSettings, RateSchedule
 from esper.observatory.picture import draw_growth
 from esper.observatory.run_directory import ARMS, GROWN, RunDirectory, write_summary
@@ -67,6 +68,7 @@ def grow(
     val_loader: Iterable[Any],
     *,
     slots: SlotChoice | Slots = "auto",
+    depth: Depth | str | None = None,
     loss: str | Objective = "cross_entropy",
     score: str | Callable[[Any, Any], Any] = "accuracy",
     optimizer: Any = None,
@@ -86,7 +88,8 @@ def grow(
     model as keywords or positional arguments. `slots` are module names, a regular expression or a
     predicate `(name, module)`; `list_slots(model, example)` lists the possible modules, of which
     "auto" takes a few. `esper.Slots` holds more: an example input, layouts, a function that calls
-    the model, blueprints.
+    the model, blueprints. With `depth` the model grows by blocks of its own instead: an
+    `esper.Depth`, or the name of its list of blocks, or "auto".
 
     `loss` is a name or a callable of (output, target) that averages over the batch. `score` is a
     name, a callable of (all outputs, all targets) of validation, or a torchmetrics metric; higher
@@ -110,13 +113,18 @@ def grow(
     check_parallel(model)
     if in_processes():
         raise ConfigError(
-            "esper.grow trains in one process and would train another network in each of these; "
+            "esper.grow trains in one process and would train a different network in each; "
             "use esper.attach with a DistributedDataParallel model and your own loop"
         )
     check_model(original(model))
-    spec = as_slots(slots)
+    spec = as_slots(slots, depth)
     optimizer, make_scheduler = optimizer if isinstance(optimizer, tuple) else (optimizer, None)
     settings = grow_settings(settings, steps, budget, start, scheduled=make_scheduler is not None)
+    if settings.trained and isinstance(spec.modules, Depth) and spec.modules.add is None:
+        raise ConfigError(
+            f"start='trained' and {spec.modules} contradict each other: that would leave out "
+            "blocks that have been trained; give esper.Depth(path, add=...) to deepen the model"
+        )
     data = LoaderSource(
         train_loader, val_loader, spec.example, spec.forward, settings.batches_per_epoch
     )
@@ -204,6 +212,7 @@ class ModelRun:
             "score": _name(recipe.score),
             "layout": None if recipe.layout is None else str(recipe.layout),
             "causal": recipe.causal,
+            "depth": str(recipe.slots) if isinstance(recipe.slots, Depth) else None,
             "scheduled": self.make_scheduler is not None,
             **self.settings.flat(),
             "steps": self.epochs,
@@ -221,7 +230,8 @@ class ModelRun:
         self, controller: str | Controller, label: str, folder: Path | None, *listeners: Recorder
     ) -> Grown:
         def choose(network: GrownModule) -> Controller:
-            chosen = find_controller(controller, len(network.sites), self.recipe.catalogue)
+            recipe = self.recipe
+            chosen = find_controller(controller, len(network.sites), recipe.catalogue, recipe.slots)
             check_script(chosen, network)
             warn_if_out_of_domain(chosen, self.name)
             run.config["slots"] = ", ".join(network.slot_config.names)
@@ -308,7 +318,7 @@ def move(model: nn.Module, optimizer: Any, name: str | None) -> None:
     if len(found) > 1:
         raise ConfigError(
             f"the model is on {', '.join(map(str, found))}, so it has no single device; leave out "
-            f"device={name!r}, and its parts stay where they are"
+            f"device={name!r} to keep it there"
         )
     before = list(model.parameters())
     model.to(device)

@@ -8,6 +8,7 @@ from torch import nn
 
 from esper.api.checks import check_values, checked
 from esper.growth.blueprints.catalogue import BlueprintCatalogue, OutputSpec, default_catalogue
+from esper.growth.depth import BLOCKS
 from esper.growth.export import export
 from esper.growth.grown_module import GrownModule, check_not_growing
 from esper.growth.snapshot import (
@@ -20,6 +21,7 @@ from esper.growth.snapshot import (
     write_tree,
 )
 from esper.leyline import ConfigError, EpisodeOutcome, InjectionSpec
+from esper.leyline.depth import DepthPlan
 from esper.leyline.events import Event
 from esper.leyline.files import MANIFEST, DamagedCheckpointError
 from esper.observatory.picture import growth_figure
@@ -115,6 +117,7 @@ def save_network(network: GrownModule, folder: Path) -> Path:
         "output": None if network.output is None else asdict(network.output),
         "host_macs": network.host_macs,
         "blueprints": list(network.catalogue.names),
+        "depth": None if network.stacks is None else asdict(network.stacks.plan),
         "network": snapshot_tree(take_snapshot(network, None)),
     }
     try:
@@ -136,7 +139,11 @@ def load(
     check_values(model)
     check_not_growing(model)
     tree = read_tree(Path(folder), FORMAT_VERSION)
-    catalogue = default_catalogue() if blueprints is None else blueprints
+    depth = tree.get("depth")
+    if depth is not None:
+        catalogue = BLOCKS
+    else:
+        catalogue = default_catalogue() if blueprints is None else blueprints
     if list(catalogue.names) != tree.get("blueprints"):
         raise ConfigError(
             f"the network in {folder} was grown with other blueprints; give them as blueprints="
@@ -144,7 +151,8 @@ def load(
     try:
         sites = [InjectionSpec.from_tree(site) for site in tree["sites"]]
         output = None if tree["output"] is None else OutputSpec(**tree["output"])
-        network = GrownModule(model, sites, output, catalogue, tree["host_macs"])
+        plan = None if depth is None else DepthPlan.from_tree(depth)
+        network = GrownModule(model, sites, output, catalogue, tree["host_macs"], plan)
         snapshot = snapshot_from_tree(tree["network"])
     except (KeyError, TypeError) as error:
         raise DamagedCheckpointError(f"{folder} holds no grown network: {error}") from error

@@ -1,14 +1,16 @@
 """Where a model may grow, and what Esper must know about the model."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
 
 from esper.growth.blueprints.catalogue import BlueprintCatalogue
+from esper.growth.depth import BLOCKS
 from esper.growth.sites import Layouts, SlotChoice
 from esper.leyline import ConfigError
+from esper.leyline.depth import AUTO, Depth
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class Slots:
     Raises ConfigError for values of another type.
     """
 
-    modules: SlotChoice = "auto"
+    modules: SlotChoice | Depth = AUTO
     example: Any = None
     layout: Layouts | None = None
     causal: bool | None = None
@@ -47,5 +49,12 @@ class Slots:
                 raise ConfigError(f"{name} must be {wanted}, got {type(value).__name__}")
 
 
-def as_slots(slots: SlotChoice | Slots) -> Slots:
-    return slots if isinstance(slots, Slots) else Slots(slots)
+def as_slots(slots: SlotChoice | Slots, depth: Depth | str | None = None) -> Slots:
+    """With `depth` the slots are those of its stacks. Raises ConfigError if others were chosen."""
+    own = slots if isinstance(slots, Slots) else Slots(slots)
+    if depth is None:
+        return replace(own, blueprints=BLOCKS) if isinstance(own.modules, Depth) else own
+    if own.modules != AUTO or own.blueprints is not None:
+        raise ConfigError("give either slots or depth: a network grows at its layers or in depth")
+    depth = depth if isinstance(depth, Depth) else Depth(depth)
+    return replace(own, modules=depth, blueprints=BLOCKS)

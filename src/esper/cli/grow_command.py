@@ -17,6 +17,7 @@ from esper.leyline.settings import read_toml
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from esper.leyline.depth import Depth
     from esper.tamiyo.situation import Controller
     from esper.tolaria.tasks import Task
 
@@ -46,6 +47,11 @@ class GrowSettings:
     )
     compare: bool = option(True, "Also train the host alone, and the grown topology from scratch.")
     slots: str | None = option(None, SLOTS)
+    depth: bool = option(
+        False,
+        "Start with one block of the network and add the others while it trains; the controller "
+        "is depth:auto, or depth:SHARE for one growth after this share of the run.",
+    )
     batch: int | None = option(None, BATCH, min=1, max=MOST_COUNT)
     settings: str | None = option(None, "TOML file with growth settings; flags override it.")
     track: str | None = option(None, TRACK)
@@ -72,6 +78,8 @@ def grow(output: Output, settings: GrowSettings) -> None:
       esper grow --controller scripted:runs/first/actions.txt
 
       esper grow --task digits --start trained --extra 0.3
+
+      esper grow --task pydocs --depth
     """
     began = time.time()
     # All input is checked before the first epoch.
@@ -79,6 +87,7 @@ def grow(output: Output, settings: GrowSettings) -> None:
     from esper.api.growth_warnings import warn_if_out_of_domain
     from esper.api.training import one_thread
     from esper.growth.blueprints.catalogue import default_catalogue
+    from esper.growth.depth import BLOCKS
     from esper.observatory.report import write_report
     from esper.proof.scenarios import RescuePlans
     from esper.tolaria.data.catalogue import data_root
@@ -88,7 +97,9 @@ def grow(output: Output, settings: GrowSettings) -> None:
     if settings.resume and settings.overwrite:
         raise ConfigError("--resume and --overwrite exclude each other; give one of them")
     task = find_task(settings.task).adjusted(settings.slots, settings.batch)
-    controller = find_controller(settings.controller, len(task.slots), default_catalogue())
+    task = replace(task, depth=_depth(settings))
+    catalogue = default_catalogue() if task.depth is None else BLOCKS
+    controller = find_controller(settings.controller, len(task.slots), catalogue, task.depth)
     given = {} if settings.settings is None else read_toml(Path(settings.settings))
     growth = GrowthSettings(task.steps, schedule=task.schedule)
     growth = growth.updated({**given, **settings.growth})
@@ -125,10 +136,31 @@ def _grow_fresh(arms: Arms, task: "Task", controller: "Controller") -> bool:
     grown = arms.play("grown", Plan(task, controller, growth))
     if arms.settings.compare and grown.outcome.ended == "finished":
         arms.play("host alone", Plan(task, static, growth))
-        if grown.topology:
+        if task.depth is not None:
+            arms.play("all blocks", Plan(replace(task, depth=None), static, growth))
+        elif grown.topology:
             found = replace(growth, topology=grown.topology)
             arms.play("from scratch", Plan(task, static, found))
     return all(each.outcome.ended != "interrupted" for each in arms.trained.values())
+
+
+def _depth(settings: GrowSettings) -> "Depth | None":
+    """Raises ConfigError for options that exclude growth in depth."""
+    if not settings.depth:
+        if settings.controller.partition(":")[0] == "depth":
+            raise ConfigError(f"--controller {settings.controller} is for --depth; give both")
+        return None
+    from esper.tamiyo.controllers.depth import depth_named
+
+    if settings.slots is not None:
+        raise ConfigError("--depth grows the list of blocks; leave out --slots")
+    if settings.growth.get("start") == "trained":
+        raise ConfigError(
+            "--depth starts with fewer blocks than the network has, so it is for new "
+            "networks; leave out --start trained"
+        )
+    named = settings.controller.partition(":")[0] == "depth"
+    return depth_named(settings.controller if named else "auto")
 
 
 def _extra(extra: float | None, trained: bool) -> float | None:
@@ -153,7 +185,10 @@ def _conclude(arms: "Arms", task: "Task") -> None:
     output, settings, data = arms.output, arms.settings, arms.data
     trained, others = arms.trained, arms.others
     out, score = settings.folder, named(task.score).__name__
-    order = (HOST, CONTINUE, COOLED, "host alone", "grown", "from scratch", SCRATCH)
+    order = (
+        *(HOST, CONTINUE, COOLED, "host alone", "grown"),
+        *("from scratch", "all blocks", SCRATCH),
+    )
     labels = [label for label in order if label in trained]
     rows = [
         trained[label].outcome.summary(

@@ -49,7 +49,7 @@ def export(network: GrownModule, example: Any, *, fold: bool = True) -> nn.Modul
     the live network's by more than TOLERANCE. The example may be on the CPU.
     """
     example = on_device(example, input_device(network.host))
-    acting = [copy.deepcopy(slot) for _, slot in network.each_slot() if IS_BLENDED[slot.stage]]
+    acting = [copy.deepcopy(slot) for slot in _acting(network)]
     plain, folded = _folded(network, acting if fold else [], example)
     others = [slot for slot in acting if slot.site.slot_id not in folded]
     if others:
@@ -65,9 +65,26 @@ def export(network: GrownModule, example: Any, *, fold: bool = True) -> nn.Modul
     return plain
 
 
-def _plain_copy(host: nn.Module) -> nn.Module:
+def _acting(network: GrownModule) -> list[SeedSlot]:
+    """Seeds that act on the output beside the host's own modules; grown blocks are among those."""
+    acting = [slot for _, slot in network.each_slot() if IS_BLENDED[slot.stage]]
+    for slot in acting:
+        if slot.kind == "block" and slot.alpha < 1.0:
+            raise ExportError(
+                f"{slot.site.name} is still being blended in; export after "
+                "the end of its blend, or after finish()"
+            )
+    return [slot for slot in acting if slot.kind != "block"]
+
+
+def _plain_copy(network: GrownModule) -> nn.Module:
+    host = network.host
+    frozen = {id(param) for param in network.stacks.frozen} if network.stacks is not None else set()
     try:
-        return copy_without_esper(host)
+        plain = copy_without_esper(host)
+        for own, copied in zip(host.parameters(), plain.parameters(), strict=True):
+            copied.requires_grad_(own.requires_grad or id(own) in frozen)
+        return plain
     except MISFITS as error:
         raise ExportError(
             f"{type(host).__name__} cannot be copied ({error}); remove what cannot be "
@@ -82,7 +99,7 @@ def _folded(
 
     None is folded if the copy then differs from the live network with these seeds alone.
     """
-    plain = _plain_copy(network.host)
+    plain = _plain_copy(network)
     folding = Folding(plain)
     slots, reasons = folding.choose(acting)
     for slot_id, reason in reasons.items():
@@ -101,7 +118,7 @@ def _folded(
         failure = str(error)
     if failure:
         log.warning("all bypasses stay second paths; with wider layers %s", failure)
-        return _plain_copy(network.host), []
+        return _plain_copy(network), []
     log.info("wider layers contain the bypasses in %s", ", ".join(folded))
     return plain, folded
 

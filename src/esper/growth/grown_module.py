@@ -8,16 +8,19 @@ GrownModule calls that.
 
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from itertools import chain
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from esper.growth.blueprints.catalogue import BlueprintCatalogue, OutputSpec, default_catalogue
-from esper.growth.devices import devices_of, keyed
+from esper.growth.depth import BLOCKS, plan_depth
+from esper.growth.devices import devices_of, input_device, keyed, on_device
 from esper.growth.hooks import (
     GROWING,
     SEEDS_SAVED,
@@ -28,11 +31,22 @@ from esper.growth.hooks import (
     mark,
     original,
     unmark,
+    without_graphs,
 )
 from esper.growth.lifecycle import GATED
+from esper.growth.outputs import locate_in_output, tensors_in
 from esper.growth.seed_slot import BlendValve, SeedSlot, make_valve
-from esper.growth.sites import Layouts, SlotChoice, evaluating, inspect_model
+from esper.growth.sites import (
+    Layouts,
+    ModelInspection,
+    SlotChoice,
+    call_model,
+    evaluating,
+    explaining,
+    inspect_model,
+)
 from esper.growth.slot_choice import choose_slots
+from esper.growth.stacks import Stacks
 from esper.leyline import (
     ConfigError,
     EsperWarning,
@@ -41,6 +55,7 @@ from esper.leyline import (
     SeedStage,
     SlotConfig,
 )
+from esper.leyline.depth import Depth, DepthPlan
 
 
 def check_not_growing(host: nn.Module) -> None:
@@ -81,7 +96,9 @@ class GrownModule(nn.Module):
         output: OutputSpec | None,
         catalogue: BlueprintCatalogue,
         host_macs: int,
+        plan: DepthPlan | None = None,
     ) -> None:
+        """With a `plan` the host grows in depth, and loses the blocks that come later."""
         super().__init__()
         check_breakable(host)
         self.host = original(host)
@@ -92,13 +109,14 @@ class GrownModule(nn.Module):
         self.catalogue = catalogue
         self.host_macs = host_macs
         self.slots = nn.ModuleDict({site.slot_id: SeedSlot(site) for site in sites})
+        self.stacks = None if plan is None else Stacks(plan, self.host)
         self._handles: dict[int, list[RemovableHandle]] = {}
         self._later: list[RemovableHandle] = []
 
     @staticmethod
     def wrap(
         host: nn.Module,
-        slots: SlotChoice,
+        slots: SlotChoice | Depth,
         example: Any,
         catalogue: BlueprintCatalogue | None = None,
         *,
@@ -113,6 +131,8 @@ class GrownModule(nn.Module):
         """
         plain = original(host)
         check_not_growing(plain)
+        if isinstance(slots, Depth):
+            return _wrap_stacks(host, plain, slots, example)
         found = inspect_model(plain, example, layout)
         return GrownModule(
             host,
@@ -126,7 +146,8 @@ class GrownModule(nn.Module):
 
     def around(self, host: nn.Module) -> "GrownModule":
         """Another host of the same architecture with the same slots, all empty; it is not run."""
-        return GrownModule(host, self.sites, self.output, self.catalogue, self.host_macs)
+        plan = None if self.stacks is None else self.stacks.plan
+        return GrownModule(host, self.sites, self.output, self.catalogue, self.host_macs, plan)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.entry(*args, **kwargs)
@@ -158,11 +179,32 @@ class GrownModule(nn.Module):
         return ((index, self.slot(index)) for index in range(len(self.sites)))
 
     def host_parameters(self) -> list[nn.Parameter]:
-        return [p for p in self.host.parameters() if p.requires_grad]
+        """Those that are trained, or were before they were frozen for growth in depth."""
+        if self.stacks is None:
+            return [p for p in self.host.parameters() if p.requires_grad]
+        frozen, seeds = (
+            {id(p) for p in own} for own in (self.stacks.frozen, self.slots.parameters())
+        )
+        return [
+            p
+            for p in self.host.parameters()
+            if (p.requires_grad or id(p) in frozen) and id(p) not in seeds
+        ]
+
+    def ungrown(self) -> AbstractContextManager[None]:
+        """Inside, the host is as it was before it grew in depth."""
+        return nullcontext() if self.stacks is None else self.stacks.without(range(len(self.sites)))
 
     def seed_parameters(self, index: int) -> list[nn.Parameter]:
         """Trainable parameters of the seed in a slot, including the valve of its blend."""
         return [p for p in self.slot(index).parameters() if p.requires_grad]
+
+    def counterparts(self, index: int) -> list[nn.Parameter | None]:
+        """For each parameter of grown blocks one of the host, whose optimizer settings it gets;
+        empty for other seeds."""
+        if self.stacks is None or self.slot(index).seed is None:
+            return []
+        return self.stacks.counterparts(index)
 
     def germinate(self, index: int, blueprint: int, blend: int, key: int) -> None:
         """Plant a new seed in an empty slot, initialised from `key`.
@@ -173,6 +215,10 @@ class GrownModule(nn.Module):
         slot = self.slot(index)
         if slot.seed is not None:
             raise InvalidStateMachineError(f"slot {slot.site.slot_id} already holds a seed")
+        if self.stacks is not None:
+            blocks = self.stacks.grow(index, key)
+            slot.plant(blocks, None, blueprint, blend, self.catalogue[blueprint].kind)
+            return
         seed, valve = self.new_seed(index, blueprint, blend, key)
         self.check_shape(index, blueprint, seed)
         slot.plant(seed, valve, blueprint, blend, self.catalogue[blueprint].kind)
@@ -293,11 +339,32 @@ class GrownModule(nn.Module):
         for handle in self._handles.pop(index, []):
             handle.remove()
         self.slot(index).clear()
+        if self.stacks is not None:
+            self.stacks.shrink(index)
         self._hook_later()
         self._mark_hooked()
 
     def set_blend(self, index: int, stage: SeedStage, alpha: float) -> None:
         self.slot(index).set_blend(stage, alpha)
+        if self.stacks is not None:
+            self._blend_blocks(index)
+
+    def _blend_blocks(self, index: int) -> None:
+        """Hooks on the blocks of a slot, only as long as they act in part."""
+        assert self.stacks is not None
+        slot = self.slot(index)
+        partly = slot.seed is not None and slot.alpha < 1.0
+        if partly == bool(self._handles.get(index)):
+            return
+        for handle in self._handles.pop(index, []):
+            handle.remove()
+        for block, adding in self.stacks.blocks_of(index):
+            if partly:
+                hook = block.register_forward_hook(
+                    partial(slot.on_block_output, adding), with_kwargs=True
+                )
+                self._handles.setdefault(index, []).append(hook)
+            (mark if partly else unmark)(block)
 
     @contextmanager
     def coalition(self, present: Sequence[bool]) -> Iterator[None]:
@@ -306,6 +373,11 @@ class GrownModule(nn.Module):
         With every seed present, slots measure the alpha they apply.
         """
         complete = all(present)
+        if self.stacks is not None:
+            absent = np.flatnonzero(~np.asarray(present)).tolist()
+            with without_graphs() if absent else nullcontext(), self.stacks.without(absent):
+                yield
+            return
         for (_, slot), stays in zip(self.each_slot(), present, strict=True):
             slot.muted, slot.measuring = not stays, complete
         try:
@@ -314,8 +386,93 @@ class GrownModule(nn.Module):
             for _, slot in self.each_slot():
                 slot.muted = slot.measuring = False
 
+    @contextmanager
+    def given_back(self) -> Iterator[None]:
+        """If what is inside fails, the host gets back the blocks that it was given with."""
+        try:
+            yield
+        except BaseException:
+            if self.stacks is not None:
+                self.release()
+            raise
+
     def release(self) -> nn.Module:
         """Remove every seed and return the host."""
         for index, _ in self.each_slot():
             self.remove(index)
+        if self.stacks is not None:
+            self.stacks.release()
         return self.host
+
+
+def _wrap_stacks(host: nn.Module, plain: nn.Module, depth: Depth, example: Any) -> GrownModule:
+    """A host that grows in depth."""
+    plan, sites = plan_depth(plain, depth, example)
+    network = GrownModule(host, sites, None, BLOCKS, 0, plan)
+    with network.given_back():
+        found = _inspect_shallow(plain, example)
+        with explaining(f"{type(plain).__name__} fails when more blocks come"):
+            _check_growth(network, on_device(example, input_device(plain)))
+    network.output, network.host_macs = found.output, found.macs
+    return network
+
+
+def _inspect_shallow(model: nn.Module, example: Any) -> ModelInspection:
+    try:
+        return inspect_model(model, example)
+    except ConfigError as error:
+        raise ConfigError(f"with fewer blocks {error}") from error
+
+
+def _check_growth(network: GrownModule, example: Any) -> None:
+    """Let all blocks come and go again. Raises ConfigError if one is not called, or if the output
+    changes, because then the others do not do what they did."""
+    name = type(network.host).__name__
+    cure = "call the blocks in a plain loop over the list, with what they need inside them"
+    before = _outputs(network, example)
+    for index, site in enumerate(network.sites):
+        network.germinate(index, 0, 0, key=0)
+        silent = site.blocks is not None and site.blocks.silent
+        network.set_blend(index, SeedStage.BLENDING, 1.0 if silent else 0.0)
+        seed, called = network.slot(index).seed, set[nn.Module]()
+        assert seed is not None
+        blocks = list(seed.children())
+        handles = [b.register_forward_pre_hook(partial(_note, called)) for b in blocks]
+        try:
+            after = _outputs(network, example)
+        finally:
+            for handle in handles:
+                handle.remove()
+        if len(called) < len(blocks):
+            raise ConfigError(
+                f"{name} does not call all blocks of {site.module!r} when there are more of them; "
+                f"{cure}"
+            )
+        same = len(before) == len(after) and all(map(_close, before, after))
+        if not same:
+            raise ConfigError(
+                f"{name} does something else with the blocks of {site.module!r} when others come "
+                f"between them, perhaps by their number; {cure}"
+            )
+    for index, _ in network.each_slot():
+        network.remove(index)
+
+
+def _note(called: set[nn.Module], module: nn.Module, args: Any) -> None:
+    called.add(module)
+
+
+def _outputs(network: GrownModule, example: Any) -> list[Tensor]:
+    """The main output; others may be one for each block."""
+    with evaluating(network.host), without_graphs(), keyed(0, devices_of(network.host)):
+        output = call_model(network.host, example)
+    main = locate_in_output(output)
+    return list(tensors_in(output)) if main is None else [main.get(output)]
+
+
+def _close(one: Tensor, other: Tensor) -> bool:
+    """Equal but for rounding."""
+    if one.shape != other.shape:
+        return False
+    gap = (one.double() - other.double()).abs().max() if one.numel() else 0.0
+    return bool(gap <= 1e-5 * max(1.0, float(one.double().abs().max()) if one.numel() else 0.0))

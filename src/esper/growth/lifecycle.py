@@ -155,11 +155,15 @@ def germinate(
 
 
 def act_from_start(
-    table: SlotTable, where: np.ndarray, settings: GrowthSettings
+    table: SlotTable, where: np.ndarray, settings: GrowthSettings, *, fully: bool = True
 ) -> list[StageChange]:
-    """Joint incubation: new seeds (bool[E, S]) go straight to the end of their ramp."""
+    """New seeds (bool[E, S]) act at once: `fully`, as in joint incubation, or from the first step
+    of their ramp on."""
     changes = [move(table, where, SeedStage.TRAINING), move(table, where, SeedStage.BLENDING)]
-    table.alpha_step[where], table.alpha[where] = settings.blending_steps, 1.0
+    step = settings.blending_steps if fully else 1
+    table.alpha_step[where] = step
+    ramp = scheduled_alpha(table.blend[where], table.alpha_step[where], settings.blending_steps)
+    table.alpha[where] = 1.0 if fully else ramp
     return changes
 
 

@@ -1,11 +1,12 @@
-"""One parameter group per slot in an optimiser, from the start.
+"""Parameter groups for each slot in an optimiser, from the start.
 
 The groups are empty until something grows, so their number never changes and learning-rate
 schedulers keep working. Existing parameters and their state are never changed.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import product
 from typing import Any
 
 from torch import Tensor, nn
@@ -28,9 +29,10 @@ def add_slot_groups(
     *,
     lr: float | None = None,
     weight_decay: float | None = None,
+    every: bool = False,
 ) -> None:
     """Add an empty group for each slot, with the settings of the optimiser's first group except
-    for `lr` and `weight_decay` if given.
+    for `lr` and `weight_decay` if given. With `every`, each slot gets one like each of the groups.
 
     `schedulers` are those made before this call; they scale `lr` like the first group's. Raises
     ConfigError for optimisers that cannot take new parameters, and for a scheduler not given.
@@ -51,13 +53,15 @@ def add_slot_groups(
     before = len(optimizer.param_groups)
     slot_ids = list(slot_ids)
     for each in with_inner(optimizer):
-        settings, factor = _seed_settings(group_settings(each)[0], lr, weight_decay)
-        if SLOT_KEY in group_settings(each)[-1]:
+        own = group_settings(each)
+        if SLOT_KEY in own[-1]:
             continue  # it shares its groups with the outer optimiser
-        for slot_id in slot_ids:
+        found = [_seed_settings(like, lr, weight_decay) for like in (own if every else own[:1])]
+        for slot_id, (settings, _) in product(slot_ids, found):
             each.add_param_group({**settings, "params": [], SLOT_KEY: slot_id})
+    factors = [factor for _, factor in found]
     for scheduler in schedulers:
-        _extend(scheduler, before, len(slot_ids), factor)
+        _extend(scheduler, before, len(slot_ids), factors)
 
 
 def _seed_settings(
@@ -76,14 +80,15 @@ def _seed_settings(
     return settings, factor
 
 
-def _extend(scheduler: Any, before: int, added: int, factor: float) -> None:
+def _extend(scheduler: Any, before: int, slots: int, factors: list[float]) -> None:
     for inner in getattr(scheduler, "_schedulers", []):
-        _extend(inner, before, added, factor)
+        _extend(inner, before, slots, factors)
     for name in _PER_GROUP:
         values = getattr(scheduler, name, None)
         if isinstance(values, list) and len(values) == before:
-            first = values[0] * factor if name in _PER_GROUP_RATES else values[0]
-            values.extend([first] * added)
+            rates = name in _PER_GROUP_RATES
+            own = [v * f if rates else v for v, f in zip(values, factors, strict=False)]
+            values.extend(own * slots)
 
 
 @contextmanager
@@ -155,18 +160,39 @@ def forget(optimizer: Optimizer) -> None:
         each.state.clear()
 
 
-def slot_group(optimizer: Optimizer, slot_id: str) -> dict[str, Any]:
-    return next(group for group in optimizer.param_groups if group.get(SLOT_KEY) == slot_id)
+def drop_parameters(optimizer: Optimizer, params: Iterable[nn.Parameter]) -> None:
+    """Take these out of the optimiser, with their state."""
+    dropped = {id(param): param for param in params}
+    for each in with_inner(optimizer):
+        for group in each.param_groups:
+            group["params"] = [p for p in group["params"] if id(p) not in dropped]
+        for param in dropped.values():
+            each.state.pop(param, None)
 
 
-def sync_slot_group(optimizer: Optimizer, slot_id: str, params: list[nn.Parameter]) -> None:
-    """Make the slot's group hold exactly `params`; the state of removed ones is dropped."""
+def slot_groups(optimizer: Optimizer, slot_id: str) -> list[dict[str, Any]]:
+    return [group for group in optimizer.param_groups if group.get(SLOT_KEY) == slot_id]
+
+
+def sync_slot_group(
+    optimizer: Optimizer,
+    slot_id: str,
+    params: list[nn.Parameter],
+    like: Sequence[nn.Parameter | None] = (),
+) -> None:
+    """Make the slot's group hold exactly `params`; the state of removed ones is dropped. If the
+    slot has several groups, each parameter joins the one made for the parameter that it is like."""
     staying = {id(param) for param in params}
-    leaving = [p for p in slot_group(optimizer, slot_id)["params"] if id(p) not in staying]
+    held = [p for group in slot_groups(optimizer, slot_id) for p in group["params"]]
+    leaving = [p for p in held if id(p) not in staying]
     for each in with_inner(optimizer):
         for param in leaving:
             each.state.pop(param, None)
-        slot_group(each, slot_id)["params"] = params
+        own = [group for group in each.param_groups if SLOT_KEY not in group]
+        number = {id(p): i for i, group in enumerate(own) for p in group["params"]}
+        homes = [number.get(id(model), 0) for model in like] or [0] * len(params)
+        for i, group in enumerate(slot_groups(each, slot_id)):
+            group["params"] = [p for p, home in zip(params, homes, strict=True) if home == i]
 
 
 def group_settings(optimizer: Optimizer) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ own objects are never changed: what is put back is a copy.
 import copy
 import dataclasses
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -112,6 +112,13 @@ def locate_in_slot(output: Any) -> TensorLocation | None:
     if form in ("tuple", "list") and 0 in entries:
         return TensorLocation(form, 0)
     return _unique(form, entries)
+
+
+def main_argument(given: Iterable[Any], result: Tensor) -> Tensor | None:
+    """The tensor that a module changes: the first of its arguments that is like its result."""
+    like = (result.shape, result.dtype)
+    tensors = (each for each in given if isinstance(each, Tensor))
+    return next((each for each in tensors if (each.shape, each.dtype) == like), None)
 
 
 def locate_in_output(output: Any) -> TensorLocation | None:

@@ -6,7 +6,8 @@ the host's, but gradients reach the seed as if it were blended in. From BLENDING
 
 A residual seed reads and adds at the output of the slot's module. The others read first and add
 later in the pass: a branch to the network's output, a bypass from the input of one layer to the
-output of another.
+output of another. Blocks are part of the host; as long as alpha is below 1 each adds only that
+share of its change.
 """
 
 import threading
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from esper.growth.blueprints.catalogue import BlueprintCatalogue, OutputSpec
 from esper.growth.blueprints.modules import nearly_zero_
 from esper.growth.hooks import REASON
-from esper.growth.outputs import locate_in_output, locate_in_slot
+from esper.growth.outputs import locate_in_output, locate_in_slot, main_argument
 from esper.leyline import IS_BLENDED, IS_FULL, ConfigError, InjectionSpec, SeedStage, Widening
 
 # Compiled code calls these hooks as Python does, and all that they call.
@@ -110,9 +111,9 @@ def _read_channels(widening: Widening) -> int:
 
 
 def valve_params(catalogue: BlueprintCatalogue, sites: list[InjectionSpec]) -> np.ndarray:
-    """int[S, B]: parameters of the valve of a gated blend."""
+    """int[S, B]: parameters of the valve of a gated blend; blocks are blended without one."""
     bypass = np.array([spec.kind == "bypass" for spec in catalogue.specs])
-    usual = [BlendValve.params(site.channels) for site in sites]
+    usual = [0 if site.blocks else BlendValve.params(site.channels) for site in sites]
     wide = [
         0 if site.widening is None else BlendValve.params(_read_channels(site.widening))
         for site in sites
@@ -272,6 +273,19 @@ class SeedSlot(nn.Module):
         with features.casting():
             change = self.change(features.as_read())
         return location.replace(output, self._blend(location.get(output), change))
+
+    def on_block_output(
+        self, adding: bool, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any
+    ) -> Any:
+        """Blend a block in: `adding` says that the host adds its output to its input."""
+        location = locate_in_slot(output)
+        assert location is not None
+        result = location.get(output)
+        if adding:
+            return location.replace(output, self.alpha * result)
+        read = main_argument((*args, *kwargs.values()), result)
+        assert read is not None
+        return location.replace(output, read + self.alpha * (result - read))
 
     @property
     def _idle(self) -> bool:

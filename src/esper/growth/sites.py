@@ -5,7 +5,7 @@ The model is not rewritten: forward hooks record the pass.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,7 +15,6 @@ from torch.nn.parallel import DistributedDataParallel
 from esper.growth.blueprints.catalogue import OutputSpec, flop_counter
 from esper.growth.dataflow import DataflowTracer
 from esper.growth.devices import input_device, on_device
-from esper.growth.folding import Folding
 from esper.growth.hooks import original, without_graphs
 from esper.growth.layouts import (
     TOPOLOGY_OF_LAYOUT,
@@ -74,12 +73,13 @@ class SlotInfo:
 class SlotListing(list[SlotInfo]):
     """A list of SlotInfo that prints as a table. `refused` has the reasons of modules that cannot
     be slots for a cause that the user can remove, by name; `final` are the names of modules whose
-    output is the model's."""
+    output is the model's; `stacks` are the lists of blocks that can grow in depth."""
 
     def __init__(self) -> None:
         super().__init__()
         self.refused: dict[str, str] = {}
         self.final: set[str] = set()
+        self.stacks: list[Any] = []
 
     def __repr__(self) -> str:
         head = (
@@ -101,6 +101,7 @@ class SlotListing(list[SlotInfo]):
         for reason in dict.fromkeys(self.refused.values()):
             names = ", ".join(name for name in outer if self.refused[name] == reason)
             lines.append(f"no slots: {names}: {reason}")
+        lines += map(str, self.stacks)
         return "\n".join(lines)
 
     __str__ = __repr__
@@ -361,17 +362,3 @@ def inner(model: nn.Module) -> nn.Module:
     """The model inside a DistributedDataParallel module, compiled or not; else `model` itself."""
     parallel = original(model)
     return parallel.module if isinstance(parallel, DistributedDataParallel) else model
-
-
-def list_slots(model: nn.Module, example: Any, layout: Layouts | None = None) -> SlotListing:
-    """Every module of `model` where a seed could grow; it prints as a table.
-
-    `layout` gives the layouts of outputs by module name, where the table has a "?".
-    """
-    plain = original(inner(model))
-    slots, folding = inspect_model(plain, example, layout).slots, Folding(plain)
-    slots[:] = [
-        replace(slot, second_path=folding.obstacle(slot.widening)) if slot.widening else slot
-        for slot in slots
-    ]
-    return slots

@@ -3,11 +3,24 @@
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from torch import nn
 
+from esper.growth.depth import find_stacks
+from esper.growth.folding import Folding
+from esper.growth.hooks import original
 from esper.growth.layouts import TOPOLOGY_OF_LAYOUT
-from esper.growth.sites import UNKNOWN, SlotChoice, SlotInfo, SlotListing, explaining
+from esper.growth.sites import (
+    UNKNOWN,
+    Layouts,
+    SlotChoice,
+    SlotInfo,
+    SlotListing,
+    explaining,
+    inner,
+    inspect_model,
+)
 from esper.leyline import ConfigError, InjectionSpec, format_slot_id
 
 # The choice that is made for the user, and how many slots it takes.
@@ -50,8 +63,8 @@ def choose_slots(
         if slot.layout == UNKNOWN:
             fitting = [repr(layout) for layout in TOPOLOGY_OF_LAYOUT if len(layout) == rank]
             raise ConfigError(
-                f"module {slot.name!r} ({slot.module}) cannot be a slot yet: which of its {rank} "
-                "dimensions are batch and channels is unknown; give "
+                f"module {slot.name!r} ({slot.module}) cannot be a slot yet: it is not known "
+                f"which of its {rank} dimensions are batch and channels; give "
                 f"layout={{{slot.name!r}: ...}}, one of {', '.join(fitting)}"
             )
     return [_site(slot, i, len(chosen), causal=causal) for i, slot in enumerate(chosen)]
@@ -152,3 +165,19 @@ def _usable(meant: list[str], slots: set[str], found: SlotListing) -> set[str]:
             "input, with the same shape at every call; packed sequences and GraphModules cannot"
         )
     return usable
+
+
+def list_slots(model: nn.Module, example: Any, layout: Layouts | None = None) -> SlotListing:
+    """Every module of `model` where a seed could grow, and its stacks of blocks; it prints as a
+    table.
+
+    `layout` gives the layouts of outputs by module name, where the table has a "?".
+    """
+    plain = original(inner(model))
+    slots, folding = inspect_model(plain, example, layout).slots, Folding(plain)
+    slots[:] = [
+        replace(slot, second_path=folding.obstacle(slot.widening)) if slot.widening else slot
+        for slot in slots
+    ]
+    slots.stacks = find_stacks(plain, example)
+    return slots

@@ -174,6 +174,13 @@ def _named_tensors(module: nn.Module) -> dict[str, Tensor]:
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
+def host_tensors(network: GrownModule) -> dict[str, Tensor]:
+    """Those of the host, with the names that they had before it grew."""
+    with network.ungrown():
+        found = _named_tensors(network.host)
+    return found if network.stacks is None else {**found, **network.stacks.spare_tensors()}
+
+
 def _copies(
     tensors: Sequence[Tensor], kept: Snapshots, spare: Iterable[Tensor], halved: set[int]
 ) -> list[Tensor]:
@@ -223,7 +230,7 @@ def take_snapshot(
     moments of Adam are rounded."""
     optimizers = [] if optimizer is None else with_inner(optimizer)
     live = HostSnapshot(
-        tensors=_named_tensors(network.host),
+        tensors=host_tensors(network),
         seeds={
             index: SeedSnapshot(
                 slot.blueprint,
@@ -257,10 +264,15 @@ def restore_snapshot(
             seed = snapshot.seeds[index]
             network.germinate(index, seed.blueprint, seed.blend, key=0)
             network.set_blend(index, seed.stage, seed.alpha)
-            _load(slot, seed.tensors)
+            _load(_named_tensors(slot), seed.tensors)
         if optimizer is not None:
-            sync_slot_group(optimizer, slot.site.slot_id, network.seed_parameters(index))
-    _load(network.host, snapshot.tensors)
+            sync_slot_group(
+                optimizer,
+                slot.site.slot_id,
+                network.seed_parameters(index),
+                network.counterparts(index),
+            )
+    _load(host_tensors(network), snapshot.tensors)
     if optimizer is None:
         return
     if snapshot.optimizer_states:
@@ -300,7 +312,7 @@ def snapshot_from_tree(tree: dict[str, Any]) -> HostSnapshot:
 def check_fits(network: GrownModule, snapshot: HostSnapshot) -> None:
     """Raises ConfigError, naming the first difference, if the snapshot is of another network."""
     shapes = {name: tuple(tensor.shape) for name, tensor in snapshot.tensors.items()}
-    for name, tensor in _named_tensors(network.host).items():
+    for name, tensor in host_tensors(network).items():
         if shapes.pop(name, None) != tuple(tensor.shape):
             raise ConfigError(
                 f"the saved state does not fit this model: {name} is {tuple(tensor.shape)} here; "
@@ -310,6 +322,6 @@ def check_fits(network: GrownModule, snapshot: HostSnapshot) -> None:
         raise ConfigError(f"the saved state is of a model that also has {next(iter(shapes))}")
 
 
-def _load(module: nn.Module, tensors: dict[str, Tensor]) -> None:
-    for name, tensor in _named_tensors(module).items():
+def _load(own: dict[str, Tensor], tensors: dict[str, Tensor]) -> None:
+    for name, tensor in own.items():
         tensor.copy_(tensors[name])

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from esper.leyline.depth import BlockGroup
 from esper.leyline.errors import ConfigError
 
 # How the seeds of each topology read features: B batch, C channels, T tokens or time, L length,
@@ -82,6 +83,7 @@ class InjectionSpec:
     causal       the host does not look ahead along its positions, so seeds must not
     widening     the hidden layer in the module that a bypass can widen
     macs         multiply-adds of the module itself per example, None if unknown
+    blocks       what grows here in depth: the module is a list of blocks, and holds them
     """
 
     slot_id: str
@@ -95,14 +97,21 @@ class InjectionSpec:
     causal: bool = False
     widening: Widening | None = None
     macs: int | None = None
+    blocks: BlockGroup | None = None
 
     @staticmethod
     def from_tree(tree: Mapping[str, Any]) -> "InjectionSpec":
         """The inverse of `dataclasses.asdict`."""
-        widening = tree.get("widening")
-        return InjectionSpec(
-            **{**tree, "widening": None if widening is None else Widening.from_tree(widening)}
-        )
+        nested: dict[str, Any] = {}
+        for name, kind in (("widening", Widening), ("blocks", BlockGroup)):
+            own = tree.get(name)
+            nested[name] = None if own is None else kind.from_tree(own)
+        return InjectionSpec(**{**tree, **nested})
+
+    @property
+    def name(self) -> str:
+        """What users know the slot by."""
+        return self.module if self.blocks is None else self.blocks.name
 
     @property
     def reading(self) -> tuple[int, ...]:
@@ -171,7 +180,7 @@ class SlotConfig:
     def from_specs(specs: Iterable[InjectionSpec]) -> "SlotConfig":
         ordered = sorted(specs, key=lambda spec: spec.position)
         return SlotConfig(
-            tuple(spec.slot_id for spec in ordered), tuple(spec.module for spec in ordered)
+            tuple(spec.slot_id for spec in ordered), tuple(spec.name for spec in ordered)
         )
 
     @staticmethod

@@ -12,10 +12,12 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from esper.growth.blueprints.catalogue import BlueprintCatalogue, default_catalogue
+from esper.growth.depth import BLOCKS
 from esper.growth.devices import input_device, on_device
 from esper.growth.hosts import CNNHost, TransformerHost
 from esper.growth.sites import evaluating
 from esper.leyline import ConfigError
+from esper.leyline.depth import Depth
 from esper.leyline.growth_settings import RateSchedule
 from esper.tolaria.data import images, text
 from esper.tolaria.data.splits import DataSplits
@@ -35,6 +37,7 @@ class Task:
               `batches_per_epoch` batches of it
     batch, val_batch  examples per batch in training and in evaluation
     schedule  of the learning rate; None for a constant one
+    depth     optional: the host grows in depth, and not at its slots
     host_of_widths, shape  optional: hosts by the width of every layer, and the widths of `build`
     widths    optional: widths of the first layer of hosts of the same proportions, among which an
               evaluation finds the best static network
@@ -58,6 +61,7 @@ class Task:
     augment: Callable[[Tensor, torch.Generator], Tensor] | None = None
     loss: Objective = cross_entropy
     score: Objective = accuracy
+    depth: Depth | None = None
     host_of_widths: Callable[[tuple[int, ...]], nn.Module] | None = None
     shape: tuple[int, ...] = ()
     widths: tuple[int, ...] = ()
@@ -94,10 +98,11 @@ class Task:
 
     def recipe(self, data: DataSplits, catalogue: BlueprintCatalogue | None = None) -> HostRecipe:
         """How to make and train a host on the training and validation splits of `data`. The default
-        catalogue has all installed blueprints."""
+        catalogue has all installed blueprints, or blocks for growth in depth."""
+        default = default_catalogue() if self.depth is None else BLOCKS
         return HostRecipe(
             build=self.build,
-            slots=self.slots,
+            slots=self.depth or self.slots,
             data=TensorSource(
                 (data.train_x, data.train_y),
                 (data.val_x, data.val_y),
@@ -109,7 +114,7 @@ class Task:
             loss=self.loss,
             score=self.score,
             optimizer=self.optimizer,
-            catalogue=catalogue or default_catalogue(),
+            catalogue=catalogue or default,
             max_grad_norm=self.max_grad_norm,
             precision=self.precision,
         )

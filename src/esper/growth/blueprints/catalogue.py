@@ -16,7 +16,7 @@ from esper.leyline import SEED_LAYOUTS, ConfigError, EsperError, InjectionSpec
 
 ENTRY_POINT_GROUP = "esper.blueprints"
 
-BlueprintKind = Literal["residual", "branch", "bypass"]
+BlueprintKind = Literal["residual", "branch", "bypass", "block"]
 Factory = Callable[..., nn.Module]
 
 
@@ -40,7 +40,8 @@ class BlueprintSpec:
                `f(channels)` for a residual seed, which returns the change to its input;
                `f(channels, outputs, per_position=bool)` for a branch, which returns the change to
                the network's output; `f(widening)` for a bypass, which reads the input of the
-               widening's first layer and returns the change to the output of its second
+               widening's first layer and returns the change to the output of its second; none for
+               blocks, which the model itself provides
     mixes_positions  the factory for sequences also takes `causal=bool`
     """
 
@@ -330,6 +331,14 @@ def _seed_traits(
     return SeedTraits(count_params(seed), macs, len(weights), reach)
 
 
+def _block_traits(site: InjectionSpec) -> SeedTraits | None:
+    blocks = site.blocks
+    if blocks is None:
+        return None
+    count = sum(after - before for _, before, after in blocks.depths)
+    return SeedTraits(blocks.params, blocks.macs, count, 1)
+
+
 def seed_traits(
     catalogue: BlueprintCatalogue, sites: list[InjectionSpec], output: OutputSpec | None
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -340,8 +349,11 @@ def seed_traits(
     for s, site in enumerate(sites):
         narrow, wide = _Place.of(site), _Place.of(site, wide=True)
         for b, blueprint in enumerate(catalogue.specs):
-            place = wide if blueprint.kind == "bypass" else narrow
-            found = _seed_traits(blueprint, place, output)
+            if blueprint.kind == "block":
+                found = _block_traits(site)
+            else:
+                place = wide if blueprint.kind == "bypass" else narrow
+                found = _seed_traits(blueprint, place, output)
             if found is not None:
                 fits[s, b], traits[s, b] = True, found
     return fits, traits

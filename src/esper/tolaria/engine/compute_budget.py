@@ -57,7 +57,8 @@ class ComputeBudget:
         """bool[E, S, B]: whether the budget covers another epoch with this seed, after `more`. None
         if seeds make no difference: an isolated seed costs nothing in its first epoch."""
         garden = self.garden
-        if self.max_macs is None or garden.settings.seeds_incubate == "isolated":
+        acts = garden.acts_from_start.any() or garden.settings.seeds_incubate == "joint"
+        if self.max_macs is None or not acts:
             return None
         seed = garden.limits.macs[None]
         measured = garden.left_out(garden.table).sum(axis=1)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from esper.growth.blueprints.catalogue import count_params, seed_costs
+from esper.growth.blueprints.catalogue import seed_costs
 from esper.growth.lifecycle import (
     GATED,
     StageChange,
@@ -103,11 +103,15 @@ class Garden:
         self.population, self.settings, self.recorder = population, settings, recorder
         template = population.template
         self.event_log = EventLog(template)
-        self.host_params, self.host_macs = count_params(template.host), template.host_macs
+        # Those of a frozen host count, too.
+        self.host_params = sum(p.numel() for p in template.host_parameters())
+        self.host_macs = template.host_macs
         self.valve_params = valve_params(template.catalogue, template.sites)
         self.limits = self._limits(settings)
         self._check_limits()
         self.facts = describe_slots(template, self.limits)
+        # bool[S]: slots of blocks, which are never isolated.
+        self.acts_from_start = np.array([site.blocks is not None for site in template.sites])
         n_envs = len(population.keys)
         self.table = SlotTable.empty(n_envs, len(template.sites))
         self.counts = {
@@ -157,9 +161,11 @@ class Garden:
             if op == LifecycleOp.GERMINATE:
                 changes.append(self._germinate(env, slot, blueprint, blend, step, score[env]))
                 self.counts["germinated"][env] += 1
-                if self.settings.seeds_incubate == "joint":
+                if self.acts_from_start[slot] or self.settings.seeds_incubate == "joint":
+                    blocks = self.population.template.sites[slot].blocks
                     new = one_slot(self.table, env, slot)
-                    changes += act_from_start(self.table, new, self.settings)
+                    fully = blocks is None or blocks.silent
+                    changes += act_from_start(self.table, new, self.settings, fully=fully)
                     self._show_blend(env, slot)
             elif op == LifecycleOp.CULL and self.table.stage[env, slot] == SeedStage.FOSSILIZED:
                 where = one_slot(self.table, env, slot)
@@ -184,13 +190,37 @@ class Garden:
                 f"network with {len(fits)} slots and {fits.shape[1]} blueprints"
             )
         self._germinate(env, slot, blueprint, blend=0, step=-1, score=np.nan)
+        self._keep_new(env, slot)
+
+    def plant_first_blocks(self, env: int) -> None:
+        """With a frozen host nothing else is trained, so the first new blocks are there from the
+        start, and stay; they do not change the output."""
+        template = self.population.template
+        if template.stacks is None or not template.stacks.plan.freeze_host:
+            return
+        if not self.limits.affordable[0].any():
+            raise ConfigError(
+                "with freeze_host=True only new blocks are trained, and the budget is too small "
+                f"for the first of them ({template.sites[0].name})"
+            )
+        before = self.table.copy()
+        changes = [
+            self._germinate(env, 0, 0, blend=0, step=0, score=np.nan),
+            *self._keep_new(env, 0),
+        ]
+        self.counts["germinated"][env] += 1
+        self.counts["fossilized"][env] += 1
+        self._record_changes(before, changes, 0)
+
+    def _keep_new(self, env: int, slot: int) -> list[StageChange]:
+        """A new seed is kept at once."""
         where = one_slot(self.table, env, slot)
-        move(self.table, where, SeedStage.TRAINING)
-        move(self.table, where, SeedStage.BLENDING)
-        move(self.table, where, SeedStage.HOLDING)
-        fossilize(self.table, where)
+        stages = (SeedStage.TRAINING, SeedStage.BLENDING, SeedStage.HOLDING)
+        changes = [move(self.table, where, stage) for stage in stages]
+        changes.append(fossilize(self.table, where))
         self.table.alpha[where] = 1.0
         self._show_blend(env, slot)
+        return changes
 
     def _germinate(
         self, env: int, slot: int, blueprint: int, blend: int, step: int, score: float
@@ -379,10 +409,13 @@ class Garden:
             self._record_changes(before, [self._cull(where, "governor_rollback")], step)
 
     def drop_unproven(self, envs: np.ndarray, step: int) -> np.ndarray:
-        """Remove live seeds of hosts (bool[E]) without a positive contribution. Returns bool[E]:
-        the hosts that another evaluation is needed of, because such a seed acted."""
+        """Remove live seeds of hosts (bool[E]) without a positive contribution, and blocks that
+        are not blended in: the user's class cannot hold a part of a block. Returns bool[E]: the
+        hosts that another evaluation is needed of, because such a seed acted."""
         before = self.table.copy()
-        live = envs[:, None] & IS_LIVE[self.table.stage] & ~(self.table.contribution > 0.0)
+        partly = self.acts_from_start & (self.table.alpha < 1.0)
+        unproven = ~(self.table.contribution > 0.0) | partly
+        live = envs[:, None] & IS_LIVE[self.table.stage] & unproven
         self._record_changes(before, [self._cull(live, "unproven")], step)
         return np.any(live & IS_BLENDED[before.stage], axis=1)
 

@@ -82,7 +82,8 @@ class GradientMeter:
         if not self.slots:
             return []
         seeds = (self.network.seed_parameters(index) for index in self.slots)
-        self.watched = [*self.network.host_parameters(), *(p for seed in seeds for p in seed)]
+        host = (p for p in self.network.host_parameters() if p.requires_grad)
+        self.watched = [*host, *(p for seed in seeds for p in seed)]
         return [param.register_post_accumulate_grad_hook(self._store) for param in self.watched]
 
     def store(self) -> None:

@@ -16,6 +16,7 @@ from esper.growth.export import export
 from esper.growth.grown_module import GrownModule
 from esper.growth.optimizer import (
     add_slot_groups,
+    drop_parameters,
     few_groups,
     forget,
     scaled_rates,
@@ -169,7 +170,12 @@ class ModuleHosts:
     def _sync(self, env: int, slot: int) -> None:
         network = self.networks[env]
         slot_id = network.sites[slot].slot_id
-        sync_slot_group(self.optimizers[env], slot_id, network.seed_parameters(slot))
+        sync_slot_group(
+            self.optimizers[env],
+            slot_id,
+            network.seed_parameters(slot),
+            network.counterparts(slot),
+        )
 
     def snapshot(
         self,
@@ -207,6 +213,16 @@ class ModuleHosts:
         return export(self.networks[env], self.example())
 
 
+def add_seed_groups(
+    network: GrownModule, optimizer: Optimizer, schedulers: Iterable[Any] = (), **settings: Any
+) -> None:
+    """As `add_slot_groups`. Blocks that come later are taken out of the optimizer."""
+    if network.stacks is not None:
+        drop_parameters(optimizer, network.stacks.spare_parameters())
+    slot_ids, every = network.slot_config.slot_ids, network.stacks is not None
+    add_slot_groups(optimizer, slot_ids, schedulers, every=every, **settings)
+
+
 class LoopedPopulation(ModuleHosts):
     """E ordinary modules, trained one after another; works with any nn.Module.
 
@@ -224,11 +240,14 @@ class LoopedPopulation(ModuleHosts):
         self.keys = np.array(list(keys), dtype=np.int64)
         self.device = torch.device(device)
         self.networks = [new_network(recipe, int(key), self.device) for key in self.keys]
-        self.optimizers = [recipe.optimizer(each.host_parameters()) for each in self.networks]
-        for optimizer in self.optimizers:
-            add_slot_groups(optimizer, self.template.slot_config.slot_ids)
+        self.optimizers = []
+        for network in self.networks:
+            with network.given_back():
+                self.optimizers.append(recipe.optimizer(network.host_parameters()))
+                add_seed_groups(network, self.optimizers[-1])
+                if recipe.precision == "fp16":
+                    self._check_parameters()
         if recipe.precision == "fp16":
-            self._check_parameters()
             self.scalers = [GradScaler(self.device.type) for _ in self.keys]
 
     def _check_parameters(self) -> None:

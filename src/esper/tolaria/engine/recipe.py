@@ -15,6 +15,7 @@ from esper.growth.grown_module import GrownModule
 from esper.growth.outputs import map_tensors, tensors_in
 from esper.growth.sites import Layouts, SlotChoice
 from esper.leyline import ConfigError, draw_key
+from esper.leyline.depth import Depth
 from esper.leyline.growth_settings import Precision
 from esper.tolaria.engine.batches import DataSource
 from esper.tolaria.engine.objectives import Objective
@@ -31,7 +32,7 @@ class HostRecipe:
     """
 
     build: Callable[[], nn.Module]
-    slots: SlotChoice
+    slots: SlotChoice | Depth
     data: DataSource
     loss: Objective
     score: Objective

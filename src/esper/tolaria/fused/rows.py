@@ -24,7 +24,7 @@ class Kind:
 
     @torch.no_grad()
     def new_row(self, module: nn.Module) -> "Row":
-        """The row of a module of this kind, with optimiser state as before the first step."""
+        """The row of a module of this kind, with optimizer state as before the first step."""
         flat = torch.cat([param.flatten() for param in module.parameters()])
         values = flat.new_zeros(3, len(flat))
         values[0] = flat
@@ -33,7 +33,7 @@ class Kind:
 
 @dataclass(frozen=True)
 class Row:
-    """`values` [3, P]: parameters, first and second moment; `steps` of the optimiser so far.
+    """`values` [3, P]: parameters, first and second moment; `steps` of the optimizer so far.
 
     `values` are never written to, so that snapshots can share rows.
     """
