@@ -174,7 +174,7 @@ def test_without_snapshots_a_broken_network_ends_the_run() -> None:
 
 @pytest.mark.parametrize("name", ["audit_every", "patience"])
 def test_what_needs_snapshots_is_refused_without(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"{name} needs an earlier network"):
+    with pytest.raises(ConfigError, match=f"{name} needs copies of earlier networks"):
         GrowthSettings(9, snapshots="none", **{name: 2})
 
 

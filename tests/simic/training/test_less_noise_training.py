@@ -119,6 +119,6 @@ def test_each_remedy_is_off_unless_asked_for_and_changes_what_is_learnt(name):
 
 def test_a_run_in_which_environments_are_alone_refuses_groups_before_it_plays():
     config, state = analytic_state(**{"ppo.group_baseline": True})
-    with pytest.raises(ConfigError, match="make groups of at least 2"):
+    with pytest.raises(ConfigError, match="at least 2 environments in every group"):
         play(config, state)
     assert state.round == 0
