@@ -106,7 +106,7 @@ def test_training_goes_on_from_checkpoints_before_and_after_growth(
     for each, tested in ((grower(name), Deep()), (whole, module)):
         tester = trainer(tmp_path, each)
         tester.test(tested, loaders()[1], ckpt_path=path, verbose=False)
-        assert len(tested.net.blocks) == (6 if name == "frozen" else 4)
+        assert len(tested.net.blocks) == {"start": 2, "fresh": 4, "frozen": 6}[name]
     plain: Any = whole.export()
     Net(plain.n_layers).load_state_dict(plain.state_dict())
 

@@ -126,7 +126,8 @@ class Grow(Callback):
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """After a validation the Trainer gives only modules from before it their mode back."""
+        """After a validation the Trainer gives modules their mode back by their names, and blocks
+        that come in between change those."""
         if (stacks := self._stacks()) is not None:
             stacks.follow_mode()
 

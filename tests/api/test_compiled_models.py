@@ -324,5 +324,5 @@ def test_esper_grow_deepens_a_compiled_model() -> None:
     eager = grow_deep(stack(), START)
     compiled_run = grow_deep(torch.compile(stack(), backend=counter), START)
     assert_close(eager.history, compiled_run.history)
-    assert 2 <= counter.graphs <= 2 * 3, "one or two graphs of a depth: training and evaluation"
+    assert counter.graphs == len(set(counter.ops)) >= 6, "none is compiled again"
     assert type(compiled_run.export()) is Net

@@ -34,13 +34,12 @@ from esper.growth.hooks import (
     without_graphs,
 )
 from esper.growth.lifecycle import GATED
-from esper.growth.outputs import locate_in_output, tensors_in
+from esper.growth.rehearsal import check_growth
 from esper.growth.seed_slot import BlendValve, SeedSlot, make_valve
 from esper.growth.sites import (
     Layouts,
     ModelInspection,
     SlotChoice,
-    call_model,
     evaluating,
     explaining,
     inspect_model,
@@ -412,7 +411,7 @@ def _wrap_stacks(host: nn.Module, plain: nn.Module, depth: Depth, example: Any) 
     with network.given_back():
         found = _inspect_shallow(plain, example)
         with explaining(f"{type(plain).__name__} fails when more blocks come"):
-            _check_growth(network, on_device(example, input_device(plain)))
+            check_growth(network, on_device(example, input_device(plain)))
     network.output, network.host_macs = found.output, found.macs
     return network
 
@@ -422,57 +421,3 @@ def _inspect_shallow(model: nn.Module, example: Any) -> ModelInspection:
         return inspect_model(model, example)
     except ConfigError as error:
         raise ConfigError(f"with fewer blocks {error}") from error
-
-
-def _check_growth(network: GrownModule, example: Any) -> None:
-    """Let all blocks come and go again. Raises ConfigError if one is not called, or if the output
-    changes, because then the others do not do what they did."""
-    name = type(network.host).__name__
-    cure = "call the blocks in a plain loop over the list, with what they need inside them"
-    before = _outputs(network, example)
-    for index, site in enumerate(network.sites):
-        network.germinate(index, 0, 0, key=0)
-        silent = site.blocks is not None and site.blocks.silent
-        network.set_blend(index, SeedStage.BLENDING, 1.0 if silent else 0.0)
-        seed, called = network.slot(index).seed, set[nn.Module]()
-        assert seed is not None
-        blocks = list(seed.children())
-        handles = [b.register_forward_pre_hook(partial(_note, called)) for b in blocks]
-        try:
-            after = _outputs(network, example)
-        finally:
-            for handle in handles:
-                handle.remove()
-        if len(called) < len(blocks):
-            raise ConfigError(
-                f"{name} does not call all blocks of {site.module!r} when there are more of them; "
-                f"{cure}"
-            )
-        same = len(before) == len(after) and all(map(_close, before, after))
-        if not same:
-            raise ConfigError(
-                f"{name} does something else with the blocks of {site.module!r} when others come "
-                f"between them, perhaps by their number; {cure}"
-            )
-    for index, _ in network.each_slot():
-        network.remove(index)
-
-
-def _note(called: set[nn.Module], module: nn.Module, args: Any) -> None:
-    called.add(module)
-
-
-def _outputs(network: GrownModule, example: Any) -> list[Tensor]:
-    """The main output; others may be one for each block."""
-    with evaluating(network.host), without_graphs(), keyed(0, devices_of(network.host)):
-        output = call_model(network.host, example)
-    main = locate_in_output(output)
-    return list(tensors_in(output)) if main is None else [main.get(output)]
-
-
-def _close(one: Tensor, other: Tensor) -> bool:
-    """Equal but for rounding."""
-    if one.shape != other.shape:
-        return False
-    gap = (one.double() - other.double()).abs().max() if one.numel() else 0.0
-    return bool(gap <= 1e-5 * max(1.0, float(one.double().abs().max()) if one.numel() else 0.0))

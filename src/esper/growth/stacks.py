@@ -179,12 +179,11 @@ class Stacks:
             self.put_back()
 
     def follow_mode(self) -> None:
-        """Grown blocks are in the mode, train or eval, of their lists."""
-        for event in self.grown:
-            for stack, own in zip(self.stacks, self.grown[event], strict=True):
-                for block in own.values():
-                    if block.training != stack.container.training:
-                        block.train(stack.container.training)
+        """Blocks are in the mode, train or eval, of their lists."""
+        for stack in self.stacks:
+            for block in stack.container.children():
+                if block.training != stack.container.training:
+                    block.train(stack.container.training)
 
     def put_back(self) -> None:
         """The end of `give_all`."""
