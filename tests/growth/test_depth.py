@@ -11,12 +11,13 @@ from torch.optim import SGD
 from torch.optim.lr_scheduler import LambdaLR
 
 import esper
-from esper.growth.depth import find_stacks, silent_parameters
+from esper.growth.depth import silent_parameters
 from esper.growth.export import export
 from esper.growth.grown_module import GrownModule
 from esper.growth.hosts import TransformerHost
 from esper.growth.optimizer import sync_slot_group
 from esper.growth.snapshot import restore_snapshot, take_snapshot
+from esper.growth.stack_search import find_stacks
 from esper.leyline import ConfigError, SeedStage
 from esper.leyline.depth import Depth, DepthPlan, depths, doubled, doublings, next_places
 from esper.tolaria.engine.population import add_seed_groups

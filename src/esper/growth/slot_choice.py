@@ -7,7 +7,6 @@ from typing import Any
 
 from torch import nn
 
-from esper.growth.depth import find_stacks
 from esper.growth.folding import Folding
 from esper.growth.hooks import original
 from esper.growth.layouts import TOPOLOGY_OF_LAYOUT
@@ -21,6 +20,7 @@ from esper.growth.sites import (
     inner,
     inspect_model,
 )
+from esper.growth.stack_search import find_stacks
 from esper.leyline import ConfigError, InjectionSpec, format_slot_id
 
 # The choice that is made for the user, and how many slots it takes.

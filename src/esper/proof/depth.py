@@ -8,7 +8,7 @@ from statistics import fmean
 
 import numpy as np
 
-from esper.growth.depth import find_stacks
+from esper.growth.stack_search import find_stacks
 from esper.leyline import ConfigError
 from esper.leyline.depth import Depth
 from esper.leyline.growth_settings import TRAINED_SCHEDULE
