@@ -328,7 +328,7 @@ class Garden:
     def tick(self, envs: np.ndarray, step: int) -> None:
         """Advance the stages at the end of an epoch, for the environments in `envs` (bool[E])."""
         before = self.table.copy()
-        changes = tick(self.table, self.settings, envs)
+        changes = tick(self.table, self.settings, envs, lasting=self.acts_from_start)
         for change in changes:
             if change.target == SeedStage.CULLED:
                 self._remove(change.where)
