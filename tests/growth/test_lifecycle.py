@@ -106,7 +106,7 @@ def test_lasting_seeds_have_until_the_end_of_the_run() -> None:
     while table.stage[0, 0] != SeedStage.BLENDING:
         epoch(table, settings)
     reached = [epoch(table, settings, contribution=-50.0, lasting=True) for _ in range(15)]
-    assert sum(reached, []) == ["HOLDING"]
+    assert [stage for stages in reached for stage in stages] == ["HOLDING"]
     table.healthy[:] = False
     assert epoch(table, settings, lasting=True) == ["CULLED"]
 
