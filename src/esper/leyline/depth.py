@@ -107,7 +107,7 @@ class BlockGroup:
 
     @property
     def name(self) -> str:
-        return ", ".join(f"{path} {before} to {after}" for path, before, after in self.depths)
+        return ", ".join(f"{path} ({before} to {after})" for path, before, after in self.depths)
 
     @staticmethod
     def from_tree(tree: Mapping[str, Any]) -> "BlockGroup":
