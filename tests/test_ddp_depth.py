@@ -86,7 +86,7 @@ def test_two_processes_deepen_like_one(
     assert first["history"] == second["history"]
     assert first["events"] == second["events"]
     grown = [event["module"] for event in wanted["events"] if event["event"] == "SeedGerminated"]
-    assert grown == (["blocks (3 to 5)"] if depth.add else ["blocks (1 to 2)", "blocks (2 to 3)"])
+    assert grown == (["blocks:3-5"] if depth.add else ["blocks:1-2", "blocks:2-3"])
     assert len(one.model.blocks) == (5 if depth.add else 3)
     for name in ("history", "events"):
         for mine, other in zip(first[name], wanted[name], strict=True):

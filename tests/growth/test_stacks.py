@@ -211,7 +211,7 @@ def test_every_parameter_of_new_blocks_learns() -> None:
 
 def test_a_grown_model_is_one_of_the_users_class() -> None:
     network = GrownModule.wrap(transformer(8), Depth("blocks", start=2), TOKENS)
-    assert [site.name for site in network.sites] == ["blocks (2 to 4)", "blocks (4 to 8)"]
+    assert [site.name for site in network.sites] == ["blocks:2-4", "blocks:4-8"]
     kept(network, 0, 1)
     plain = export(network, TOKENS)
     assert type(plain) is TransformerHost

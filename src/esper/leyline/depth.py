@@ -107,7 +107,8 @@ class BlockGroup:
 
     @property
     def name(self) -> str:
-        return ", ".join(f"{path} ({before} to {after})" for path, before, after in self.depths)
+        """One word, as scripts of actions need it."""
+        return "+".join(f"{path}:{before}-{after}" for path, before, after in self.depths)
 
     @staticmethod
     def from_tree(tree: Mapping[str, Any]) -> "BlockGroup":
