@@ -14,7 +14,7 @@ from esper.growth.blueprints.catalogue import count_params, flop_counter
 from esper.growth.devices import input_device, on_device
 from esper.growth.hooks import without_graphs
 from esper.growth.outputs import locate_in_slot, main_argument
-from esper.growth.sites import MISFITS, batch_size, call_model, evaluating
+from esper.growth.sites import MISFITS, batch_size, call_model, evaluating, not_running
 from esper.leyline import ConfigError
 
 
@@ -115,10 +115,7 @@ def find_stacks(model: nn.Module, example: Any, paths: Sequence[str] = ()) -> li
         with evaluating(model), without_graphs(), counter:
             call_model(model, on_device(example, input_device(model)))
     except MISFITS as error:
-        raise ConfigError(
-            f"{type(model).__name__} does not run on the example ({error}); "
-            "give one input as the training loader yields it"
-        ) from error
+        raise not_running(model, error) from error
     finally:
         for handle in handles:
             handle.remove()
