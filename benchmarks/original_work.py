@@ -56,7 +56,6 @@ class Work:
     envs: int
     steps: int
     seeds: str  # none, kept or free
-    goal: float
 
     def task(self, host: type[CNNHost] = CNNHost) -> Task:
         wide = self.host == "cifar"
@@ -87,11 +86,11 @@ class Work:
 
 
 WORKS = {
-    "cifar_none": Work("cifar", 8, 10, "none", 1.3),
-    "cifar_kept": Work("cifar", 8, 10, "kept", 1.6),
-    "tiny_free": Work("tiny", 8, 25, "free", 4.0),
-    "tiny_64_none": Work("tiny", 64, 25, "none", 10.0),
-    "tiny_64_kept": Work("tiny", 64, 25, "kept", 8.0),
+    "cifar_none": Work("cifar", 8, 10, "none"),
+    "cifar_kept": Work("cifar", 8, 10, "kept"),
+    "tiny_free": Work("tiny", 8, 25, "free"),
+    "tiny_64_none": Work("tiny", 64, 25, "none"),
+    "tiny_64_kept": Work("tiny", 64, 25, "kept"),
 }
 
 

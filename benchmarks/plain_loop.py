@@ -152,7 +152,8 @@ class PlainPopulation(LoopedPopulation):
         alpha = np.array([slot.applied_alpha() for _, slot in network.each_slot()])
         return (totals[: len(present)] / samples).numpy(), alpha, samples
 
-    def snapshot(self, envs: np.ndarray) -> list[HostSnapshot]:
+    def snapshot(self, envs: np.ndarray, *_: Any, **__: Any) -> list[HostSnapshot]:
+        """Like the original it copies everything, each time."""
         return [take_snapshot(self.networks[env], self.optimizers[env]) for env in envs.tolist()]
 
 

@@ -8,8 +8,7 @@ from esper.leyline import ActionMasks, LifecycleOp, generator
 from esper.simic.agent.config import PPOConfig
 from esper.simic.agent.network import FactoredRecurrentActorCritic, NetworkConfig
 from esper.simic.agent.ppo import PPOAgent
-from esper.simic.agent.rollout import action_draws, play_round
-from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
+from esper.simic.agent.rollout import TamiyoRolloutBuffer, action_draws, play_round
 from esper.simic.agent.set_network import new_network
 from esper.simic.agent.types import MaskTensors
 from esper.tamiyo.policy.set_features import FITS, PRESENT, SetLayout

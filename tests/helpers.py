@@ -207,7 +207,7 @@ def network_of(env: GrowthEnv, index: int) -> GrownModule:
 
 
 def trained_params(env: GrowthEnv, index: int) -> int:
-    """How many numbers the optimiser changes for this host."""
+    """How many numbers the optimizer changes for this host."""
     population: Any = env.population
     if isinstance(population, FusedPopulation):
         held = [seed for seed in population.seeds[index] if seed is not None]

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from esper.simic.telemetry.gradient_collector import GradientHealthMetrics, measure_gradients
+from esper.simic.telemetry.health import GradientHealthMetrics, measure_gradients
 
 
 def collect_gradients(params, thresholds):

@@ -228,7 +228,7 @@ def test_every_block_of_a_tutorial_runs(
 
 
 def test_the_guide_has_an_example_of_each_kind() -> None:
-    assert len(GUIDE) == 7
+    assert len(GUIDE) == 8
 
 
 def test_links_are_valid() -> None:

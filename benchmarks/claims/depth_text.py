@@ -27,7 +27,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import depth_rule
 from common import (
     RESULTS,
     Row,
@@ -45,6 +44,7 @@ from esper.growth.hosts import TransformerHost
 from esper.growth.stacks import Stacks
 from esper.leyline.depth import Depth
 from esper.proof.statistics import mean_interval
+from esper.tamiyo.controllers import depth as depth_rule
 from esper.tolaria.data.catalogue import data_root
 from esper.tolaria.data.text import load_documents
 

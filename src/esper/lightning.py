@@ -17,13 +17,16 @@ import torch
 from torch import Tensor, nn
 
 from esper.api import Body, Slots, attach
+from esper.api.distributed import check_wrapper
 from esper.api.slots import as_slots
 from esper.growth.devices import devices_of, keeping_generators
 from esper.growth.grown_module import GrownModule
 from esper.growth.hooks import SEEDS_SAVED, clear_flag, set_flag
 from esper.growth.sites import SlotChoice, evaluating
 from esper.growth.snapshot import restore_snapshot, snapshot_from_tree
+from esper.growth.stacks import Stacks
 from esper.leyline import ConfigError, EsperWarning, ForgottenCallError, PackageMissingError
+from esper.leyline.depth import AUTO, Depth
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -34,10 +37,15 @@ except ModuleNotFoundError as error:
     raise PackageMissingError(f"esper.lightning needs {error.name}", "lightning") from None
 
 
+# In the callback's state before the first validation: weights of the blocks that were there.
+BLOCKS_ALONE = "blocks"
+
+
 class Grow(Callback):
     """Grows a LightningModule, or its submodule `module`, while a Trainer fits it.
 
-    `slots` and `options` (`controller`, `budget`, `key`, `settings`) are those of `esper.attach`.
+    `slots`, `depth` and `options` (`controller`, `budget`, `key`, `settings`) are those of
+    `esper.attach`.
     `monitor` is a metric that validation logs; every validation is a step. `example` is one input
     of the module that grows (default: `example_input_array`). `steps` is the maximum number of
     validations (default: the Trainer's `max_epochs`). `seed_lr` and `seed_weight_decay` are for
@@ -52,9 +60,10 @@ class Grow(Callback):
 
     def __init__(
         self,
-        slots: SlotChoice | Slots,
-        monitor: str,
+        slots: SlotChoice | Slots = AUTO,
+        monitor: str | None = None,
         *,
+        depth: Depth | str | None = None,
         mode: Literal["max", "min"] = "max",
         example: Any = None,
         module: str | None = None,
@@ -68,7 +77,7 @@ class Grow(Callback):
             raise ConfigError(f"mode must be 'max' or 'min', got {mode!r}")
         if not isinstance(monitor, str):
             raise ConfigError(f"monitor must be the name of a metric, got {type(monitor).__name__}")
-        self.slots, self.monitor, self.mode = slots, monitor, mode
+        self.slots, self.monitor, self.mode = as_slots(slots, depth), monitor, mode
         self.example, self.module, self.steps = example, module, steps
         self.evaluate, self.options = evaluate, options
         self.seed_settings = {"seed_lr": seed_lr, "seed_weight_decay": seed_weight_decay}
@@ -82,6 +91,14 @@ class Grow(Callback):
             raise ForgottenCallError("trainer.fit was never called with this Grow callback")
         return self.body.export()
 
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """A checkpoint may be loaded into the module before its blocks have come."""
+        if stage != TrainerFn.FITTING and (stacks := self._stacks()) is not None:
+            stacks.give_all()
+
+    def _stacks(self) -> Stacks | None:
+        return None if self.body is None else self.body.model.stacks
+
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         _check_trainer(trainer)
         grows = self._growing(pl_module)
@@ -93,13 +110,26 @@ class Grow(Callback):
             steps=self.steps or _validations(trainer),
             **self.options,
         )
+        with self.body.model.given_back():
+            check_wrapper(trainer.strategy.model, self.body.model)
         schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
         self.body.manage(trainer.optimizers[0], *schedulers, **self.seed_settings)
         set_flag(grows, SEEDS_SAVED)
         self._repeated = self.evaluate is not None
+        if self._saved and BLOCKS_ALONE in self._saved:
+            self.body.load_weights(self._saved[BLOCKS_ALONE])
+            self._saved = None
         if self._saved:
             self.body.load_state_dict(self._saved)
             self._saved, self._repeated = None, True
+
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """After a validation the Trainer gives modules their mode back by their names, and blocks
+        that come in between change those."""
+        if (stacks := self._stacks()) is not None:
+            stacks.follow_mode()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.state.fn != TrainerFn.FITTING or self.body is None:
@@ -129,7 +159,20 @@ class Grow(Callback):
             self.body.close()
 
     def state_dict(self) -> dict[str, Any]:
-        return self.body.state_dict() if self.body is not None and self.body.begun else {}
+        if self.body is None:
+            return {}
+        if self.body.begun:
+            return self.body.state_dict()
+        deepens = self.body.model.stacks is not None
+        return {BLOCKS_ALONE: self.body.model.host.state_dict()} if deepens else {}
+
+    def on_save_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Lightning loads the module's weights before its blocks have come."""
+        if (stacks := self._stacks()) is not None:
+            with stacks.as_given():
+                checkpoint["state_dict"] = trainer.strategy.lightning_module_state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Lightning restores callbacks before the optimizers exist; `on_fit_start` loads it."""
@@ -137,13 +180,17 @@ class Grow(Callback):
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Restore the seeds of a checkpoint, unless it is trained further."""
-        if self._saved is None or trainer.state.fn == TrainerFn.FITTING:
+        if trainer.state.fn == TrainerFn.FITTING:
+            return
+        if self._saved is None:
+            if (stacks := self._stacks()) is not None:
+                stacks.put_back()
             return
         with torch.inference_mode(False), torch.enable_grad():
             if self.body is not None:
                 self.body.load_state_dict(self._saved)
             else:
-                spec = as_slots(self.slots)
+                spec = self.slots
                 network = GrownModule.wrap(
                     self._growing(pl_module),
                     spec.modules,

@@ -24,9 +24,9 @@ from esper.api.slots import Slots, as_slots
 from esper.growth.blueprints.catalogue import BlueprintCatalogue, default_catalogue
 from esper.growth.devices import devices_of, keeping_generators
 from esper.growth.hooks import SEEDS_SAVED, clear_flag, set_flag
-from esper.growth.optimizer import SLOT_KEY
 from esper.growth.sites import SlotChoice, evaluating
 from esper.leyline import ConfigError, EsperWarning, ForgottenCallError, PackageMissingError
+from esper.leyline.depth import AUTO, Depth
 from esper.tolaria.engine.batches import has_length
 
 try:
@@ -50,7 +50,7 @@ GROWTH = "esper.pt"  # in the folder of a checkpoint, next to optimizer.pt
 class GrowCallback(TrainerCallback):
     """Grows a model while a Trainer trains it; every evaluation is a step.
 
-    `slots` and `options` (`controller`, `budget`, `key`, ...) are those of `esper.attach`.
+    `slots`, `depth` and `options` (`controller`, `budget`, `key`, ...) are those of `esper.attach`.
     `monitor` is a metric of the evaluation; lower is better for a loss, higher for others, unless
     `mode` is given. To measure what a seed contributes, the evaluation is repeated without it; for
     any metric but `eval_loss` this needs the Trainer's `compute_metrics`, or `evaluate(model)`,
@@ -65,9 +65,10 @@ class GrowCallback(TrainerCallback):
 
     def __init__(
         self,
-        slots: SlotChoice | Slots,
+        slots: SlotChoice | Slots = AUTO,
         monitor: str = "eval_loss",
         *,
+        depth: Depth | str | None = None,
         mode: Literal["max", "min"] | None = None,
         compute_metrics: Callable[[EvalPrediction], Mapping[str, float]] | None = None,
         evaluate: Callable[[nn.Module], float] | None = None,
@@ -87,7 +88,7 @@ class GrowCallback(TrainerCallback):
                 f"{monitor} cannot be measured without a seed; give the Trainer's compute_metrics= "
                 "or evaluate=, a function of the model"
             )
-        self.slots, self.monitor = slots, monitor
+        self.slots, self.monitor = as_slots(slots, depth), monitor
         mode = mode or ("min" if monitor.endswith("loss") else "max")
         self.sign = -1.0 if mode == "min" else 1.0
         self.compute_metrics, self.evaluate = compute_metrics, evaluate
@@ -95,6 +96,7 @@ class GrowCallback(TrainerCallback):
         self.seed_settings = {"seed_lr": seed_lr, "seed_weight_decay": seed_weight_decay}
         self.resume_from = resume_from
         self.body: Body | None = None
+        self._given: list[list[nn.Parameter]] = []  # of each group of the Trainer's optimizer
         self._training = self._repeated = self._counted = self._own_scores = False
         self._missing: str | None = None
         self._loader: Any = None
@@ -117,13 +119,16 @@ class GrowCallback(TrainerCallback):
     ) -> None:
         _check_arguments(args)
         example = _example(parts["train_dataloader"]) if self.example is None else self.example
-        spec = as_slots(self.slots)
-        spec = replace(
-            spec,
-            layout=_layouts(model, example) if spec.layout is None else spec.layout,
-            causal=_is_causal(model) if spec.causal is None else spec.causal,
-            blueprints=spec.blueprints or blueprints_inside(),
-        )
+        spec = self.slots
+        if isinstance(spec.modules, Depth):
+            _check_unused(args, model)
+        else:
+            spec = replace(
+                spec,
+                layout=_layouts(model, example) if spec.layout is None else spec.layout,
+                causal=_is_causal(model) if spec.causal is None else spec.causal,
+                blueprints=spec.blueprints or blueprints_inside(),
+            )
         self.body = attach(
             model,
             slots=spec,
@@ -133,6 +138,7 @@ class GrowCallback(TrainerCallback):
             **self.options,
         )
         optimizer = getattr(parts["optimizer"], "optimizer", parts["optimizer"])
+        self._given = [list(group["params"]) for group in optimizer.param_groups]
         self.body.manage(optimizer, parts["lr_scheduler"], **self.seed_settings)
         set_flag(model, SEEDS_SAVED)
         self._training, self._repeated = True, self.evaluate is not None
@@ -140,7 +146,9 @@ class GrowCallback(TrainerCallback):
             self._resume(args, state)
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
-        if args.max_grad_norm and (seeds := self._seed_parameters()):
+        """The Trainer clips the gradients of the model's own parameters, grown blocks included."""
+        seeds = self._seed_parameters()
+        if args.max_grad_norm and seeds and not isinstance(self.slots.modules, Depth):
             nn.utils.clip_grad_norm_(seeds, args.max_grad_norm)
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
@@ -177,8 +185,13 @@ class GrowCallback(TrainerCallback):
         saved = self.body.state_dict() if self.body.begun else None
         measure = (self._counted, self._own_scores) if self._repeated else None
         growth = {"step": state.global_step, "body": saved, "measure": measure}
+        if saved is None and isinstance(self.slots.modules, Depth):
+            # The Trainer loads its files into a model with other blocks.
+            growth["model"] = self.body.model.host.state_dict()
+            growth["optimizer"] = self.body.host.optimizer.state_dict()
         _replace(folder / GROWTH, growth)
-        for name, cut in (("optimizer.pt", _cut_optimizer), ("scheduler.pt", self._cut_scheduler)):
+        cuts = (("optimizer.pt", self._cut_optimizer), ("scheduler.pt", self._cut_scheduler))
+        for name, cut in cuts:
             if (folder / name).is_file():
                 _replace(folder / name, cut(torch.load(folder / name, weights_only=True)))
 
@@ -206,6 +219,9 @@ class GrowCallback(TrainerCallback):
                 f"{path} is of step {saved['step']}, but training resumes from step "
                 f"{state.global_step}; give the folder of that checkpoint as resume_from="
             )
+        if "model" in saved:
+            self.body.host.optimizer.load_state_dict(saved["optimizer"])
+            self.body.load_weights(saved["model"])
         if saved["body"] is not None:
             self.body.load_state_dict(saved["body"])
             if (measure := saved.get("measure")) is not None:
@@ -223,10 +239,24 @@ class GrowCallback(TrainerCallback):
         network = self.body.model
         return [p for index, _ in network.each_slot() for p in network.seed_parameters(index)]
 
+    def _cut_optimizer(self, state: dict[str, Any]) -> dict[str, Any]:
+        """The state for the groups that the Trainer makes; blocks that come later have none."""
+        assert self.body is not None
+        live = (p for group in self.body.host.optimizer.param_groups for p in group["params"])
+        numbers = {id(param): number for number, param in enumerate(live)}
+        found, groups, size = {}, [], 0
+        for group, params in zip(state["param_groups"], self._given, strict=False):
+            groups.append({**group, "params": list(range(size, size + len(params)))})
+            for param in params:
+                own = state["state"].get(numbers.get(id(param)))
+                if own is not None:
+                    found[size] = own
+                size += 1
+        return {"state": found, "param_groups": groups}
+
     def _cut_scheduler(self, state: dict[str, Any]) -> dict[str, Any]:
         assert self.body is not None
-        groups = len(self.body.host.optimizer.param_groups)
-        own = groups - len(self.body.model.sites)
+        groups, own = len(self.body.host.optimizer.param_groups), len(self._given)
         per_group = {k for k, v in state.items() if isinstance(v, list) and len(v) == groups}
         return {k: v[:own] if k in per_group else v for k, v in state.items()}
 
@@ -381,6 +411,18 @@ def _check_arguments(args: Any) -> None:
         )
 
 
+def _check_unused(args: Any, model: nn.Module) -> None:
+    """Several processes must not wait for gradients of blocks that come later."""
+    unused = args.ddp_find_unused_parameters
+    if args.world_size > 1 and unused is None:
+        unused = not getattr(model, "is_gradient_checkpointing", False)
+    if args.world_size > 1 and not unused:
+        raise ConfigError(
+            "with several processes growth in depth needs ddp_find_unused_parameters=True in the "
+            "training arguments, without gradient checkpointing or with use_reentrant=False"
+        )
+
+
 def _evaluations(args: Any, state: Any) -> int:
     if args.eval_strategy == "epoch":
         return int(np.ceil(state.num_train_epochs))
@@ -405,15 +447,6 @@ def _layouts(model: nn.Module, example: Any) -> dict[str, str]:
 
 def _is_causal(model: nn.Module) -> bool | None:
     return True if type(model).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values() else None
-
-
-def _cut_optimizer(state: dict[str, Any]) -> dict[str, Any]:
-    groups = [group for group in state["param_groups"] if SLOT_KEY not in group]
-    own = {index for group in groups for index in group["params"]}
-    return {
-        "state": {index: each for index, each in state["state"].items() if index in own},
-        "param_groups": groups,
-    }
 
 
 def _replace(path: Path, tree: Any) -> None:

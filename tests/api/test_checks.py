@@ -14,6 +14,7 @@ import esper
 from architectures import MLP
 from esper.api import imitate, learn_offline, load_policy, record, resume_ppo, train_ppo
 from esper.api.checks import RULES, Rule, checked
+from esper.growth.grown_module import GrownModule
 from esper.leyline import ConfigError
 from esper.simic.training.config import TrainingConfig
 
@@ -29,7 +30,10 @@ FUNCTIONS: dict[str, tuple[Any, dict[str, Any]]] = {
         {"model": MLP(), "slots": ["layer1"], "example": X, "evaluate": float, "steps": 3},
     ),
     "list_slots": (esper.list_slots, {"model": MLP(), "example": X}),
-    "export": (esper.export, {"network": MLP(), "example": X}),
+    "export": (
+        esper.export,
+        {"network": GrownModule.wrap(MLP(), ["layer1"], X), "example": X, "fold": True},
+    ),
     "load_policy": (load_policy, {"path": "nowhere"}),
     "record": (record, {"controller": "random", "out": "out"}),
     "imitate": (imitate, {"teacher": "heuristic", "out": "out"}),

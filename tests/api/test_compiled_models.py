@@ -15,6 +15,9 @@ from torch.optim import AdamW
 
 import esper
 from architectures import MLP
+from depth_support import ADD, START, Net, net
+from depth_support import Loop as DepthLoop
+from depth_support import grow as grow_deep
 from esper.growth.export import largest_difference
 from esper.growth.grown_module import keyed
 from esper.growth.hooks import without_graphs
@@ -280,3 +283,46 @@ def test_a_compiled_loop_resumes_an_eager_one_and_back(orders: tuple[str, str]) 
     assert not any("_orig_mod" in name for name in first.body.model.state_dict())
     second.body.load_state_dict(state)
     assert_close(eager_loop(), second.run(11))
+
+
+# --- growth in depth -------------------------------------------------------------------------
+
+
+def deepened(model: nn.Module, call: Any, depth: esper.Depth) -> Any:
+    loop = DepthLoop(model, depth).manage()
+    loop.epochs(0, 8, call)
+    assert len(loop.model.blocks) == (6 if depth.add else 4)
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def stack() -> nn.Module:
+    model = net()
+    for block in model.blocks:
+        block.dropout.p = 0.0
+    return model
+
+
+@pytest.mark.parametrize(("depth", "structures"), [(START, 3), (ADD, 1)], ids=["start", "frozen"])
+def test_growth_in_depth_is_one_graph_for_each_depth(depth: esper.Depth, structures: int) -> None:
+    expected, found, counter = stack(), stack(), Counter()
+    expected = deepened(expected, expected, depth)
+    found = deepened(found, torch.compile(found, backend=counter), depth)
+    assert counter.graphs == structures
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.soak
+def test_growth_in_depth_by_inductor_equals_eager() -> None:
+    expected, found = stack(), stack()
+    torch.testing.assert_close(
+        deepened(found, torch.compile(found), START), deepened(expected, expected, START)
+    )
+
+
+def test_esper_grow_deepens_a_compiled_model() -> None:
+    counter = Counter()
+    eager = grow_deep(stack(), START)
+    compiled_run = grow_deep(torch.compile(stack(), backend=counter), START)
+    assert_close(eager.history, compiled_run.history)
+    assert counter.graphs == len(set(counter.ops)) >= 6, "none is compiled again"
+    assert type(compiled_run.export()) is Net

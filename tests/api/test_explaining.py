@@ -126,7 +126,7 @@ def test_a_bad_folder_gets_one_sentence(trained: Path, tmp_path: Path) -> None:
     (tmp_path / "evaluation" / "decisions.jsonl").write_text(rubbish)
     with pytest.raises(ConfigError, match=r"--arm \(a\) and a key from 1 to 1"):
         explain(tmp_path / "evaluation", step=1, arm="a", key=1)
-    with pytest.raises(ConfigError, match="is no evaluation; leave out --arm and --key"):
+    with pytest.raises(ConfigError, match="is not an evaluation; leave out --arm and --key"):
         explain(trained, step=1, arm="a", key=1)
 
 

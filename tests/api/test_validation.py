@@ -71,13 +71,13 @@ def test_it_is_asked_every_so_many_rounds_and_what_is_better_is_kept():
     assert told.asked == [2, 4, 6]
     assert told.kept == [(2, BestPolicy(2, 50.0)), (4, BestPolicy(4, 61.0))]
     assert state.best == BestPolicy(4, 61.0)
-    column = [row["unseen_score"] for row in history.of("round")]
+    column = [row["validation_hosts_score"] for row in history.of("round")]
     assert column == [None, 50.0, None, 61.0, None, 61.0, None]
 
 
 def test_the_folder_has_the_policy_of_that_round(tmp_path, whole):
     asked = [row for row in rows(whole / "metrics.jsonl") if row["kind"] == "round"]
-    scores = [row["unseen_score"] for row in asked]
+    scores = [row["validation_hosts_score"] for row in asked]
     found, best = load_state(whole).best, whole / "best"
     assert found == BestPolicy(1 + scores.index(max(scores)), max(scores))
     assert f"validation hosts of digits:tiny: {max(scores):.2f}" in (best / "card.toml").read_text()

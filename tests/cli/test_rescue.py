@@ -2,10 +2,15 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+import esper.proof.arms
 from command_support import esper_here
+from esper.cli.arms import Arms
+from esper.cli.printing import Output
 from esper.leyline import ConfigError
 from esper.observatory.run_directory import read_rows
 from esper.proof.scenarios import RescuePlans
@@ -75,3 +80,23 @@ def test_the_least_budget_that_is_named_is_enough() -> None:
         RescuePlans(task, data, 30, 0.001)
     least = float(str(refused.value).split(";")[1].split()[0])
     assert RescuePlans(task, data, 30, least + 0.001).budget > 0
+
+
+@pytest.mark.parametrize(("scores", "best"), [([1.0, 3.0, 2.0], 1), ([None, -5.0], 1)])
+def test_the_best_of_several_plans_has_the_best_validation_score(
+    scores: list[float | None], best: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained = iter(scores)
+
+    def train(plan: object, data: object, keys: object) -> list[object]:
+        return [SimpleNamespace(outcome=SimpleNamespace(val_score=next(trained)))]
+
+    monkeypatch.setattr(esper.proof.arms, "train", train)
+    arms: Any = SimpleNamespace(
+        output=Output(quiet=True, as_json=False),
+        settings=SimpleNamespace(key=0),
+        data=None,
+        _here=lambda plan: plan,
+    )
+    plans: list[Any] = [f"plan {i}" for i in range(len(scores))]
+    assert Arms.best_of(arms, "best width", plans) == plans[best]

@@ -65,7 +65,7 @@ def test_only_large_images_are_laid_out_channels_last(size: int, channels_last: 
 def test_hosts_refuse_what_cannot_work() -> None:
     with pytest.raises(ConfigError, match="at least 2 blocks"):
         CNNHost(n_blocks=1)
-    with pytest.raises(ConfigError, match=r"needs a channel, got \(4, 0\)"):
+    with pytest.raises(ConfigError, match=r"needs at least one channel, got \(4, 0\)"):
         CNNHost(widths=(4, 0))
     with pytest.raises(ConfigError, match="3 heads do not divide"):
         TransformerHost(16, 8, 3, n_layer=3)

@@ -37,14 +37,19 @@ def seed_table(settings: GrowthSettings | None = None) -> SlotTable:
 
 
 def epoch(
-    table: SlotTable, settings: GrowthSettings, *, score: float = 51.0, contribution: float = np.nan
+    table: SlotTable,
+    settings: GrowthSettings,
+    *,
+    score: float = 51.0,
+    contribution: float = np.nan,
+    lasting: bool = False,
 ) -> list[str]:
     """One epoch as the environment drives it; gives the stages entered."""
     age(table, ONE)
     table.score[table.holds_seed] = score
     table.gradient_ratio[table.holds_seed] = 1.0
     table.contribution[:] = contribution
-    return [change.target.name for change in tick(table, settings, ONE)]
+    return [change.target.name for change in tick(table, settings, ONE, lasting)]
 
 
 def test_earliest_path_of_a_25_epoch_run() -> None:
@@ -93,6 +98,17 @@ def test_a_blending_seed_that_does_harm_beyond_noise_is_culled(
     table.noise[:] = noise
     epoch(table, settings, contribution=contribution)
     assert (table.stage[0, 0] == SeedStage.BLENDING) == stays
+
+
+def test_lasting_seeds_have_until_the_end_of_the_run() -> None:
+    settings = GrowthSettings(steps=25)
+    table = seed_table()
+    while table.stage[0, 0] != SeedStage.BLENDING:
+        epoch(table, settings)
+    reached = [epoch(table, settings, contribution=-50.0, lasting=True) for _ in range(15)]
+    assert [stage for stages in reached for stage in stages] == ["HOLDING"]
+    table.healthy[:] = False
+    assert epoch(table, settings, lasting=True) == ["CULLED"]
 
 
 def test_a_held_seed_that_was_not_measured_is_not_culled_for_it() -> None:

@@ -10,7 +10,7 @@ from esper.growth.optimizer import (
     add_slot_groups,
     few_groups,
     scaled_rates,
-    slot_group,
+    slot_groups,
     sync_slot_group,
 )
 from esper.leyline import ConfigError, SeedStage
@@ -53,7 +53,8 @@ def test_new_parameters_join_and_leave_without_touching_the_old(name: str) -> No
     assert all(not torch.equal(p, b) for p, b in zip(seed, before, strict=True))
     network.remove(1)
     sync_slot_group(optimizer, "r0c1", [])
-    assert slot_group(optimizer, "r0c1")["params"] == []
+    (group,) = slot_groups(optimizer, "r0c1")
+    assert group["params"] == []
     assert not any(p in optimizer.state for p in seed)
     step(network, optimizer, x)
 

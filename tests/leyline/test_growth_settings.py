@@ -121,3 +121,8 @@ def test_a_new_field_is_a_flag_a_line_of_toml_and_in_the_record(
     run(with_one_more_field, tmp_path, *short, "--settings", "own.toml", "--out", "file")
     kept = [tomllib.loads((tmp_path / out / "config.toml").read_text()) for out in ("flag", "file")]
     assert [each["colour"] for each in kept] == ["red", "green"]
+    fused = ("train", "ppo", "--rounds", "1", "--envs", "2", "--steps", "1", "--quiet")
+    run(with_one_more_field, tmp_path, *fused, "--population", "fused", "--colour", "red")
+    (config,) = (tmp_path / "runs").glob("*/config.toml")
+    growth = tomllib.loads(config.read_text())["growth"]
+    assert (growth["colour"], growth["population"]) == ("red", "fused")

@@ -186,6 +186,7 @@ def test_names_are_text(tmp_path: Path):
         assert bad not in data
     assert describe(run)["run"]["task"].startswith("<script>")  # to be shown, not obeyed
     assert safe_text("a\x1b[0m\u2066b\n") == "a\\u001b[0m\\u2066b\\u000a"
+    assert safe_text("a\x1b[0m") == "a\\u001b[0m", "ASCII only"
     assert safe_text("x" * 500, 10) == "x" * 9 + "…"
     assert safe_text("naïve 数字 é") == "naïve 数字 é"
     assert sanitize({"key": 2**60, "score": float("inf"), "n": [True, 1]}) == {

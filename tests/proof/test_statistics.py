@@ -2,12 +2,15 @@
 
 from itertools import product
 from statistics import fmean
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from scipy import stats
 
 from esper.leyline.reports import few_pairs
+from esper.proof.report import AVERAGED, summary
 from esper.proof.statistics import holm, paired_difference
 
 
@@ -130,3 +133,16 @@ def test_holm_by_hand() -> None:
 
 def test_holm_leaves_out_what_has_no_p() -> None:
     assert holm([None, 0.02, None, 0.04]) == [None, pytest.approx(0.04), None, pytest.approx(0.04)]
+
+
+def test_the_row_of_an_arm_has_means_over_its_keys_of_what_was_measured() -> None:
+    def result(arm: str, value: float, val_score: float | None) -> Any:
+        return SimpleNamespace(arm=arm, **dict.fromkeys(AVERAGED, value) | {"val_score": val_score})
+
+    results = [result("a", 2.0, None), result("a", 4.0, 7.0), result("b", 90.0, 90.0)]
+    chosen = ("name", "extra", "control_of", "learning_rate", "width", "shape")
+    arm: Any = SimpleNamespace(label="a", **dict.fromkeys(chosen))
+    row = summary(arm, results)
+    assert row["val_score"] == 7.0
+    assert {row[name] for name in AVERAGED if name != "val_score"} == {3.0}
+    assert summary(arm, results[:1])["val_score"] is None

@@ -17,6 +17,7 @@ from esper.leyline.growth_settings import GrowthSettings, RateSchedule
 from esper.proof.compute import of_width
 from esper.tamiyo.controllers.simple import StaticController
 from esper.tamiyo.situation import wait
+from esper.tolaria.engine.cooling import Cooler
 from esper.tolaria.engine.gradients import answers, batch_rho, find_tau, starvation
 from esper.tolaria.engine.objectives import cross_entropy, mse
 from esper.tolaria.engine.population import LoopedPopulation
@@ -128,6 +129,15 @@ def state(env: GrowthEnv, index: int) -> dict[str, Tensor]:
 
 def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[n], other[n]) for n in one)
+
+
+def test_no_more_examples_are_measured_than_the_cost_covers() -> None:
+    task, data = small_digits(600)
+    recipe = task.adjusted(None, 100).recipe(data)
+    cooler = Cooler(LoopedPopulation(recipe, KEYS), recipe, torch.device("cpu"))
+    found = cooler.cool(0, step=0)
+    assert found.samples == COOLING_SAMPLES < 600
+    assert cooler.cost(np.array([7])) == 7 * found.samples
 
 
 def outputs(env: GrowthEnv, index: int, recipe: HostRecipe) -> tuple[Tensor, Tensor]:

@@ -239,7 +239,7 @@ def test_a_budget_is_never_exceeded(kind: str) -> None:
 def test_a_budget_may_be_a_number_of_parameters() -> None:
     assert Budget(params=1200, macs=2.0).left_for_seeds(496, 1000) == (704, 1000)
     assert Budget(params=100.0).left_for_seeds(496, 1000) == (99 * 496, None)
-    with pytest.raises(ConfigError, match="400 parameters is below the host itself, with 496"):
+    with pytest.raises(ConfigError, match="400 parameters is below the host itself, which has 496"):
         digits_env([1], budget=Budget(params=400))
 
 

@@ -86,11 +86,12 @@ def test_the_rate_of_every_batch_is_what_the_schedule_says(
     task, data = small_digits()
     env = make_env(task.recipe(data), [5], GrowthSettings(3, schedule=RateSchedule(0.25, 0.5)))
     (optimizer,) = env.population.optimizers  # type: ignore[attr-defined]
-    optimizer.param_groups[2]["lr"] = 3e-2
-    seen, groups, step = [], optimizer.param_groups, optimizer.step
+    groups, seen, step = optimizer.param_groups, [], optimizer.step
+    # Groups without parameters take no part in training.
+    groups[2] |= {"lr": 3e-2, "params": [groups[0]["params"].pop()]}
 
     def noted() -> None:
-        seen.append((groups[0]["lr"], groups[2]["lr"]))
+        seen.append(tuple(group["lr"] for group in optimizer.param_groups))
         step()
 
     monkeypatch.setattr(optimizer, "step", noted)

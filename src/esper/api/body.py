@@ -8,7 +8,7 @@ with esper.attach(model, slots=["layer1"], example=x, evaluate=accuracy, steps=3
 plain = body.export()
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from itertools import chain
@@ -24,7 +24,7 @@ from torch.utils.hooks import RemovableHandle
 from esper.api.attached_host import AttachedHost, Follower
 from esper.api.callbacks import check_script, find_controller
 from esper.api.checks import check_model, check_optimizer, checked
-from esper.api.distributed import Processes, SeedGradients, check_parallel
+from esper.api.distributed import Processes, SeedGradients, check_parallel, check_wrapper
 from esper.api.growing import grow_settings
 from esper.api.growth_run import load_loop_state, loop_state
 from esper.api.growth_warnings import GrowthWarnings, warn_if_out_of_domain, warn_of_slow_seeds
@@ -275,6 +275,13 @@ class Body:
         self._watch_gradients()
         self.optimizer_steps = 0
 
+    def load_weights(self, weights: Mapping[str, Any]) -> None:
+        """Before the first step: a state dict of the model with the blocks that it has now, to
+        continue from."""
+        self.model.host.load_state_dict(weights)
+        self.recorder.events.pop()  # of the snapshot of other weights
+        self.env.save_healthy()
+
     def _check_equal(self) -> None:
         """All processes must have the same network, with seeds in the same stages."""
         table = ((f"column {k}", torch.from_numpy(v)) for k, v in vars(self.env.table).items())
@@ -382,7 +389,7 @@ def attach(
     Raises ConfigError for arguments that cannot work.
     """
     check_parallel(model)
-    processes, model = Processes.of(model), inner(model)
+    given, processes, model = model, Processes.of(model), inner(model)
     check_model(model)
     spec = as_slots(slots, depth)
     example = spec.example if example is None else example
@@ -392,20 +399,22 @@ def attach(
     network = GrownModule.wrap(
         model, spec.modules, example, spec.blueprints, layout=spec.layout, causal=spec.causal
     )
-    chosen = find_controller(controller, len(network.sites), network.catalogue, spec.modules)
-    check_script(chosen, network)
-    processes.check_same(
-        {
-            **{f"the shape of {n}": tuple(p.shape) for n, p in model.named_parameters()},
-            "the list of slots": ", ".join(network.slot_config.names),
-            "the controller": chosen.name,
-            "the number of steps": own.steps,
-            "the key": key,
-        }
-    )
-    host = AttachedHost(network, evaluate, example, key, processes, own.snapshots)
-    history = History()
-    env = GrowthCycle(host, own, recorder=history)
+    with network.given_back():
+        check_wrapper(given, network)
+        chosen = find_controller(controller, len(network.sites), network.catalogue, spec.modules)
+        check_script(chosen, network)
+        processes.check_same(
+            {
+                **{f"the shape of {n}": tuple(p.shape) for n, p in model.named_parameters()},
+                "the list of slots": ", ".join(network.slot_config.names),
+                "the controller": chosen.name,
+                "the number of steps": own.steps,
+                "the key": key,
+            }
+        )
+        host = AttachedHost(network, evaluate, example, key, processes, own.snapshots)
+        history = History()
+        env = GrowthCycle(host, own, recorder=history)
     warnings = GrowthWarnings(history, env, chosen)
     history.listeners = [warnings]
     warn_if_out_of_domain(chosen, type(network.host).__name__)

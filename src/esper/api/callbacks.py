@@ -16,7 +16,9 @@ from esper.simic.training.checkpoint import load_state
 from esper.simic.training.policy_controller import LearnedController
 from esper.tamiyo.controllers import make_controller
 from esper.tamiyo.controllers.depth import DepthController
+from esper.tamiyo.controllers.heuristic import HeuristicController
 from esper.tamiyo.controllers.scripted import ScriptedController
+from esper.tamiyo.controllers.simple import EachController
 from esper.tamiyo.situation import Controller
 
 _CALLS = ("on_epoch", "on_event", "on_end")
@@ -88,6 +90,15 @@ def find_controller(
     chosen = _named(controller) if isinstance(controller, str) else controller
     if isinstance(chosen, LearnedController) and num_slots is not None and catalogue is not None:
         chosen.check_fit(num_slots, catalogue)
+    if isinstance(slots, Depth) and isinstance(chosen, HeuristicController | EachController):
+        raise ConfigError(
+            f"the controller {chosen.name!r} chooses seeds by their blueprints, and growth in "
+            "depth has only blocks; leave it out, and esper.Depth(when=...) decides"
+        )
+    if slots is not None and not isinstance(slots, Depth) and isinstance(chosen, DepthController):
+        raise ConfigError(
+            f"the controller {chosen.name!r} is for growth in depth; give depth=..., or another one"
+        )
     return chosen
 
 

@@ -108,6 +108,8 @@ def _is_optimizer(value: Any) -> bool:
 def _may_be_slots(value: Any) -> bool:
     if isinstance(value, Slots):
         value = value.modules
+        if isinstance(value, Depth):
+            return True
     named = isinstance(value, Iterable) and not isinstance(value, Mapping | bytes | Tensor)
     return named or callable(value)
 
@@ -116,7 +118,7 @@ def _is_path(value: Any) -> bool:
     if not isinstance(value, str | Path) or str(value) == "" or "\0" in str(value):
         return False
     if any(len(os.fsencode(part)) > MOST_NAME for part in Path(value).parts):
-        raise ConfigError(f"{shorten(str(value))} is no path of a folder: File name too long")
+        raise ConfigError(f"{shorten(str(value))} is not the path of a folder: File name too long")
     return True
 
 
@@ -157,6 +159,7 @@ RULES: dict[str, Rule] = {
     "evaluate": Rule("a callable without arguments that returns the score", callable),
     "example": Rule("one input of the model", lambda value: value is not None),
     "expectile": Rule("a number from 0.5 to 1", lambda v: is_number(v) and 0.5 <= v <= 1.0),
+    "fold": FLAG,
     "folder": FOLDER,
     "family": instance("a Family", Family),
     "group": whole(1, MOST_ENVS),
@@ -240,8 +243,8 @@ def check_optimizer(optimizer: Any, parameters: Iterable[nn.Parameter]) -> None:
     known = {id(p) for group in optimizer.param_groups for p in group["params"]}
     if not known & {id(p) for p in parameters}:
         raise ConfigError(
-            "the optimizer trains none of the model's parameters; give it some, in a frozen model "
-            "those of its head or of its last norm"
+            "the optimizer trains none of the model's parameters; give it some; in a frozen "
+            "model, those of the head or the last norm"
         )
 
 

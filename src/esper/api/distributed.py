@@ -53,6 +53,22 @@ def check_parallel(model: nn.Module, optimizer: Optimizer | None = None) -> None
             )
 
 
+def check_wrapper(model: nn.Module, network: GrownModule) -> None:
+    """Raises ConfigError if the model is a DDP module that waits for gradients of parameters of
+    `network` which are not trained now."""
+    parallel = original(model)
+    if network.stacks is None or not isinstance(parallel, DistributedDataParallel):
+        return
+    waits = not parallel.find_unused_parameters or parallel.static_graph
+    if waits and (network.stacks.spare_parameters() or network.stacks.frozen):
+        raise ConfigError(
+            "DistributedDataParallel was made before esper.attach took blocks out of the model or "
+            "froze it, and would wait for their gradients; call esper.attach with the model itself "
+            "and then DistributedDataParallel, or give that find_unused_parameters=True (without "
+            "static_graph)"
+        )
+
+
 _SHARDING = ("FSDPModule", "FullyShardedDataParallel")
 
 
@@ -242,7 +258,8 @@ class SeedGradients:
         seeds = self._seeds()
         if seeds and not self.processes.alone:
             # Those of the host too: a process may leave a seed out in a pass, and others not.
-            params = [*self.network.host_parameters(), *seeds]
+            host = (p for p in self.network.host_parameters() if p.requires_grad)
+            params = [*host, *seeds]
             self._handles = [
                 self.network.host.register_forward_pre_hook(self._before_pass),
                 *(p.register_post_accumulate_grad_hook(self._on_gradient) for p in params),

@@ -113,13 +113,18 @@ def grow(
     check_parallel(model)
     if in_processes():
         raise ConfigError(
-            "esper.grow trains in one process and would train another network in each of these; "
+            "esper.grow trains in one process and would train a different network in each; "
             "use esper.attach with a DistributedDataParallel model and your own loop"
         )
     check_model(original(model))
     spec = as_slots(slots, depth)
     optimizer, make_scheduler = optimizer if isinstance(optimizer, tuple) else (optimizer, None)
     settings = grow_settings(settings, steps, budget, start, scheduled=make_scheduler is not None)
+    if settings.trained and isinstance(spec.modules, Depth) and spec.modules.add is None:
+        raise ConfigError(
+            f"start='trained' and {spec.modules} contradict each other: that would leave out "
+            "blocks that have been trained; give esper.Depth(path, add=...) to deepen the model"
+        )
     data = LoaderSource(
         train_loader, val_loader, spec.example, spec.forward, settings.batches_per_epoch
     )
@@ -313,7 +318,7 @@ def move(model: nn.Module, optimizer: Any, name: str | None) -> None:
     if len(found) > 1:
         raise ConfigError(
             f"the model is on {', '.join(map(str, found))}, so it has no single device; leave out "
-            f"device={name!r}, and its parts stay where they are"
+            f"device={name!r} to keep it there"
         )
     before = list(model.parameters())
     model.to(device)

@@ -17,6 +17,7 @@ from esper.growth.outputs import tensors_in
 from esper.leyline import ConfigError, EpisodeOutcome, EsperWarning, History
 from esper.leyline.events import Event, GovernorRollback, Warned
 from esper.simic.training.policy_controller import LearnedController
+from esper.tamiyo.controllers.depth import DepthController
 from esper.tamiyo.controllers.heuristic import HeuristicController
 from esper.tamiyo.controllers.simple import StaticController
 from esper.tamiyo.situation import Controller
@@ -94,6 +95,11 @@ class GrowthWarnings:
     def _why_nothing_grew(self, steps: int) -> str:
         """After `steps` decisions, which is one less than epochs."""
         controller, epochs = self.controller, steps + 1
+        if isinstance(controller, DepthController):
+            return (
+                f"the loss was still falling fast enough at this depth in all {epochs} epochs; "
+                "train for longer, or give a share of the run: Depth(..., when=0.25)"
+            )
         if not isinstance(controller, HeuristicController):
             return f"the controller {controller.name} chose none in {epochs} epochs; try heuristic"
         first = controller.config.min_epochs_before_germinate

@@ -26,7 +26,6 @@ from esper.simic.training.policy_controller import LearnedController
 from esper.simic.training.state import TrainState, lasting_settings
 from esper.tolaria.data.catalogue import data_root
 from esper.tolaria.engine.run import play_run
-from esper.tolaria.families.base import Family
 from esper.tolaria.tasks import Task
 
 COMPARISON = "comparison.json"
@@ -70,7 +69,6 @@ def compare_rewards(
     resume: bool = False,
     workers: Workers = None,
     task: Task | None = None,
-    family: Family | None = None,
     on_policy: Callable[[str, int, float], None] = lambda reward, key, score: None,
 ) -> RewardComparison:
     """Train a policy with each config for each of `keys`, and compare the scores that they reach.
@@ -90,8 +88,8 @@ def compare_rewards(
     for key in keys:
         for config in (replace(first, key=key), replace(second, key=key)):
             folder = out / f"{config.reward_mode}-{key}"
-            state = _trained(config, folder, workers, task, family)
-            score = _score(config, state, hosts, folder, task, family)
+            state = _trained(config, folder, workers, task)
+            score = _score(config, state, hosts, folder, task)
             scores[config.reward_mode].append(score)
             on_policy(config.reward_mode, key, score)
     one, two = (tuple(scores[reward]) for reward in rewards)
@@ -112,15 +110,11 @@ def _check(first: TrainingConfig, second: TrainingConfig, keys: Sequence[int]) -
 
 
 def _trained(
-    config: TrainingConfig,
-    folder: Path,
-    workers: Workers,
-    task: Task | None,
-    family: Family | None,
+    config: TrainingConfig, folder: Path, workers: Workers, task: Task | None
 ) -> TrainState:
     """The policy in the folder, trained to its end."""
     if not (folder / CONFIG).is_file():
-        return train_ppo(config, folder, task=task, family=family, workers=workers)
+        return train_ppo(config, folder, task=task, workers=workers)
     found = config_of(folder)
     kind = found.growth.population
     wanted = replace(config, growth=replace(config.growth, population=kind))
@@ -128,7 +122,7 @@ def _trained(
         raise ConfigError(f"{folder} was trained with other settings; choose another folder")
     if is_run(folder) and (state := load_state(folder)).round == config.rounds:
         return state
-    return resume_ppo(folder, task=task, family=family, workers=workers)
+    return resume_ppo(folder, task=task, workers=workers)
 
 
 def _score(
@@ -137,9 +131,8 @@ def _score(
     hosts: int,
     folder: Path,
     task: Task | None,
-    family: Family | None,
 ) -> float:
-    task, family = choose_task(config, task, family)
+    task, family = choose_task(config, task)
     data, kind = task.load(data_root()), state.settings["growth.population"]
     growth = replace(config.growth, population=kind)
     if family is not None:

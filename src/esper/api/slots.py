@@ -53,7 +53,7 @@ def as_slots(slots: SlotChoice | Slots, depth: Depth | str | None = None) -> Slo
     """With `depth` the slots are those of its stacks. Raises ConfigError if others were chosen."""
     own = slots if isinstance(slots, Slots) else Slots(slots)
     if depth is None:
-        return own
+        return replace(own, blueprints=BLOCKS) if isinstance(own.modules, Depth) else own
     if own.modules != AUTO or own.blueprints is not None:
         raise ConfigError("give either slots or depth: a network grows at its layers or in depth")
     depth = depth if isinstance(depth, Depth) else Depth(depth)

@@ -5,22 +5,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from esper.cli.options import (
-    RAY,
-    cluster_at,
-    growth_options,
-    option,
-)
+from esper.cli.options import RAY, cluster_at, growth_options, option
 from esper.cli.printing import Output, advising, same_command
 from esper.leyline import ConfigError
 from esper.leyline.constants import MOST_COUNT, MOST_KEY
 from esper.leyline.growth_settings import GrowthSettings
 
 if TYPE_CHECKING:
+    from esper.proof import EvaluationSettings
     from esper.proof.arms import Run
 
-ARMS, TRAINED_ARMS = "static,random,scripted:early,heuristic", "heuristic"
-EXTRA = (0.1, 0.3, 1.0)
+# By scenario.
+ARMS = {
+    "scratch": "static,random,scripted:early,heuristic",
+    "trained": "heuristic",
+    "depth": "depth:auto",
+}
+EXTRA = {"trained": (0.1, 0.3, 1.0), "depth": (0.75, 1.0)}
 
 
 # Settings that an evaluation has of its own, or that are for runs with one network.
@@ -33,17 +34,22 @@ NOT_FOR_EVALUATIONS = (
 @dataclass(frozen=True)
 class EvaluateSettings:
     task: str = option("digits", "The task; see `esper tasks`.")
-    scenario: str = option("scratch", "How hosts start: scratch or trained.")
+    scenario: str = option(
+        "scratch",
+        "How hosts start: scratch, trained, or depth (with one block of those that the task has).",
+    )
     extra: str | None = option(
         None,
         "With --scenario trained: extra compute budgets, separated by commas, as fractions of the "
-        "host's training. Default: 0.1,0.3,1.0.",
+        "host's training. Default: 0.1,0.3,1.0. With --scenario depth: compute budgets, as "
+        "fractions of training all blocks. Default: 0.75,1.0.",
     )
     arms: str | None = option(
         None,
         "Controllers to compare, separated by commas: static, random, heuristic, scripted:NAME, "
         "pretrained, or the folder of a learned policy. Default: static,random,scripted:early,"
-        "heuristic; with --scenario trained heuristic.",
+        "heuristic; with --scenario trained heuristic; with --scenario depth depth:auto "
+        "(also depth:SHARE).",
     )
     keys: int = option(20, "Paired keys: each arm trains on each.", min=1, max=MOST_COUNT)
     tuning_keys: int | None = option(
@@ -84,38 +90,20 @@ def evaluate(output: Output, settings: EvaluateSettings) -> None:
       esper evaluate --arms static,heuristic,runs/first --control-for heuristic
 
       esper evaluate --task digits --scenario trained --extra 0.1,0.3,1.0 --tune
+
+      esper evaluate --task pydocs --scenario depth --tune
     """
     # All input is checked before the first trial.
     from esper.api import find_controller, one_thread
     from esper.growth.devices import find_device
-    from esper.observatory.evaluation import (
-        evaluation_folder,
-        evaluation_summary,
-        write_evaluation,
-    )
-    from esper.observatory.report import write_report
-    from esper.observatory.terminal import PhaseProgress, print_spaced
-    from esper.proof import EvaluationSettings
+    from esper.observatory.evaluation import evaluation_folder
+    from esper.observatory.terminal import PhaseProgress
     from esper.proof import evaluate as run_evaluation
     from esper.tolaria.data.catalogue import data_root
     from esper.tolaria.tasks import find_task
 
-    task = find_task(settings.task)
-    plan = EvaluationSettings(
-        arms=_arms(settings),
-        keys=settings.keys,
-        first_key=settings.first_key,
-        tuning_keys=settings.tuning_keys,
-        steps=settings.steps,
-        tune=settings.tune,
-        controls=settings.controls,
-        control_for=settings.control_for,
-        growth=GrowthSettings(population="auto").updated(settings.growth),
-        scenario=settings.scenario,
-        extra=_extra(settings),
-    )
-    if settings.ray is not None and plan.growth.device is not None:
-        raise ConfigError("--ray uses the CPUs of the cluster; leave out --device")
+    task, plan = find_task(settings.task), _plan(settings)
+    cluster = cluster_at(settings.ray, plan.growth.device)
     find_device(plan.growth.device)
     for arm in plan.arms:
         find_controller(arm)
@@ -127,7 +115,7 @@ def evaluate(output: Output, settings: EvaluateSettings) -> None:
             output.note(run_line(label, run), whole=True)
 
     with (
-        cluster_at(settings.ray) as workers,
+        cluster as workers,
         evaluation_folder(out, overwrite=settings.overwrite, resume=settings.resume),
     ):
         with (
@@ -145,26 +133,48 @@ def evaluate(output: Output, settings: EvaluateSettings) -> None:
                 on_run=on_run,
                 workers=workers,
             )
-        found = report.as_dict()
-        print_spaced(output.result, evaluation_summary(found))
-        output.json(found)
-        for path in (*write_evaluation(out, found), write_report(out)):
-            output.note(str(path), whole=True)
-        if len(found["keys"]) < found["keys_wanted"]:
-            output.note(
-                f"stopped before the end; continue with {same_command('--resume')}", whole=True
-            )
+        _conclude(output, out, report.as_dict())
+
+
+def _conclude(output: Output, out: Path, found: dict[str, Any]) -> None:
+    from esper.observatory.evaluation import evaluation_summary, write_evaluation
+    from esper.observatory.report import write_report
+    from esper.observatory.terminal import print_spaced
+
+    print_spaced(output.result, evaluation_summary(found))
+    output.json(found)
+    for path in (*write_evaluation(out, found), write_report(out)):
+        output.note(str(path), whole=True)
+    if len(found["keys"]) < found["keys_wanted"]:
+        output.note(f"stopped before the end; continue with {same_command('--resume')}", whole=True)
+
+
+def _plan(settings: EvaluateSettings) -> "EvaluationSettings":
+    from esper.proof import EvaluationSettings
+
+    return EvaluationSettings(
+        arms=_arms(settings),
+        keys=settings.keys,
+        first_key=settings.first_key,
+        tuning_keys=settings.tuning_keys,
+        steps=settings.steps,
+        tune=settings.tune,
+        controls=settings.controls,
+        control_for=settings.control_for,
+        growth=GrowthSettings(population="auto").updated(settings.growth),
+        scenario=settings.scenario,
+        extra=_extra(settings),
+    )
 
 
 def _arms(settings: EvaluateSettings) -> tuple[str, ...]:
-    default = ARMS if settings.scenario == "scratch" else TRAINED_ARMS
-    given = default if settings.arms is None else settings.arms
+    given = ARMS.get(settings.scenario, "heuristic") if settings.arms is None else settings.arms
     return tuple(arm.strip() for arm in given.split(",") if arm.strip())
 
 
 def _extra(settings: EvaluateSettings) -> tuple[float, ...]:
     if settings.extra is None:
-        return () if settings.scenario == "scratch" else EXTRA
+        return EXTRA.get(settings.scenario, ())
     try:
         return tuple(float(share) for share in settings.extra.split(","))
     except ValueError:

@@ -125,10 +125,12 @@ RAY = (
 )
 
 
-def cluster_at(address: str | None) -> "AbstractContextManager[Cluster | None]":
+def cluster_at(address: str | None, device: str | None) -> "AbstractContextManager[Cluster | None]":
     """A context manager that connects to the cluster; None without an address."""
     if address is None:
         return nullcontext()
+    if device is not None:
+        raise ConfigError("--ray uses the CPUs of the cluster; leave out --device")
     from esper.ray import Cluster
 
     return Cluster(address)

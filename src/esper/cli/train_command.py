@@ -2,7 +2,8 @@
 
 import shlex
 import signal
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,12 +22,15 @@ from esper.cli.options import (
 from esper.cli.printing import Output
 from esper.leyline import ConfigError
 from esper.leyline.constants import MOST_COUNT, MOST_ENVS, MOST_KEY
+from esper.observatory.run_directory import BEST_POLICY
 
 Workers = int | Literal["auto"] | None
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from esper.simic.training.config import TrainingConfig
+    from esper.simic.training.loop import Hooks
     from esper.simic.training.state import BestPolicy
 
 
@@ -132,34 +136,63 @@ def ppo(output: Output, settings: PPOSettings) -> None:
     # All input is checked before the first round.
     import logging
 
-    from esper.api import config_of, episode_steps, resume_ppo, train_ppo
-    from esper.leyline import ConfigError
-    from esper.observatory.run_directory import BEST_POLICY
-    from esper.observatory.terminal import RoundProgress
+    from esper.api import resume_ppo, train_ppo
+
+    logging.basicConfig(format="esper: %(message)s")
+    config, out = _config_and_folder(settings)
+    done: int | None = None
+    best: BestPolicy | None = None
+    check_track(settings.track)
+    options: dict[str, Any] = {
+        "workers": chosen_workers(settings.workers),
+        "devices": None if settings.device is None else settings.device.split(","),
+        "profile": settings.profile,
+    }
+    with (
+        cluster_at(settings.ray, settings.device) as cluster,
+        _live(output, settings.track, config, out) as (hooks, newest),
+    ):
+        options |= {"cluster": cluster, "hooks": hooks}
+        with suppress(KeyboardInterrupt):
+            if settings.resume is None:
+                state = train_ppo(config, out, overwrite=settings.overwrite, **options)
+            else:
+                state = resume_ppo(out, rounds=settings.rounds, **options)
+            done, best = state.round, state.best
+    _conclude(output, out, done, config.rounds, best)
+    scores = {name: newest.get(name) for name in ("return", "val_score", "params")}
+    found = None if best is None else {**asdict(best), "policy": str(out / BEST_POLICY)}
+    rounds = {"rounds": done, "rounds_wanted": config.rounds}
+    output.json({"out": str(out), **rounds, "best": found, **scores})
+
+
+def _config_and_folder(settings: PPOSettings) -> "tuple[TrainingConfig, Path]":
+    from esper.api import config_of
     from esper.simic.training.config import load_config
+
+    if settings.resume is not None:
+        _refuse_changes(settings)
+        out = Path(settings.resume)
+        return config_of(out, settings.rounds), out
+    config = load_config(settings.config, settings.given())
+    name = (config.family or config.task).replace(":", "-")
+    return config, Path(settings.out or f"runs/ppo-{name}-{config.key}")
+
+
+@contextmanager
+def _live(
+    output: Output, track: str | None, config: "TrainingConfig", out: Path
+) -> "Iterator[tuple[Hooks, dict[str, Any]]]":
+    """Hooks that show progress, track it and end the run on Ctrl-C; and the newest metrics."""
+    from esper.api import episode_steps
+    from esper.observatory.terminal import RoundProgress
     from esper.simic.training.loop import Hooks
     from esper.trackers import row_scalars
 
-    logging.basicConfig(format="esper: %(message)s")
-    if settings.resume is None:
-        config = load_config(settings.config, settings.given())
-        name = (config.family or config.task).replace(":", "-")
-        out = Path(settings.out or f"runs/ppo-{name}-{config.key}")
-    else:
-        _refuse_changes(settings)
-        out = Path(settings.resume)
-        config = config_of(out, settings.rounds)
-    workers = chosen_workers(settings.workers)
-    if settings.ray is not None and settings.device is not None:
-        raise ConfigError("--ray uses the CPUs of the cluster; leave out --device")
-    check_track(settings.track)
-    steps, tracker = episode_steps(config), None
-    newest: dict[str, Any] = {}
-    best: BestPolicy | None = None
-    if settings.track is not None:
-        tracker = open_tracker(settings.track, out, "policy", config.flat())
+    steps, newest = episode_steps(config), dict[str, Any]()
+    tracker = None if track is None else open_tracker(track, out, "policy", config.flat())
     with (
-        cluster_at(settings.ray) as cluster,
+        nullcontext() if tracker is None else closing(tracker),
         Interrupts(output.progress) as interrupts,
         RoundProgress(output.progress, config.rounds, steps) as show,
     ):
@@ -174,34 +207,10 @@ def ppo(output: Output, settings: PPOSettings) -> None:
             if tracker is not None:
                 tracker.scalars(row_scalars(row), number)
 
-        options: dict[str, Any] = {
-            "workers": workers,
-            "devices": None if settings.device is None else settings.device.split(","),
-            "cluster": cluster,
-            "profile": settings.profile,
-            "hooks": Hooks(on_round, on_step, interrupts.after_round),
-        }
-        try:
-            if settings.resume is None:
-                state = train_ppo(config, out, overwrite=settings.overwrite, **options)
-            else:
-                state = resume_ppo(out, rounds=settings.rounds, **options)
-            done, best = state.round, state.best
-        except KeyboardInterrupt:
-            done = None
-        finally:
-            if tracker is not None:
-                tracker.close()
-    _conclude(output, out, done, config.rounds, best)
-    scores = {name: newest.get(name) for name in ("return", "val_score", "params")}
-    found = None if best is None else {**asdict(best), "policy": str(out / BEST_POLICY)}
-    rounds = {"rounds": done, "rounds_wanted": config.rounds}
-    output.json({"out": str(out), **rounds, "best": found, **scores})
+        yield Hooks(on_round, on_step, interrupts.after_round), newest
 
 
 def chosen_workers(given: str | None) -> Workers:
-    from esper.leyline import ConfigError
-
     if given is None or given == "auto":
         return given  # type: ignore[return-value]
     if not given.isdecimal() or int(given) < 1:
@@ -239,8 +248,6 @@ class Interrupts:
 
 def _refuse_changes(settings: PPOSettings) -> None:
     """A resumed run has the settings it was started with; only `rounds` may change."""
-    from esper.leyline import ConfigError
-
     given = [*settings.given(), *(n for n in ("config", "out") if getattr(settings, n) is not None)]
     if settings.overwrite:
         raise ConfigError("--resume and --overwrite exclude each other; give one of them")
@@ -252,8 +259,6 @@ def _refuse_changes(settings: PPOSettings) -> None:
 def _conclude(
     output: Output, out: Path, done: int | None, rounds: int, best: "BestPolicy | None"
 ) -> None:
-    from esper.observatory.run_directory import BEST_POLICY
-
     folder = shlex.quote(str(out))
     if best is not None:
         after = "round" if best.round == 1 else "rounds"

@@ -1,31 +1,27 @@
-"""Find the stacks of a model, and plan how they grow.
+"""Plan how the stacks of a model grow.
 
-A stack is an `nn.ModuleList` or `nn.Sequential` of blocks, each of which reads what the block
-before it returned. A new block must not change the output at birth. What silences a block is found
-by trying: its parameters are set to 0, and all that the block needs not to be the identity are left
-at 0, the last one in the order of computation.
+A new block must not change the output at birth. What silences a block is found by trying: its
+parameters are set to 0, and all that the block needs not to be the identity are left at 0, the last
+ones in the order of computation.
 """
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from esper.growth.blueprints.catalogue import (
-    BlueprintCatalogue,
-    BlueprintSpec,
-    count_params,
-    flop_counter,
-)
-from esper.growth.devices import input_device, keyed, on_device
-from esper.growth.hooks import copy_without_esper, without_graphs
+from esper.growth.blueprints.catalogue import BlueprintCatalogue, BlueprintSpec
+from esper.growth.devices import keyed
+from esper.growth.hooks import copy_without_esper, hook_with_state, without_graphs
 from esper.growth.outputs import locate_in_slot, main_argument
-from esper.growth.sites import MISFITS, batch_size, call_model, evaluating, explaining
+from esper.growth.sites import MISFITS, explaining
+from esper.growth.stack_search import BlockCall, Stack, find_stacks
+from esper.growth.stacks import fits, is_numbered
 from esper.leyline import ConfigError, InjectionSpec, format_slot_id
 from esper.leyline.depth import (
     AUTO,
@@ -45,170 +41,6 @@ BLOCKS = BlueprintCatalogue(
 )
 # Attributes with the index of a block, if one block alone cannot show which they are.
 _INDEX_NAMES = ("layer_idx", "layer_id", "layer_index", "block_idx")
-
-
-@dataclass
-class BlockCall:
-    """One call of a block: its arguments as they were before it, the tensor that it read among
-    them, and what it returned."""
-
-    given: tuple[Any, ...]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    output: Any = None
-
-    @property
-    def result(self) -> Tensor | None:
-        location = locate_in_slot(self.output)
-        return None if location is None else location.get(self.output)
-
-    @property
-    def source(self) -> Tensor | None:
-        """The tensor that the block changes, as it was: the first argument like its result."""
-        result = self.result
-        values = (*self.args, *self.kwargs.values())
-        return None if result is None else main_argument(values, result)
-
-    @property
-    def keeps_shape(self) -> bool:
-        return self.source is not None
-
-
-@dataclass
-class Stack:
-    """A list of blocks as one pass on an example showed it. `reason` says why it cannot grow, ""
-    if it can."""
-
-    path: str
-    blocks: list[nn.Module]
-    calls: list[BlockCall]
-    macs: list[int]
-    reason: str
-    adding: bool = False
-
-    def __repr__(self) -> str:
-        kind = type(self.blocks[-1]).__name__
-        cost = f"{count_params(self.blocks[-1]):,} parameters and {self.macs[-1]:,} multiply-adds"
-        return f"stack: {self.path}: {len(self.blocks)} {kind}, {cost} each"
-
-
-@dataclass
-class _Recorder:
-    """Hooks that record the calls of blocks."""
-
-    calls: dict[nn.Module, list[BlockCall]] = field(default_factory=dict)
-
-    def begin(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        # Copies, because caches among the arguments and inputs may be changed in place.
-        own = copy.deepcopy((args, kwargs))
-        call = BlockCall((*args, *kwargs.values()), *own)
-        self.calls.setdefault(module, []).append(call)
-
-    def end(self, module: nn.Module, args: Any, output: Any) -> None:
-        self.calls[module][-1].output = output
-
-
-def _containers(model: nn.Module) -> dict[str, nn.Module]:
-    """Lists of modules that consist of modules themselves, by name."""
-    return {
-        name: module
-        for name, module in model.named_modules()
-        if isinstance(module, (nn.ModuleList, nn.Sequential))
-        and len(module) > 0
-        and all(any(True for _ in block.children()) for block in module.children())
-    }
-
-
-def find_stacks(model: nn.Module, example: Any, paths: Sequence[str] = ()) -> list[Stack]:
-    """The stacks of a model, or the lists of these names, after one pass on `example`. Raises
-    ConfigError for a name that is no list of modules."""
-    lists = _containers(model)
-    for path in paths:
-        named = dict(model.named_modules()).get(path)
-        if not isinstance(named, (nn.ModuleList, nn.Sequential)) or not len(named):
-            known = ", ".join(each for each in lists if each) or "none"
-            raise ConfigError(
-                f"depth: {path!r} is not a list of blocks (nn.ModuleList or nn.Sequential) of "
-                f"{type(model).__name__}; it has {known}"
-            )
-    chosen = {p: model.get_submodule(p) for p in paths} if paths else lists
-    recorder, handles = _Recorder(), []
-    for container in chosen.values():
-        for block in container.children():
-            handles += [
-                block.register_forward_pre_hook(recorder.begin, with_kwargs=True),
-                block.register_forward_hook(recorder.end),
-            ]
-    counter = flop_counter()
-    try:
-        with evaluating(model), without_graphs(), counter:
-            call_model(model, on_device(example, input_device(model)))
-    except MISFITS as error:
-        raise ConfigError(
-            f"{type(model).__name__} does not run on the example ({error}); "
-            "give one input as the training loader yields it"
-        ) from error
-    finally:
-        for handle in handles:
-            handle.remove()
-    flops, batch = counter.get_flop_counts(), batch_size(example)
-    names = {module: name for name, module in model.named_modules()}
-
-    def macs(block: nn.Module) -> int:
-        return sum(flops.get(f"{type(model).__name__}.{names[block]}", {}).values()) // 2 // batch
-
-    stacks = [
-        _stack(path, list(container.children()), recorder.calls, macs)
-        for path, container in chosen.items()
-    ]
-    if paths:
-        return stacks
-    alike = [stack for stack in stacks if not stack.reason and _alike(stack.blocks[1:])]
-    outer = tuple(f"{stack.path}." for stack in alike)
-    return [stack for stack in alike if not stack.path.startswith(outer)]
-
-
-def _alike(blocks: Sequence[nn.Module]) -> bool:
-    return len({type(block) for block in blocks}) == 1
-
-
-def _stack(
-    path: str,
-    blocks: list[nn.Module],
-    calls: Mapping[nn.Module, list[BlockCall]],
-    macs: Callable[[nn.Module], int],
-) -> Stack:
-    found = [calls.get(block, []) for block in blocks]
-    stack = Stack(path, blocks, [], [macs(block) for block in blocks], "")
-    if any(len(each) != 1 for each in found):
-        stack.reason = "a pass must call each of its blocks once"
-        return stack
-    stack.calls = [each[0] for each in found]
-    pairs = list(pairwise(stack.calls))
-    if not any(call.keeps_shape for call in stack.calls[bool(pairs) :]):
-        stack.reason = "no block returns a tensor of the shape of its input"
-    elif all(_chained(one, other) for one, other in pairs):
-        pass
-    elif all(_added(one, other) for one, other in pairs):
-        stack.adding = True
-    else:
-        stack.reason = "the model does something of its own between its blocks"
-    return stack
-
-
-def _chained(one: BlockCall, other: BlockCall) -> bool:
-    return one.result is not None and any(one.result is each for each in other.given)
-
-
-def _added(one: BlockCall, other: BlockCall) -> bool:
-    read, result = one.source, one.result
-    if read is None or result is None:
-        return False
-    both = read + result
-    return any(
-        isinstance(each, Tensor) and each.shape == both.shape and torch.equal(each, both)
-        for each in other.given
-    )
 
 
 # --- silence ---------------------------------------------------------------------------------
@@ -295,6 +127,7 @@ def plan_depth(
     for stack in stacks:
         if stack.reason:
             raise ConfigError(f"{stack.path!r} cannot grow in depth: {stack.reason}")
+        _check_copies(model, stack, depth)
     bounds = [_bounds(stack, depth) for stack in stacks]
     if depth.shares is None:
         events = max(doublings(*each) for each in bounds)
@@ -304,8 +137,32 @@ def plan_depth(
         steps = [depths(*each, events) for each in bounds]
     with explaining("a block of the model fails alone"), without_graphs():
         plans = [_plan(stack, own, depth) for stack, own in zip(stacks, steps, strict=True)]
+    loud = any(plan.silent[place] is None for plan in plans for g in plan.groups for place in g)
+    if depth.freeze_host and loud:
+        raise ConfigError(
+            f"no zeros among the parameters make a block of {stacks[0].path!r} change nothing, so "
+            "new ones have to be blended in, and are removed if they harm; then nothing would be "
+            "left to train in a frozen host: leave out freeze_host"
+        )
     sites = [_site(event, events, _group(event, stacks, plans, steps)) for event in range(events)]
     return DepthPlan(tuple(plans), depth.add is not None, depth.birth, depth.freeze_host), sites
+
+
+def _check_copies(model: nn.Module, stack: Stack, depth: Depth) -> None:
+    """Raises ConfigError if new blocks cannot be made from those of a stack."""
+    container = model.get_submodule(stack.path)
+    if depth.add is not None and not is_numbered(container):
+        raise ConfigError(
+            f"{stack.path!r} names its blocks ({', '.join(container._modules)}), so new ones have "
+            "no names; use an nn.ModuleList, or an nn.Sequential without names"
+        )
+    for name, module in container.named_modules():
+        hook = hook_with_state(module)
+        if hook is not None:
+            raise ConfigError(
+                f"'{stack.path}.{name}' has a hook of {hook}, and new blocks would have copies of "
+                "that object; remove the hook, or make it a plain function"
+            )
 
 
 def _bounds(stack: Stack, depth: Depth) -> tuple[int, int]:
@@ -314,12 +171,15 @@ def _bounds(stack: Stack, depth: Depth) -> tuple[int, int]:
     if depth.add is not None:
         return have, have + depth.add
     start, least = depth.start or 1, len(_needed(stack))
+    if least == have:
+        raise ConfigError(
+            f"{stack.path!r} cannot start with fewer blocks: none of its {have} can be left out; "
+            "give add=... to deepen the model"
+        )
     if not least <= start < have:
-        limits = f"from {least} to {have - 1}" if least < have else "impossible"
         raise ConfigError(
             f"start={start} of Depth does not fit {stack.path!r} with {have} blocks, of which "
-            f"{least} cannot be left out: start must be {limits}"
-            + ("" if have > 1 else "; to deepen the model give add=...")
+            f"{least} cannot be left out: start must be from {least} to {have - 1}"
         )
     return start, have
 
@@ -397,14 +257,6 @@ def _serves(stack: Stack, index: int, own: int | None) -> bool:
     if not stack.calls[index].keeps_shape:
         return False
     return own is None or fits(stack.blocks[index].state_dict(), stack.blocks[own].state_dict())
-
-
-def fits(values: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    """Whether one state dict has all tensors of another one, in their shapes."""
-    return all(
-        name in values and getattr(values[name], "shape", None) == getattr(each, "shape", None)
-        for name, each in wanted.items()
-    )
 
 
 def _kind(block: nn.Module) -> tuple[Any, ...]:

@@ -77,9 +77,14 @@ def _acting(network: GrownModule) -> list[SeedSlot]:
     return [slot for slot in acting if slot.kind != "block"]
 
 
-def _plain_copy(host: nn.Module) -> nn.Module:
+def _plain_copy(network: GrownModule) -> nn.Module:
+    host = network.host
+    frozen = {id(param) for param in network.stacks.frozen} if network.stacks is not None else set()
     try:
-        return copy_without_esper(host)
+        plain = copy_without_esper(host)
+        for own, copied in zip(host.parameters(), plain.parameters(), strict=True):
+            copied.requires_grad_(own.requires_grad or id(own) in frozen)
+        return plain
     except MISFITS as error:
         raise ExportError(
             f"{type(host).__name__} cannot be copied ({error}); remove what cannot be "
@@ -94,7 +99,7 @@ def _folded(
 
     None is folded if the copy then differs from the live network with these seeds alone.
     """
-    plain = _plain_copy(network.host)
+    plain = _plain_copy(network)
     folding = Folding(plain)
     slots, reasons = folding.choose(acting)
     for slot_id, reason in reasons.items():
@@ -113,7 +118,7 @@ def _folded(
         failure = str(error)
     if failure:
         log.warning("all bypasses stay second paths; with wider layers %s", failure)
-        return _plain_copy(network.host), []
+        return _plain_copy(network), []
     log.info("wider layers contain the bypasses in %s", ", ".join(folded))
     return plain, folded
 

@@ -20,7 +20,7 @@ from torch.utils.hooks import RemovableHandle
 
 from esper.growth.blueprints.catalogue import BlueprintCatalogue, OutputSpec, default_catalogue
 from esper.growth.depth import BLOCKS, plan_depth
-from esper.growth.devices import devices_of, keyed
+from esper.growth.devices import devices_of, input_device, keyed, on_device
 from esper.growth.hooks import (
     GROWING,
     SEEDS_SAVED,
@@ -34,8 +34,16 @@ from esper.growth.hooks import (
     without_graphs,
 )
 from esper.growth.lifecycle import GATED
+from esper.growth.rehearsal import check_growth
 from esper.growth.seed_slot import BlendValve, SeedSlot, make_valve
-from esper.growth.sites import Layouts, SlotChoice, evaluating, inspect_model
+from esper.growth.sites import (
+    Layouts,
+    ModelInspection,
+    SlotChoice,
+    evaluating,
+    explaining,
+    inspect_model,
+)
 from esper.growth.slot_choice import choose_slots
 from esper.growth.stacks import Stacks
 from esper.leyline import (
@@ -377,10 +385,22 @@ class GrownModule(nn.Module):
             for _, slot in self.each_slot():
                 slot.muted = slot.measuring = False
 
+    @contextmanager
+    def given_back(self) -> Iterator[None]:
+        """If what is inside fails, the host gets back the blocks that it was given with."""
+        try:
+            yield
+        except BaseException:
+            if self.stacks is not None:
+                self.release()
+            raise
+
     def release(self) -> nn.Module:
         """Remove every seed and return the host."""
         for index, _ in self.each_slot():
             self.remove(index)
+        if self.stacks is not None:
+            self.stacks.release()
         return self.host
 
 
@@ -388,11 +408,16 @@ def _wrap_stacks(host: nn.Module, plain: nn.Module, depth: Depth, example: Any) 
     """A host that grows in depth."""
     plan, sites = plan_depth(plain, depth, example)
     network = GrownModule(host, sites, None, BLOCKS, 0, plan)
-    assert network.stacks is not None
-    try:
-        found = inspect_model(plain, example)
-    except ConfigError as error:
-        network.stacks.release()
-        raise ConfigError(f"with fewer blocks {error}") from error
+    with network.given_back():
+        found = _inspect_shallow(plain, example)
+        with explaining(f"{type(plain).__name__} fails when more blocks come"):
+            check_growth(network, on_device(example, input_device(plain)))
     network.output, network.host_macs = found.output, found.macs
     return network
+
+
+def _inspect_shallow(model: nn.Module, example: Any) -> ModelInspection:
+    try:
+        return inspect_model(model, example)
+    except ConfigError as error:
+        raise ConfigError(f"with fewer blocks {error}") from error

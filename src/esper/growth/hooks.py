@@ -3,6 +3,7 @@
 import copy
 import functools
 import sys
+import types
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -120,6 +121,20 @@ def has_own_hooks(module: nn.Module) -> bool:
     return (forward is not None and not isinstance(forward, _Mark)) or any(
         not _is_of_esper(hook) for hooks in _hook_dicts(module) for hook in hooks.values()
     )
+
+
+def hook_with_state(module: nn.Module) -> str | None:
+    """The type of an object that a hook on `module` belongs to, which a copy of the module would
+    get a copy of; None if there is none. Those of torch, such as weight norm, are made for that."""
+    for hooks in _hook_dicts(module):
+        for hook in hooks.values():
+            owner = getattr(hook, "__self__", hook)
+            plain = isinstance(owner, types.FunctionType | types.BuiltinFunctionType)
+            kind = type(owner)
+            torch_own = kind.__module__.split(".")[0] in ("torch", "functools")
+            if not plain and not torch_own and owner is not module:
+                return kind.__name__
+    return None
 
 
 def _is_of_esper(hook: Any) -> bool:

@@ -37,7 +37,9 @@ class CNNHost(nn.Module):
         if len(widths) < 2:
             raise ConfigError(f"a CNNHost needs at least 2 blocks, got {len(widths)}")
         if min(widths) < 1:
-            raise ConfigError(f"every block of a CNNHost needs a channel, got {tuple(widths)}")
+            raise ConfigError(
+                f"every block of a CNNHost needs at least one channel, got {tuple(widths)}"
+            )
         pools = len(widths) if pool_layers is None else pool_layers
         self.blocks = nn.Sequential()
         width = in_channels

@@ -211,12 +211,19 @@ def age(table: SlotTable, envs: np.ndarray) -> None:
     table.epochs_total[envs] += 1
 
 
-def tick(table: SlotTable, settings: GrowthSettings, envs: np.ndarray) -> list[StageChange]:
+def tick(
+    table: SlotTable,
+    settings: GrowthSettings,
+    envs: np.ndarray,
+    lasting: np.ndarray | bool = False,
+) -> list[StageChange]:
     """Automatic stage changes at the end of an epoch, in the environments of `envs` (bool[E]).
 
-    Every slot moves at most one stage.
+    Every slot moves at most one stage. Seeds of `lasting` slots (bool[S]) are not removed for what
+    they contribute: they have until the end of the run to prove themselves.
     """
     start = table.stage.copy()
+    judged = np.broadcast_to(~np.asarray(lasting), table.shape)
 
     def at(stage: SeedStage) -> np.ndarray:
         return envs[:, None] & (start == stage) & (table.stage == stage)
@@ -227,18 +234,18 @@ def tick(table: SlotTable, settings: GrowthSettings, envs: np.ndarray) -> list[S
         # Later the host would depend on the seed, and the harm would look like a contribution.
         cull(
             table,
-            blending & (table.contribution < -MAX_BLENDING_DAMAGE * table.noise),
+            blending & judged & (table.contribution < -MAX_BLENDING_DAMAGE * table.noise),
             "blending_damage",
         ),
         move(table, at(SeedStage.GERMINATED), SeedStage.TRAINING),
     ]
     changes += _blend(table, settings, envs, start)
-    holding = at(SeedStage.HOLDING)
+    holding = at(SeedStage.HOLDING) & judged
     changes += [
         cull(table, holding & (table.contribution <= 0.0), "negative_counterfactual"),
         cull(
             table,
-            at(SeedStage.HOLDING) & (table.epochs_in_stage >= settings.holding_epochs),
+            at(SeedStage.HOLDING) & judged & (table.epochs_in_stage >= settings.holding_epochs),
             "holding_timeout",
         ),
     ]

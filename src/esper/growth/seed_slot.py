@@ -274,6 +274,7 @@ class SeedSlot(nn.Module):
             change = self.change(features.as_read())
         return location.replace(output, self._blend(location.get(output), change))
 
+    @_between_graphs
     def on_block_output(
         self, adding: bool, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any
     ) -> Any:

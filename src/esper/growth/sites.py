@@ -214,6 +214,13 @@ def _packs_padding(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> bool
     return mask is not None and bool(getattr(module, "use_nested_tensor", False))
 
 
+def not_running(model: nn.Module, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"{type(model).__name__} does not run on the example ({error}); "
+        "give one input as the training loader yields it"
+    )
+
+
 def inspect_model(model: nn.Module, example: Any, layout: Layouts | None = None) -> ModelInspection:
     """Run the model once on `example` and describe every possible slot, in order of use. The
     example may be on the CPU.
@@ -250,10 +257,7 @@ def inspect_model(model: nn.Module, example: Any, layout: Layouts | None = None)
         with evaluating(model), without_graphs(), counter, tracker, dataflow, attention:
             output = call_model(model, example)
     except MISFITS as error:
-        raise ConfigError(
-            f"{type(model).__name__} does not run on the example ({error}); "
-            "give one input as the training loader yields it"
-        ) from error
+        raise not_running(model, error) from error
     finally:
         for handle in handles:
             handle.remove()

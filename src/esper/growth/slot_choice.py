@@ -7,7 +7,6 @@ from typing import Any
 
 from torch import nn
 
-from esper.growth.depth import find_stacks
 from esper.growth.folding import Folding
 from esper.growth.hooks import original
 from esper.growth.layouts import TOPOLOGY_OF_LAYOUT
@@ -21,6 +20,7 @@ from esper.growth.sites import (
     inner,
     inspect_model,
 )
+from esper.growth.stack_search import find_stacks
 from esper.leyline import ConfigError, InjectionSpec, format_slot_id
 
 # The choice that is made for the user, and how many slots it takes.
@@ -63,8 +63,8 @@ def choose_slots(
         if slot.layout == UNKNOWN:
             fitting = [repr(layout) for layout in TOPOLOGY_OF_LAYOUT if len(layout) == rank]
             raise ConfigError(
-                f"module {slot.name!r} ({slot.module}) cannot be a slot yet: which of its {rank} "
-                "dimensions are batch and channels is unknown; give "
+                f"module {slot.name!r} ({slot.module}) cannot be a slot yet: it is not known "
+                f"which of its {rank} dimensions are batch and channels; give "
                 f"layout={{{slot.name!r}: ...}}, one of {', '.join(fitting)}"
             )
     return [_site(slot, i, len(chosen), causal=causal) for i, slot in enumerate(chosen)]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError
@@ -28,6 +28,10 @@ from esper.leyline.files import (
     write_sealed,
 )
 from esper.leyline.growth_settings import Snapshots
+
+# What is kept of the optimizer's state: all; all, but Adam's moments rounded; nothing.
+Moments = Literal["exact", "half", "none"]
+ROUNDED, HALF = ("exp_avg", "exp_avg_sq"), torch.bfloat16
 
 STATE, TENSORS = "state.json", "tensors.safetensors"
 # A scheduler's milestones are a Counter.
@@ -125,8 +129,8 @@ class SeedSnapshot:
 
 @dataclass(frozen=True)
 class HostSnapshot:
-    """Copies. `optimizer_states` are those of the optimiser and any inside it, empty if training
-    does not go on from here; `scaler` is that of the GradScaler if there is one."""
+    """Copies. `optimizer_states` are those of the optimiser and any inside it, or empty; `scaler`
+    is that of the GradScaler if there is one."""
 
     tensors: dict[str, Tensor]
     seeds: dict[int, SeedSnapshot]
@@ -173,17 +177,27 @@ def _named_tensors(module: nn.Module) -> dict[str, Tensor]:
 def host_tensors(network: GrownModule) -> dict[str, Tensor]:
     """Those of the host, with the names that they had before it grew."""
     with network.ungrown():
-        return _named_tensors(network.host)
+        found = _named_tensors(network.host)
+    return found if network.stacks is None else {**found, **network.stacks.spare_tensors()}
 
 
-def _copies(tensors: Sequence[Tensor], kept: Snapshots, spare: Iterable[Tensor]) -> list[Tensor]:
-    """Written into `spare` tensors where those are alike and on the same device."""
+def _copies(
+    tensors: Sequence[Tensor], kept: Snapshots, spare: Iterable[Tensor], halved: set[int]
+) -> list[Tensor]:
+    """Written into `spare` tensors where those are alike and on the same device; those with an id
+    in `halved` are rounded."""
     free: dict[tuple[Any, ...], list[Tensor]] = {}
     for tensor in spare:
-        free.setdefault(_kind(tensor), []).append(tensor)
-    into = [kinds.pop() if (kinds := free.get(_kind(tensor))) else None for tensor in tensors]
+        free.setdefault(_kind(tensor, tensor.dtype), []).append(tensor)
+    types = [HALF if id(tensor) in halved else tensor.dtype for tensor in tensors]
+    kinds = [free.get(_kind(*each)) for each in zip(tensors, types, strict=True)]
+    into = [alike.pop() if alike else None for alike in kinds]
     pairs = list(zip(tensors, into, strict=True))
-    others = [tensor.detach() for tensor, own in pairs if own is None]
+    others = [
+        tensor.detach().to(dtype)
+        for (tensor, own), dtype in zip(pairs, types, strict=True)
+        if own is None
+    ]
     new = iter([tensor.clone() for tensor in others] if kept == "device" else to_host(others))
     reused = [tensor.detach() for tensor, own in pairs if own is not None]
     if reused:
@@ -191,8 +205,14 @@ def _copies(tensors: Sequence[Tensor], kept: Snapshots, spare: Iterable[Tensor])
     return [next(new) if own is None else own for own in into]
 
 
-def _kind(tensor: Tensor) -> tuple[Any, ...]:
-    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+def _kind(tensor: Tensor, dtype: torch.dtype) -> tuple[Any, ...]:
+    return tensor.shape, tensor.stride(), dtype, tensor.device
+
+
+def _moments_of_adam(states: list[dict[Any, Any]]) -> set[int]:
+    """Their ids."""
+    found = [each for state in states for each in state.values() if isinstance(each, dict)]
+    return {id(each[name]) for each in found for name in ROUNDED if name in each}
 
 
 def take_snapshot(
@@ -201,10 +221,13 @@ def take_snapshot(
     kept: Snapshots = "host",
     same_weights: HostSnapshot | None = None,
     spare: Iterable[Tensor] = (),
+    *,
+    half: bool = False,
 ) -> HostSnapshot:
     """Copies on the network's device (`device`), else in CPU memory, after one transfer. Weights
     are not copied again if `same_weights` is given, a snapshot since which nothing was trained.
-    `spare` tensors, of snapshots that nobody needs any more, are written to."""
+    `spare` tensors, of snapshots that nobody needs any more, are written to. With `half` the
+    moments of Adam are rounded."""
     optimizers = [] if optimizer is None else with_inner(optimizer)
     live = HostSnapshot(
         tensors=host_tensors(network),
@@ -221,7 +244,8 @@ def take_snapshot(
         },
         optimizer_states=[each.state_dict()["state"] for each in optimizers],
     )
-    copy = partial(_copies, kept=kept, spare=spare)
+    halved = _moments_of_adam(live.optimizer_states) if half else set[int]()
+    copy = partial(_copies, kept=kept, spare=spare, halved=halved)
     if same_weights is None:
         return live.copied(copy)
     moments = HostSnapshot({}, {}, live.optimizer_states).copied(copy)

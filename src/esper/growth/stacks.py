@@ -4,7 +4,7 @@ New blocks are put into the user's own lists, so the grown network is an ordinar
 user's class. Indices that blocks hold, and numbers of layers in the model and its configs, follow.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -39,17 +39,18 @@ class _LiveStack:
         self.first = {place: blocks[place] for place in plan.first}
         self.spare = {p: block for p, block in blocks.items() if p not in self.first}
         self.names = list(self.container._modules)
+        self.numbered = is_numbered(self.container)
         self.counts = list(_counts(host, plan.path, len(given)))
         self.listed = list(_listed_counts(host, plan.path, len(given)))
         self.lists = list(_layer_lists(host, plan.path, len(given)))
 
-    def arrange(self, grown: dict[int, nn.Module]) -> None:
-        """Put the first blocks and the grown ones, by place, into the list."""
-        blocks = {**self.first, **grown}
+    def arrange(self, blocks: dict[int, nn.Module]) -> None:
+        """Put these blocks, by place, into the list."""
         places = sorted(blocks)
         self.container._modules.clear()
         for index, place in enumerate(places):
-            self.container._modules[str(index)] = blocks[place]
+            name = str(index) if self.numbered else self.names[place]
+            self.container._modules[name] = blocks[place]
             for name, attribute in self.plan.numbers:
                 setattr(blocks[place].get_submodule(name), attribute, index)
         for owner, name in self.counts:
@@ -60,13 +61,19 @@ class _LiveStack:
         for owner, name, entries in self.lists:
             setattr(owner, name, type(entries)(entries[self.plan.like[p]] for p in places))
 
-    def new_block(self, place: int, plan: DepthPlan, host: nn.Module) -> nn.Module:
-        plain, source = self.plan, self.first.get(self.plan.source[place])
-        model = self.spare.get(place, source)
-        assert model is not None
+    def new_block(
+        self, place: int, present: dict[int, nn.Module], plan: DepthPlan, host: nn.Module
+    ) -> nn.Module:
+        """The block of a place; `present` are the blocks in the list."""
+        plain, model = self.plan, self.spare.get(place)
+        if model is None:
+            model = self.first[plain.source[place]]
         block = copy_without_esper(model)
-        if plan.birth == "copy" and source is not None:
-            block.load_state_dict(source.state_dict(), strict=False)
+        wanted = block.state_dict()
+        before = (present[p].state_dict() for p in sorted(present, reverse=True) if p < place)
+        values = next((each for each in before if fits(each, wanted)), None)
+        if plan.birth == "copy" and values is not None:
+            block.load_state_dict(values, strict=False)
         elif plan.birth == "fresh" and place not in self.spare:
             _initialize(block, host)
         like = next(self.first[plain.first[0]].parameters())
@@ -75,8 +82,6 @@ class _LiveStack:
         with torch.no_grad():
             for name in plain.silent[place] or ():
                 params[name].zero_()
-        if plan.freeze_host:
-            block.requires_grad_(True)
         return block.train(self.container.training)
 
 
@@ -89,12 +94,17 @@ class Stacks:
         self.stacks = [_LiveStack(each, host, added=plan.added) for each in plan.stacks]
         self.grown: dict[int, list[dict[int, nn.Module]]] = {}  # by event, then stack, then place
         self.frozen: list[nn.Parameter] = []
+        self._thaw: Callable[[], None] = lambda: None
         self._arrange()
         if plan.freeze_host:
-            self.frozen = [p for p in host.parameters() if p.requires_grad]
-            for param in self.frozen:
-                param.requires_grad_(False)
-            host.register_forward_pre_hook(self._keep_statistics)
+            self._freeze()
+
+    def _freeze(self) -> None:
+        self.frozen = [p for p in self.host.parameters() if p.requires_grad]
+        for param in self.frozen:
+            param.requires_grad_(False)
+            param.grad = None  # else an optimizer would still apply it
+        self._thaw = self.host.register_forward_pre_hook(self._keep_statistics).remove
 
     def _keep_statistics(self, module: nn.Module, args: Any) -> None:
         """A frozen host keeps its running statistics."""
@@ -104,10 +114,15 @@ class Stacks:
             if isinstance(each, _NORMS) and each not in ours:
                 each.eval()
 
-    def _arrange(self, without: Sequence[int] = ()) -> None:
+    def _present(self, without: Sequence[int] = ()) -> Iterator[dict[int, nn.Module]]:
+        """The blocks of each stack by place, without those of some events."""
         for number, stack in enumerate(self.stacks):
-            present = (own[number] for event, own in self.grown.items() if event not in without)
-            stack.arrange({place: block for own in present for place, block in own.items()})
+            grown = (own[number] for event, own in self.grown.items() if event not in without)
+            yield {**stack.first, **{p: block for own in grown for p, block in own.items()}}
+
+    def _arrange(self, without: Sequence[int] = ()) -> None:
+        for stack, present in zip(self.stacks, self._present(without), strict=True):
+            stack.arrange(present)
 
     def blocks_of(self, event: int) -> Iterator[tuple[nn.Module, bool]]:
         """The blocks of an event; True where the host adds the output of the block to its input."""
@@ -118,10 +133,17 @@ class Stacks:
         """Put the blocks of an event into the lists, new weights drawn from `key`."""
         with keyed(key):
             own = [
-                {place: s.new_block(place, self.plan, self.host) for place in s.plan.groups[event]}
-                for s in self.stacks
+                {
+                    place: stack.new_block(place, present, self.plan, self.host)
+                    for place in stack.plan.groups[event]
+                }
+                for stack, present in zip(self.stacks, self._present(), strict=True)
             ]
         self.grown[event] = own
+        if self.frozen:
+            learns = {id(param) for param in self.frozen}
+            for param, like in zip(self._params(event), self.counterparts(event), strict=True):
+                param.requires_grad_(id(like) in learns)
         self._arrange()
         return nn.ModuleList(block for places in own for block in places.values())
 
@@ -139,17 +161,61 @@ class Stacks:
             self._arrange()
 
     def release(self) -> None:
-        """Put back the blocks that the model was given with."""
+        """Give the model back as it was given, with all its blocks."""
         for stack in self.stacks:
+            stack.arrange({**stack.first, **stack.spare})
+        for param in self.frozen:
+            param.requires_grad_(True)
+        self.frozen = []
+        self._thaw()
+
+    @contextmanager
+    def as_given(self) -> Iterator[None]:
+        """Inside, the model is as in `give_all`."""
+        self.give_all()
+        try:
+            yield
+        finally:
+            self.put_back()
+
+    def follow_mode(self) -> None:
+        """Blocks are in the mode, train or eval, of their lists."""
+        for stack in self.stacks:
+            for block in stack.container.children():
+                if block.training != stack.container.training:
+                    block.train(stack.container.training)
+
+    def put_back(self) -> None:
+        """The end of `give_all`."""
+        self._arrange()
+
+    def give_all(self) -> None:
+        """Until the next change, or `put_back`, the model has the blocks that it was given with;
+        those of them that have grown are at their places."""
+        for stack, present in zip(self.stacks, self._present(), strict=True):
             given = {**stack.first, **stack.spare}
-            stack.container._modules.clear()
-            stack.container._modules.update(
-                zip(stack.names, (given[p] for p in sorted(given)), strict=True)
-            )
+            stack.arrange({place: present.get(place, block) for place, block in given.items()})
 
     def spare_parameters(self) -> list[nn.Parameter]:
         """Parameters of given blocks that are not in the lists."""
         return [p for s in self.stacks for block in s.spare.values() for p in block.parameters()]
+
+    def spare_tensors(self) -> dict[str, torch.Tensor]:
+        """Parameters and buffers of given blocks that new ones will begin with, by unique names."""
+        found: dict[str, torch.Tensor] = {}
+        for stack in self.stacks:
+            for place, block in stack.spare.items():
+                before = (each for p, each in stack.first.items() if p < place)
+                copied = any(fits(each.state_dict(), block.state_dict()) for each in before)
+                if self.plan.birth == "fresh" or not copied:
+                    tensors = (*block.named_parameters(), *block.named_buffers())
+                    found |= {f"{stack.plan.path}.later.{place}.{n}": t for n, t in tensors}
+        return found
+
+    def _params(self, event: int) -> Iterator[nn.Parameter]:
+        for own in self.grown[event]:
+            for block in own.values():
+                yield from block.parameters()
 
     def counterparts(self, event: int) -> list[nn.Parameter | None]:
         """For each parameter of the blocks of an event, one of a first block with the same name."""
@@ -161,6 +227,19 @@ class Stacks:
                 for name, _ in block.named_parameters():
                     found.append(next((each[name] for each in named if name in each), None))
         return found
+
+
+def fits(values: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    """Whether one state dict has all tensors of another one, in their shapes."""
+    return all(
+        name in values and getattr(values[name], "shape", None) == getattr(each, "shape", None)
+        for name, each in wanted.items()
+    )
+
+
+def is_numbered(container: nn.Module) -> bool:
+    """Whether the names in a list of blocks are their numbers, so that new ones can have some."""
+    return list(container._modules) == [str(i) for i in range(len(container._modules))]
 
 
 def _owners(host: nn.Module, path: str) -> Iterator[Any]:

@@ -28,7 +28,7 @@ class Depth:
     when         "auto": the number of blocks doubles whenever the loss curve says that it pays; or
                  the share of the run after which all blocks come; or a list of shares
     places       spread: new blocks come between the present ones; end: behind them
-    freeze_host  only new blocks learn
+    freeze_host  only new blocks learn, and the first of them come at once; needs `add`
 
     Raises ConfigError for values that cannot work.
     """
@@ -42,7 +42,8 @@ class Depth:
     freeze_host: bool = False
 
     def __post_init__(self) -> None:
-        names = (self.path,) if isinstance(self.path, str) else tuple(self.path)
+        listed = isinstance(self.path, Sequence)
+        names = (self.path,) if isinstance(self.path, str) else tuple(self.path if listed else ())
         if not names or not all(isinstance(name, str) and name for name in names):
             raise ConfigError(f"path of Depth must name lists of blocks, got {self.path!r}")
         if self.start is not None and self.add is not None:
@@ -63,6 +64,16 @@ class Depth:
                     "when of Depth must be 'auto', a share of the run from 0 to below 1, or a list "
                     f"of them in order, got {self.when!r}"
                 )
+        if self.freeze_host and self.add is None:
+            raise ConfigError(
+                "freeze_host of Depth trains new blocks of a trained model only; give add=..., or "
+                "leave it out"
+            )
+        if self.freeze_host and shares is not None and shares[0] > 0.0:
+            raise ConfigError(
+                "with freeze_host of Depth nothing is trained before the first new blocks come; "
+                f"begin `when` with 0, got {self.when!r}"
+            )
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -96,7 +107,8 @@ class BlockGroup:
 
     @property
     def name(self) -> str:
-        return ", ".join(f"{path} {before} to {after}" for path, before, after in self.depths)
+        """One word, as scripts of actions need it."""
+        return "+".join(f"{path}:{before}-{after}" for path, before, after in self.depths)
 
     @staticmethod
     def from_tree(tree: Mapping[str, Any]) -> "BlockGroup":
@@ -112,7 +124,8 @@ class StackPlan:
     groups       places of the blocks of each growth event
     like         for each place the block of the given model whose entries in lists of the config
                  it has
-    source       for each place the place of a first block with the same parameters, -1 if none has
+    source       for each place the place of a first block with the same parameters, -1 if none has;
+                 blocks that come are copied from it, then get the values of the block before them
     silent       for each place the parameters that are 0 at birth; None where nothing silences the
                  block, and for first blocks
     adding       the model adds the output of each block to its input itself

@@ -68,7 +68,9 @@ class Budget:
         flag="max_params",
     )
     macs: float | None = setting(
-        None, "Maximum multiply-adds per example, in the same way.", flag="max_macs"
+        None,
+        "Maximum multiply-adds per example: a multiple of the host's, or a number above 100.",
+        flag="max_macs",
     )
 
     def __post_init__(self) -> None:
@@ -81,7 +83,7 @@ class Budget:
                 raise ConfigError(f"budget {name} is below the host itself; give 1.0 or more")
             # Compared as it is: a large int has no float.
             if value > c.MOST_COUNT * c.MOST_COUNT:
-                raise ConfigError(f"budget {name} is so large that it is no cap; leave it out")
+                raise ConfigError(f"budget {name} is too large to limit anything; leave it out")
 
     def left_for_seeds(self, host_params: int, host_macs: int) -> tuple[int | None, int | None]:
         """Parameters and multiply-adds that may be added to a host. Raises ConfigError if the host
@@ -97,7 +99,7 @@ def _left_for_seeds(cap: float | None, host: int, what: str) -> int | None:
     if cap <= MOST_MULTIPLE:
         return int((cap - 1.0) * host)
     if cap < host:
-        raise ConfigError(f"a budget of {cap:g} {what} is below the host itself, with {host}")
+        raise ConfigError(f"a budget of {cap:g} {what} is below the host itself, which has {host}")
     return int(cap) - host
 
 
@@ -109,15 +111,18 @@ class RateSchedule:
         0.0, "Fraction of the run over which the learning rate rises from 0.", least=0.0, most=1.0
     )
     decay: float = setting(
-        0.0, "Fraction of the run over which it falls to 0 at the end.", least=0.0, most=1.0
+        0.0,
+        "Fraction of the run, at its end, over which the learning rate falls to 0.",
+        least=0.0,
+        most=1.0,
     )
 
     def __post_init__(self) -> None:
         check_bounds(self)
         if self.warmup + self.decay > 1.0:
             raise ConfigError(
-                f"warmup {self.warmup} and decay {self.decay} are longer than the run; together "
-                "they may be 1 at most"
+                f"warmup {self.warmup} and decay {self.decay} are longer than the run; their "
+                "sum may be 1 at most"
             )
 
     def factor(self, progress: ArrayLike) -> np.ndarray:
@@ -153,7 +158,7 @@ class GrowthSettings:
     start: Start = setting(
         "fresh",
         "fresh: a new network, trained for one epoch before the first decision; trained: a network "
-        "that has been trained to its end.",
+        "that has been trained already.",
     )
     incubation: Incubation | None = setting(
         None,
@@ -202,7 +207,7 @@ class GrowthSettings:
     device: str | None = setting(
         None,
         "Where to train: cpu, auto (the accelerator, if there is one), or a device of torch, such "
-        "as cuda, cuda:1, mps or xpu. Default: the CPU; for a model in Python, where it is.",
+        "as cuda, cuda:1, mps or xpu. Default: the CPU, or where a model given in Python is.",
     )
     snapshots: Snapshots = setting(
         "host",
@@ -238,10 +243,14 @@ class GrowthSettings:
             if value is not None and not value > 0:
                 raise ConfigError(f"{name} must be a number above 0, got {value}")
         if self.max_train_macs is not None and not self.keeps_best:
-            raise ConfigError("max_train_macs needs keep_best, or the cost of the end is unknown")
+            raise ConfigError(
+                "max_train_macs needs keep_best; without it the cost of the last epoch is unknown"
+            )
         for name in ("audit_every", "patience"):
             if getattr(self, name) is not None and self.snapshots == "none":
-                raise ConfigError(f"{name} needs an earlier network, and snapshots is none")
+                raise ConfigError(
+                    f"{name} needs copies of earlier networks; leave out snapshots='none'"
+                )
 
     @property
     def keeps_best(self) -> bool:

@@ -16,10 +16,7 @@ MOST_DIGITS = 10**60  # a larger number is not printed
 
 def read_toml(path: Path) -> dict[str, Any]:
     """Raises ConfigError if the file is missing or not TOML."""
-    try:
-        text = read_text(path)
-    except ConfigError as error:
-        raise ConfigError(f"cannot read the config {path}: {error}") from error
+    text = read_text(path)
     try:
         return parse_toml(text)
     except ValueError as error:

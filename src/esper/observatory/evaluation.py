@@ -87,7 +87,8 @@ def evaluation_summary(report: Report) -> list[Table | Text]:
     """What `esper evaluate` prints at its end: tables for every extra budget, the kept seeds, and
     how the arms were trained."""
     found: list[Table | Text] = []
-    for extra in report["extra"] or (None,):
+    budgets = () if report["scenario"] == "depth" else report["extra"]
+    for extra in budgets or (None,):
         rows = report if extra is None else at_extra(report, extra)
         if extra is not None:
             found.append(Text(f"Extra compute budget: {extra:g} of the host's training"))
@@ -121,7 +122,8 @@ def _in_words(report: Report) -> str:
             if arm["shape"]
         ]
         none = "The task has no wider hosts, so there is no best-static"
-        words.append(f"{' and '.join(widths) or none}.")
+        if report["scenario"] != "depth":
+            words.append(f"{' and '.join(widths) or none}.")
     crossover = f"\n{report['crossover']}" if report["crossover"] else ""
     return " ".join(words) + crossover
 

@@ -54,7 +54,7 @@ def explain(
     if (folder / REPORT).is_file() or (folder / DECISIONS).is_file():
         record = _read_evaluation_episode(folder, arm, key)
     elif arm is not None or key is not None:
-        raise ConfigError(f"{run} is no evaluation; leave out --arm and --key")
+        raise ConfigError(f"{run} is not an evaluation; leave out --arm and --key")
     else:
         record = _read_episode(folder, env)
     if step not in record.steps or step < 1:

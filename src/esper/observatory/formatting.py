@@ -28,7 +28,7 @@ POLICY = _table(
     ("return", "return", "mean sum of rewards of an episode", "falling, or flat from the start"),
     ("val_score", "score", "mean validation score of the resulting networks",
      "below that of hosts without growth"),
-    ("unseen_score", "validation hosts",
+    ("validation_hosts_score", "validation hosts",
      "mean validation score on hosts that the policy does not learn from, with its most probable "
      "actions", "falling while the score rises"),
     ("entropy", "entropy", "how random the policy acts: 0 deterministic, 1 uniform",

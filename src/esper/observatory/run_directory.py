@@ -87,9 +87,7 @@ class RunDirectory:
         try:
             old = path / CONFIG
             if since is not None and old.is_file() and old.stat().st_mtime > since:
-                raise ConfigError(
-                    f"another run has begun in {path} meanwhile; choose another folder"
-                )
+                raise ConfigError(f"another run has started in {path}; choose another folder")
             record.begin(config)
         except ConfigError:
             record.close()
@@ -121,7 +119,7 @@ class RunDirectory:
             if name not in sizes or length < sizes[name]:
                 raise ConfigError(
                     f"{path / name} is shorter than at the checkpoint, so the run cannot be "
-                    "resumed; begin a new one"
+                    "resumed; start a new one"
                 )
             os.truncate(path / name, sizes[name])
         if (path / TIMINGS).is_file():
@@ -241,7 +239,7 @@ def lock_folder(path: Path, name: str = LOCK) -> IO[bytes]:
             file.close()
             raise ConfigError(f"cannot lock {path / name}: {error.strerror}") from error
     file.close()
-    raise ConfigError(f"{path} is in use by another run; wait until it ends, or stop it, first")
+    raise ConfigError(f"{path} is in use by another run; wait until it ends, or stop it")
 
 
 def refuse_mixture(path: Path, lock: str) -> None:

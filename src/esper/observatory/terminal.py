@@ -176,8 +176,8 @@ def round_line(
         f"{timing['steps_per_second']:.0f} steps/s (hosts {hosts:.0%})",
         f"left {format_duration(left)}",
     ]
-    if row.get("unseen_score") is not None:
-        words.insert(3, f"validation hosts {row['unseen_score']:.2f}")
+    if row.get("validation_hosts_score") is not None:
+        words.insert(3, f"validation hosts {row['validation_hosts_score']:.2f}")
     if row.get("anomalies"):
         words.append(f"[yellow]{row['anomalies']}[/]")
     return "  ".join(words)

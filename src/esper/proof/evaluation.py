@@ -11,6 +11,7 @@ from pathlib import Path
 
 from esper.leyline import ConfigError
 from esper.proof.arms import Run
+from esper.proof.depth import depth_arms, saving
 from esper.proof.jobs import Job, LocalWorker, WorkerPool, run_jobs
 from esper.proof.record import OnRun, Record
 from esper.proof.report import EvaluationReport, compare, crossover, result_of, summary
@@ -81,6 +82,8 @@ def evaluate(
     )
     if settings.scenario == "scratch":
         arms = scratch_arms(bench, controllers, settings.reference)
+    elif settings.scenario == "depth":
+        arms = depth_arms(bench, controllers, settings.extra)
     else:
         arms = trained_arms(bench, controllers, settings.reference, settings.extra)
     return _report(bench, settings, arms, _train_arms(bench, arms, settings.evaluation_keys))
@@ -110,7 +113,9 @@ def _report(
         arms=tuple(summaries),
         comparisons=compare(arms, results, settings),
         trials=tuple(results),
-        crossover=crossover(summaries, settings.reference, settings.extra),
+        crossover=saving(results, settings.reference, settings.extra)
+        if settings.scenario == "depth"
+        else crossover(summaries, settings.reference, settings.extra),
     )
 
 

@@ -8,7 +8,7 @@ from esper.leyline.growth_settings import GrowthSettings
 
 FIRST_TUNING_KEY = 1_000_000  # evaluation keys are below
 STATIC = "static"
-SCENARIOS = ("scratch", "trained")
+SCENARIOS = ("scratch", "trained", "depth")
 BY_SIZE = GrowthSettings(population="auto")
 
 
@@ -26,9 +26,10 @@ class EvaluationSettings:
     growth       settings of the arms that grow; its population and precision are those of all
                  arms. Networks are tested in fp32
     scenario     scratch: every arm starts with a new host; trained: with a host that was trained
-                 for `steps` epochs
+                 for `steps` epochs; depth: arms grow in depth, up to the blocks of the task's host
     extra        of the scenario trained: compute budgets beyond that training, as shares of its
-                 cost, ascending
+                 cost, ascending; of depth: compute budgets, as shares of what training all blocks
+                 costs
     """
 
     arms: tuple[str, ...]
@@ -82,18 +83,20 @@ class EvaluationSettings:
 
 def _check_scenario(scenario: str, extra: tuple[float, ...], arms: tuple[str, ...]) -> None:
     if scenario not in SCENARIOS:
-        raise ConfigError(f"scenario must be scratch or trained, got {scenario!r}")
+        raise ConfigError(f"scenario must be {', '.join(SCENARIOS)}, got {scenario!r}")
     if scenario == "scratch":
         if extra:
             raise ConfigError("extra budgets are for trained hosts; use the scenario trained")
         return
     if not extra or not all(0.0 < share < math.inf for share in extra):
         raise ConfigError(
-            "extra must be shares of what the host's training cost, above 0, such as 0.1 or 0.3; "
+            "extra must be fractions of the host's training compute above 0, such as 0.1,0.3; "
             f"got {', '.join(map(str, extra)) or 'none'}"
         )
     if list(extra) != sorted(set(extra)):
         raise ConfigError(f"extra must ascend, got {', '.join(map(str, extra))}")
+    if scenario == "depth" and not all(arm.partition(":")[0] == "depth" for arm in arms):
+        raise ConfigError("arms of the scenario depth are depth:auto and depth:SHARE")
     if STATIC in arms:
         raise ConfigError(
             "arms of the scenario trained must grow; the host that does not grow is always there, "

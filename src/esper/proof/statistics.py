@@ -44,9 +44,9 @@ def paired_difference(
     return PairedDifference(len(differences), mean, low, high, _sign_flip_p(differences, key))
 
 
-def mean_interval(values: Sequence[float], key: int = 0) -> tuple[float | None, float | None]:
+def mean_interval(values: Sequence[float]) -> tuple[float | None, float | None]:
     """95 % interval of the mean, as for a paired difference; (None, None) if there is none."""
-    return (None, None) if len(values) < 2 else _interval(np.asarray(values, np.float64), key)
+    return (None, None) if len(values) < 2 else _interval(np.asarray(values, np.float64), 0)
 
 
 def _interval(differences: np.ndarray, key: int) -> tuple[float | None, float | None]:

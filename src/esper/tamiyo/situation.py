@@ -262,7 +262,7 @@ class SignalTracker:
 
 
 # A policy may see only some of the candidates.
-NO_CANDIDATE = "does not fit the slot, or is not what the policy has learnt with"
+NO_CANDIDATE = "does not fit the slot, or the policy was not trained with it"
 
 
 def why_no_op(s: Situation, env: int, op: LifecycleOp) -> str | None:
@@ -277,7 +277,7 @@ def why_no_op(s: Situation, env: int, op: LifecycleOp) -> str | None:
     return {
         LifecycleOp.GERMINATE: "no slot is free for a seed that fits and can be paid for",
         LifecycleOp.CULL: "no live seed is old enough",
-        LifecycleOp.FOSSILIZE: "no seed is HOLDING and has passed gate G5",
+        LifecycleOp.FOSSILIZE: "no seed is HOLDING and contributes enough",
     }[op]
 
 
@@ -294,17 +294,17 @@ def why_no_slot(s: Situation, env: int, op: LifecycleOp, slot: int) -> str | Non
         if stage != SeedStage.DORMANT:
             return f"it rests ({stage.name})"
         if not s.masks.blueprint[env, slot].any():
-            return "no blueprint fits it and what is left to spend"
-        return f"the network holds {s.max_seeds} seeds, as many as it may"
+            return "no blueprint fits it and the rest of the budget"
+        return f"the network holds {s.max_seeds} seeds, the maximum"
     if op == LifecycleOp.CULL:
         if stage == SeedStage.FOSSILIZED:
-            return "its seed is kept, and not audited now"
+            return "its seed is kept, and no audit of it is due"
         if not IS_LIVE[stage]:
             return f"it holds no live seed ({stage.name})"
-        return f"its seed is not {c.MIN_CULL_AGE} epochs old"
+        return f"its seed is younger than {c.MIN_CULL_AGE} epochs"
     if stage != SeedStage.HOLDING:
         return f"it is {stage.name}, not HOLDING"
-    return "its seed has not passed gate G5"
+    return "its seed does not contribute enough"
 
 
 def why_no_blueprint(s: Situation, env: int, slot: int, blueprint: int) -> str | None:

@@ -1,6 +1,6 @@
 """The governor: watches the loss of every host and restores a broken one from its last snapshot.
 
-It keeps one snapshot per host in CPU memory, taken only while the host is healthy. Each epoch the
+It keeps one snapshot per host, taken only while the host is healthy. Each epoch the
 loop calls `check`, restores the hosts that it finds broken, and saves the healthy ones.
 """
 

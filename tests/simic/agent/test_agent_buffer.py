@@ -16,8 +16,7 @@ from agent_support import (
 )
 from esper.leyline import ConfigError
 from esper.simic.agent.advantages import compute_gae
-from esper.simic.agent.rollout import action_draws, play_round
-from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
+from esper.simic.agent.rollout import TamiyoRolloutBuffer, action_draws, play_round
 
 
 def test_003_buffers_m1_storage_is_allocated_once_and_indexed(monkeypatch):

@@ -21,7 +21,7 @@ from agent_support import (
 from esper.leyline import HEAD_NAMES, ConfigError
 from esper.simic.agent.advantages import compute_gae
 from esper.simic.agent.network import FactoredRecurrentActorCritic
-from esper.simic.telemetry.gradient_collector import GradientThresholds, measure_gradients
+from esper.simic.telemetry.health import GradientThresholds, measure_gradients
 
 
 @pytest.fixture(autouse=True)

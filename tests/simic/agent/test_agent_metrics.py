@@ -19,7 +19,7 @@ from esper.leyline import HEAD_NAMES, OP, RELEVANT_HEADS, LifecycleOp
 from esper.simic.agent.advantages import compute_per_head_advantages
 from esper.simic.agent.config import PPOConfig
 from esper.simic.agent.metrics import METRICS, Minibatch, PPOUpdateMetrics
-from esper.simic.telemetry.gradient_collector import GradientThresholds
+from esper.simic.telemetry.health import GradientThresholds
 from telemetry_support import collect_gradients
 from training_support import analytic_state, play
 

@@ -1,4 +1,4 @@
-"""The optimiser's groups and decay, and the clipping of gradients."""
+"""The optimizer's groups and decay, and the clipping of gradients."""
 
 import pytest
 import torch
@@ -14,13 +14,13 @@ from agent_support import (
 from esper.simic.agent.optimization import clip_gradients, make_optimizer
 
 
-def test_003_kept_optimiser_settings():
+def test_003_kept_optimizer_settings():
     group = make_agent().optimizer.param_groups[0]
     assert group["eps"] == 1e-5
     assert make_agent().config.max_grad_norm == 0.5
 
 
-def test_001_kept_the_optimiser_is_fused():
+def test_001_kept_the_optimizer_is_fused():
     assert all(group["fused"] for group in make_agent().optimizer.param_groups)
 
 

@@ -136,6 +136,6 @@ def test_the_critic_learns_returns_whatever_the_baseline_of_the_policy(monkeypat
 
 def test_a_group_of_one_has_nobody_to_be_compared_with():
     agent = make_agent(group_baseline=True)
-    with pytest.raises(ConfigError, match="one is alone; make groups of at least 2"):
+    with pytest.raises(ConfigError, match="at least 2 environments in every group"):
         agent.update(filled_buffer(agent), shuffle())
     check_groups(torch.tensor([3, 0, 3, 0]))

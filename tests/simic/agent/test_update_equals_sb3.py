@@ -2,7 +2,7 @@
 
 With one slot, one blueprint and one blend our policy has a choice in its op head only, which is
 what a Discrete(4) policy of sb3 has. sb3's policy gets copies of our layers; its buffer, its
-advantages, its losses and its optimiser are its own.
+advantages, its losses and its optimizer are its own.
 """
 
 import copy

@@ -169,6 +169,10 @@ def test_bad_settings_are_refused(settings: dict[str, Any]) -> None:
         CloningConfig(**settings)
 
 
+def test_the_smallest_settings_are_allowed() -> None:
+    assert CloningConfig(epochs=1, minibatch=1, held_out=0.01, entropy=0.0).minibatch == 1
+
+
 def test_one_host_is_not_enough() -> None:
     episodes = replace(play_analytic(random_player(0), 4, key=0), hosts=np.zeros(4, dtype=np.int64))
     with pytest.raises(ConfigError, match="at least 2 hosts"):

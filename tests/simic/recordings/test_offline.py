@@ -117,7 +117,8 @@ def test_learning_is_a_function_of_its_key() -> None:
 
 
 @pytest.mark.parametrize(
-    "settings", [{"gamma": 1.5}, {"expectile": 0.4}, {"beta": -1.0}, {"steps": 0}]
+    "settings",
+    [{"gamma": 1.5}, {"expectile": 0.4}, {"target_rate": 1.5}, {"beta": -1.0}, {"steps": 0}],
 )
 def test_bad_settings_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):

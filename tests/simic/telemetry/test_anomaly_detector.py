@@ -16,7 +16,7 @@ from esper.simic.telemetry.anomaly_detector import (
     value_threshold,
 )
 from esper.simic.telemetry.debug_telemetry import RatioExplosionDiagnostic
-from esper.simic.telemetry.gradient_collector import GradientEMATracker
+from esper.simic.telemetry.health import GradientEMATracker
 
 HEALTHY = {
     "ratio_max": 1.4,

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from esper.leyline import ConfigError
 from esper.simic.telemetry.anomaly_detector import AnomalyDetector
-from esper.simic.telemetry.gradient_collector import (
+from esper.simic.telemetry.health import (
     GradientEMATracker,
     GradientThresholds,
     measure_gradients,

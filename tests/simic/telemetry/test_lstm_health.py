@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from esper.simic.telemetry.lstm_health import compute_lstm_health
+from esper.simic.telemetry.health import compute_lstm_health
 
 
 def hidden(layers=2, envs=3, size=4):

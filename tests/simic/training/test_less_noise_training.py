@@ -88,12 +88,14 @@ def test_without_normalisers_rewards_pass_and_those_of_the_ended_do_not():
 
 
 def test_a_run_with_every_remedy_is_resumed_to_the_bit():
-    config = tiny_config(task="analytic", rounds=4, **REMEDIES)
+    # Thresholds that do not depend on the number of rounds, which the first half does not know.
+    same = REMEDIES | {"anomalies": {"value_phases": ((1.0, 0.1),)}}
+    config = tiny_config(task="analytic", rounds=4, **same)
     whole = new_state(config, ANALYTIC)
     history = play_groups(config, whole)
     assert [row["skipped"] for row in history.of("round")] == [None] * 4
     half = new_state(config, ANALYTIC)
-    play_groups(tiny_config(task="analytic", rounds=2, **REMEDIES), half)
+    play_groups(tiny_config(task="analytic", rounds=2, **same), half)
     resumed = unpack(*pack(half))
     play_groups(config, resumed)
     (tensors, meta), (others, other_meta) = pack(whole), pack(resumed)
@@ -117,6 +119,6 @@ def test_each_remedy_is_off_unless_asked_for_and_changes_what_is_learnt(name):
 
 def test_a_run_in_which_environments_are_alone_refuses_groups_before_it_plays():
     config, state = analytic_state(**{"ppo.group_baseline": True})
-    with pytest.raises(ConfigError, match="make groups of at least 2"):
+    with pytest.raises(ConfigError, match="at least 2 environments in every group"):
         play(config, state)
     assert state.round == 0

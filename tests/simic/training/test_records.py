@@ -10,10 +10,10 @@ import pytest
 from esper.api.training import train_ppo
 from esper.growth.blueprints.catalogue import default_catalogue
 from esper.leyline import EpisodeOutcome, History
+from esper.leyline import constants as c
 from esper.observatory.run_directory import episode_script
 from esper.observatory.summaries import AVERAGED
 from esper.observatory.terminal import round_line
-from esper.simic.telemetry import lstm_health
 from esper.simic.telemetry.profiler import resident_mb
 from esper.simic.training.loop import Hooks
 from esper.simic.training.round_log import PHASES
@@ -159,7 +159,7 @@ def test_the_memory_of_the_policy_is_watched(run, tmp_path, monkeypatch):
         assert 0 < row["lstm_c_max"] <= row["lstm_c_norm"]
         assert row["lstm_unhealthy_envs"] == 0
     # The same run is unhealthy by another measure, and is otherwise the same.
-    monkeypatch.setattr(lstm_health, "LSTM_MAX_NORM", 1e-3)
+    monkeypatch.setattr(c, "LSTM_MAX_NORM", 1e-3)
     tiny_run(tmp_path / "run")
     found = [r for r in rows(tmp_path / "run" / "metrics.jsonl") if r["kind"] == "round"]
     assert [r["lstm_unhealthy_envs"] for r in found] == [4, 4, 4]

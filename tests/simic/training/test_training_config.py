@@ -66,7 +66,7 @@ def test_what_cannot_work_is_refused_in_a_sentence(tmp_path, text, sentence):
 
 
 def test_a_missing_file_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="cannot read the config"):
+    with pytest.raises(ConfigError, match="cannot be read"):
         load_config(tmp_path / "none.toml")
 
 

@@ -10,7 +10,7 @@ from esper.leyline import ConfigError
 from esper.simic import analytic
 from esper.simic.agent.rollout import play_round
 from esper.simic.control.normalization import RewardNormalizer, RunningMeanStd
-from esper.simic.training.config import DEFAULT_PPO, NetworkSizes, TrainingConfig
+from esper.simic.training.config import DEFAULT_PPO, NetworkSettings, TrainingConfig
 from esper.simic.training.loop import Hooks, run_training
 from esper.simic.training.round_log import Clock, RoundLog, ScaledEnv
 from esper.simic.training.state import TrainState, new_state
@@ -32,7 +32,7 @@ def analytic_config(key: int) -> TrainingConfig:
         rounds=160,
         envs=32,
         key=key,
-        network=NetworkSizes(feature_dim=32, lstm_hidden_dim=32),
+        network=NetworkSettings(feature_dim=32, lstm_hidden_dim=32),
         ppo=replace(
             DEFAULT_PPO,
             learning_rate=4e-3,

@@ -207,7 +207,7 @@ def test_settings_of_the_heuristic_come_from_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        (None, "cannot read the config"),
+        (None, "cannot be read"),
         ('bland = "linear"', r"no setting bland; did you mean blend\?"),
         ('blueprint_rotation = "norm"', "must be a list, each text, got 'norm'"),
     ],
@@ -266,6 +266,8 @@ def test_scripted_follows_its_lines_and_waits_otherwise() -> None:
     assert controller.act(situation(step=5))[0, OP] == LifecycleOp.WAIT
     ready = with_seed(SeedStage.HOLDING, slot=1, contribution=3.0)
     assert controller.act(situation(ready, step=20)).tolist() == [[1, 0, 0, LifecycleOp.FOSSILIZE]]
+    seed = with_seed(SeedStage.HOLDING, slot=2)
+    assert controller.act(situation(seed, step=11)).tolist() == [[2, 0, 0, LifecycleOp.CULL]]
 
 
 def test_scripted_says_which_line_is_not_legal() -> None:

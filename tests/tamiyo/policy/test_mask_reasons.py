@@ -46,7 +46,7 @@ def test_reasons_are_true(situations: list[Situation]) -> None:
                 continue
             told.add(reason)
             stage = SeedStage(s.table.stage[env, slot]).name
-            if "as many as it may" in reason:
+            if "the maximum" in reason:
                 assert s.table.holds_seed[env].sum() == 2
                 assert stage == "DORMANT"
             elif "the episode" in reason:
@@ -56,7 +56,7 @@ def test_reasons_are_true(situations: list[Situation]) -> None:
                 assert stage != "DORMANT"
     # The lives were full enough to tell of each kind.
     assert {"the episode is over", "its seed is TRAINING", "it rests (EMBARGOED)"} <= told
-    assert any("as many as it may" in reason for reason in told)
+    assert any("the maximum" in reason for reason in told)
 
 
 def test_what_is_too_dear_is_told_from_what_does_not_fit() -> None:

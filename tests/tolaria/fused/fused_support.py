@@ -59,7 +59,7 @@ def shake(looped: LoopedPopulation, size: float = 0.2) -> None:
 
 
 def _row(kind: Kind, module: nn.Module, state: dict[Any, dict[str, Any]]) -> Row:
-    """The row of a module and its optimiser's state; parameters without any have no moments."""
+    """The row of a module and its optimizer's state; parameters without any have no moments."""
     parts, steps = [], 0
     for param in module.parameters():
         known = state.get(param, {})

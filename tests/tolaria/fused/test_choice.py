@@ -93,7 +93,7 @@ REASONS: dict[str, tuple[Callable[[], HostRecipe], str]] = {
     "host": (lambda: recipe(build=sequential, slots=("1",)), "no fused form of Sequential"),
     "slot": (lambda: recipe(slots=("blocks.0.0",)), "slot blocks.0.0 inside a block"),
     "precision": (lambda: recipe(precision="bf16"), "precision bf16"),
-    "sgd": (lambda: recipe(optimizer=lambda p: SGD(p, lr=0.1)), "optimiser SGD"),
+    "sgd": (lambda: recipe(optimizer=lambda p: SGD(p, lr=0.1)), "optimizer SGD"),
     "amsgrad": (lambda: recipe(optimizer=lambda p: AdamW(p, amsgrad=True)), "amsgrad"),
     "loaders": (lambda: recipe(data=loaders()), "LoaderSource"),
     "augment": (lambda: recipe(data=augmented()), "augmented"),
@@ -136,7 +136,7 @@ def test_a_host_of_double_precision_cannot_be_fused() -> None:
 
 
 def test_the_population_itself_refuses() -> None:
-    with pytest.raises(ConfigError, match="cannot be fused: optimiser SGD"):
+    with pytest.raises(ConfigError, match="cannot be fused: optimizer SGD"):
         FusedPopulation(recipe(optimizer=lambda p: SGD(p, lr=0.1)), [1])
 
 

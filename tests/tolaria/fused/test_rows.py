@@ -1,4 +1,4 @@
-"""The arena and its optimiser against torch's AdamW in double precision."""
+"""The arena and its optimizer against torch's AdamW in double precision."""
 
 import pytest
 import torch

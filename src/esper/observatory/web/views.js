@@ -377,7 +377,7 @@ const EsperViews = (() => {
   }
 
   const PLOTS = [
-    ["Return", ["return"]], ["Score", ["val_score", "unseen_score"]],
+    ["Return", ["return"]], ["Score", ["val_score", "validation_hosts_score"]],
     ["Entropy of each head", ["op_entropy", "slot_entropy", "blueprint_entropy", "blend_entropy"]],
     ["KL", ["approx_kl"]], ["Clip fraction", ["clip_fraction"]], ["Explained variance", ["explained_variance"]],
     ["Gradient norms", ["grad_norm", "op_grad_norm", "slot_grad_norm", "blueprint_grad_norm", "value_grad_norm"]],

@@ -63,8 +63,8 @@ def check_groups(groups: Tensor) -> None:
     _, sizes = groups.unique(return_counts=True)
     if (sizes < 2).any():
         raise ConfigError(
-            "ppo.group_baseline compares the environments of a group, and here one is alone; "
-            "make groups of at least 2, or leave it out"
+            "ppo.group_baseline needs at least 2 environments in every group; set group to 2 or "
+            "more, or leave it out"
         )
 
 

@@ -21,7 +21,7 @@ from esper.simic.telemetry.debug_telemetry import LayerGradientStats, RatioExplo
 
 @dataclass(frozen=True)
 class Minibatch:
-    """The valid steps of a minibatch under the current policy, before its optimiser step.
+    """The valid steps of a minibatch under the current policy, before its optimizer step.
 
     log_ratio, relevant, entropies   [steps, heads]; 0 for heads that the op ignores
     values, returns, advantages      [steps]

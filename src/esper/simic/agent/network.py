@@ -26,17 +26,13 @@ from esper.tamiyo.policy.set_features import SetLayout
 Kind = Literal["flat", "set"]
 
 
-@dataclass(frozen=True)
-class NetworkConfig:
-    """Sizes and initial scales of the network; the first three depend on the environments."""
+@dataclass(frozen=True, kw_only=True)
+class NetworkSizes:
+    """Kind and sizes of the network, as far as users choose them."""
 
-    observation_dim: int
-    num_slots: int
-    num_blueprints: int
-    num_blends: int = len(BLEND_NAMES)
-    num_ops: int = NUM_OPS
-    # 'flat': for one number of slots and blueprints. 'set': for any number of them.
+    # 'flat': for one number of slots and blueprints. 'set': for any number of both.
     kind: Kind = "flat"
+    # Width of the features that enter the LSTM, width and number of layers of the LSTM.
     feature_dim: int = constants.FEATURE_DIM
     lstm_hidden_dim: int = constants.LSTM_HIDDEN_DIM
     lstm_layers: int = 1
@@ -44,6 +40,17 @@ class NetworkConfig:
     embedding_dim: int = constants.EMBEDDING_DIM
     # Hidden width of each head; None: half of the LSTM, at least MIN_HEAD_WIDTH.
     head_width: int | None = None
+
+
+@dataclass(frozen=True)
+class NetworkConfig(NetworkSizes):
+    """Sizes and initial scales of the network; the first three depend on the environments."""
+
+    observation_dim: int
+    num_slots: int
+    num_blueprints: int
+    num_blends: int = len(BLEND_NAMES)
+    num_ops: int = NUM_OPS
     # Orthogonal gain of the last layers: small for the actor, so that it starts near uniform.
     actor_gain: float = 0.01
     critic_gain: float = 1.0

@@ -1,4 +1,4 @@
-"""Losses, the optimiser and its parameter groups, gradient norms, torch.compile."""
+"""Losses, the optimizer and its parameter groups, gradient norms, torch.compile."""
 
 import logging
 from collections.abc import Callable, Iterable

@@ -34,13 +34,13 @@ from esper.simic.agent.optimization import (
     masked_mean,
     value_errors,
 )
-from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
+from esper.simic.agent.rollout import TamiyoRolloutBuffer
 from esper.simic.agent.types import Decision, Hidden, MaskTensors, SequenceBatch
 from esper.simic.telemetry.debug_telemetry import (
     RatioExplosionDiagnostic,
     collect_per_layer_gradients,
 )
-from esper.simic.telemetry.gradient_collector import (
+from esper.simic.telemetry.health import (
     GradientHealthMetrics,
     GradientThresholds,
     measure_gradients,
@@ -230,7 +230,7 @@ class PPOAgent:
         return self._evaluate(batch.observations, batch.actions, batch.masks, batch.hidden)[0]
 
     def _check_replay(self, batch: SequenceBatch) -> float:
-        """Largest |ratio - 1| of any head and step before the first optimiser step."""
+        """Largest |ratio - 1| of any head and step before the first optimizer step."""
         error = torch.expm1(self._replay(batch) - batch.log_probs)[batch.valid].abs()
         worst = error.amax(dim=0)
         largest = worst.max().item()
@@ -296,7 +296,7 @@ class PPOAgent:
         }
 
     def _step(self) -> dict[str, Any]:
-        """One optimiser step if the gradient is finite; returns measures from before clipping."""
+        """One optimizer step if the gradient is finite; returns measures from before clipping."""
         limit = self.config.max_grad_norm
         gradients = measure_gradients(
             self.network.parameters(), GradientThresholds.for_clip_norm(limit)

@@ -126,7 +126,7 @@ def convert_episodes(episodes: Episodes, space: Space) -> Episodes:
     if own.kind != "set" or space.kind != "set" or not fits:
         raise ConfigError(
             f"the policy has other slots or blueprints ({_summary(space)}) than the episodes "
-            f"({_summary(own)}); only a policy over sets that has all of theirs can learn from them"
+            f"({_summary(own)}); use a policy over sets that has all of the latter"
         )
     positions = np.array([space.blueprints.index(name) for name in own.blueprints])
     absent = (0, space.num_slots - own.num_slots)

@@ -23,7 +23,7 @@ class CloningConfig:
     # Passes over the episodes; the policy with the lowest held-out loss is kept.
     epochs: int = 60
     learning_rate: float = 1e-3
-    # Episodes per step of the optimiser; each starts from the initial hidden state.
+    # Episodes per step of the optimizer; each starts from the initial hidden state.
     minibatch: int = 8
     # Share of the hosts whose episodes are held out to measure agreement.
     held_out: float = 0.25

@@ -43,7 +43,7 @@ class OfflineConfig:
     # How strongly better actions are preferred, per standard deviation of returns; 0: not at all.
     beta: float = 5.0
     max_weight: float = 100.0
-    # Optimiser steps for Q and V, and recorded steps per batch.
+    # Optimizer steps for Q and V, and recorded steps per batch.
     steps: int = 3_000
     batch: int = 256
     learning_rate: float = 1e-3
@@ -249,7 +249,7 @@ def group_weights(episodes: Episodes, beta: float) -> np.ndarray:
     if not (count > 1).any():
         raise ConfigError(
             "no two of these episodes start with the same observation, so none can be compared; "
-            "record them on a family, or keep those of a training run with groups"
+            "record episodes with --family, which plays each host several times"
         )
     ahead = returns - (np.bincount(start, weights=returns)[start] / count)
     spread = float(ahead[count > 1].std())

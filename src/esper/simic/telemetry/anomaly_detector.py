@@ -40,9 +40,6 @@ LIMITS = (
 )
 
 
-VALUE_PHASES = ((0.10, -0.5), (0.25, -0.2), (0.75, 0.0), (1.0, 0.1))
-
-
 @dataclass(frozen=True)
 class AnomalyThresholds:
     """Entropies are normalised to [0, 1]; drifts are relative to the running mean. `value_phases`

@@ -104,7 +104,7 @@ def card_of(state: TrainState, name: str, episodes: int | None = None) -> Policy
 
 
 def write_policy(folder: Path, state: TrainState, card: PolicyCard) -> PolicyCard:
-    """Write weights and card, without the optimiser, and return the card with the checksum. Raises
+    """Write weights and card, without the optimizer, and return the card with the checksum. Raises
     ConfigError if the folder exists, OSError without leaving it if it cannot be written."""
     if folder.exists():
         raise ConfigError(f"{folder} exists already; remove it, or choose another name or folder")
@@ -137,7 +137,7 @@ def _public(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_policy(folder: Path) -> TrainState:
-    """A state with the policy and no optimiser state. Raises ConfigError if the folder is damaged,
+    """A state with the policy and no optimizer state. Raises ConfigError if the folder is damaged,
     of another format or not a policy."""
     path, wanted = folder / WEIGHTS, read_card(folder).sha256
     data = read_bytes(path, MAX_WEIGHTS)

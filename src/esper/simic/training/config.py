@@ -13,7 +13,7 @@ from esper.leyline import ConfigError, LifecycleOp, constants
 from esper.leyline.growth_settings import GrowthSettings, flatten, user_settings
 from esper.leyline.settings import check_types, nearest, read_toml, refuse_unknown, settings_of
 from esper.simic.agent.config import PPOConfig
-from esper.simic.agent.network import Kind
+from esper.simic.agent.network import NetworkSizes
 from esper.simic.rewards.config import RewardConfig, check_gamma
 from esper.simic.rewards.modes import MODES
 from esper.simic.telemetry.anomaly_detector import AnomalyThresholds
@@ -30,20 +30,10 @@ USER_SETTINGS = frozenset(name for name, _, _ in user_settings())
 DEFAULT_PPO = PPOConfig(gamma=1.0, gae_lambda=1.0, value_coef=0.05)
 
 
-@dataclass(frozen=True)
-class NetworkSizes:
-    """Kind and sizes of the policy's network, as far as the task does not determine them."""
+@dataclass(frozen=True, kw_only=True)
+class NetworkSettings(NetworkSizes):
+    """The policy's network, as far as the task does not determine it."""
 
-    # 'flat': for the slots and blueprints of its task. 'set': for any number of both.
-    kind: Kind = "flat"
-    # Width of the features that enter the LSTM, width and number of layers of the LSTM.
-    feature_dim: int = constants.FEATURE_DIM
-    lstm_hidden_dim: int = constants.LSTM_HIDDEN_DIM
-    lstm_layers: int = 1
-    # Width of a slot and of a candidate inside a network over sets.
-    embedding_dim: int = constants.EMBEDDING_DIM
-    # Hidden width of each head; None: half of the LSTM.
-    head_width: int | None = None
     # Initial logits of ops by name, 0 for the others. If all are 0, legal ops are equally probable,
     # and seeds are removed by chance long before they could be kept.
     op_bias: Mapping[str, float] = field(default_factory=dict)
@@ -99,7 +89,7 @@ class TrainingConfig:
     growth: GrowthSettings = BY_SIZE
     # Settings of PPO, of the policy's network, and of the reward modes (param_cost, ...).
     ppo: PPOConfig = DEFAULT_PPO
-    network: NetworkSizes = field(default_factory=NetworkSizes)
+    network: NetworkSettings = field(default_factory=NetworkSettings)
     reward: Mapping[str, Any] = field(default_factory=dict)
     # When an update of the policy counts as an anomaly; ratios are limited by `ppo.ratio_...`.
     anomalies: AnomalyThresholds = field(default_factory=AnomalyThresholds)
@@ -220,7 +210,7 @@ def _presets(given: Mapping[str, Any]) -> dict[str, Any]:
     if mode == "loss" and isinstance(task, str) and task in LOSS_PRESETS:
         values = zip(LOSS_SETTINGS, LOSS_PRESETS[task], strict=True)
         preset = preset | {f"reward.{name}": value for name, value in values}
-    kind = preset.get("network.kind", NetworkSizes.kind)
+    kind = preset.get("network.kind", NetworkSettings.kind)
     if isinstance(network, dict):
         kind = network.get("kind", kind)
     return preset | SET_PRESET if kind == "set" else preset

@@ -19,10 +19,9 @@ import torch
 from esper.leyline import EpisodeOutcome, draw_key
 from esper.simic.agent.advantages import check_groups
 from esper.simic.agent.metrics import PPOUpdateMetrics
-from esper.simic.agent.rollout import VectorEnv, action_draws, play_round
-from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
+from esper.simic.agent.rollout import TamiyoRolloutBuffer, VectorEnv, action_draws, play_round
 from esper.simic.telemetry.debug_telemetry import check_numerical_stability, summarize_layers
-from esper.simic.telemetry.lstm_health import LSTMHealth, compute_lstm_health
+from esper.simic.telemetry.health import LSTMHealth, compute_lstm_health
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.round_log import RoundLog, ScaledEnv, scale_returns
 from esper.simic.training.state import BestPolicy, TrainState
@@ -163,12 +162,12 @@ def validation_column(
     """The score on validation hosts, None if they were not played in this round."""
     every = config.validate_every
     if validation is None or every is None or state.round % every:
-        return {"unseen_score": None}
+        return {"validation_hosts_score": None}
     score = validation.score(state)
     if state.best is None or score > state.best.score:
         state.best = BestPolicy(state.round, score)
         validation.keep(state)
-    return {"unseen_score": score}
+    return {"validation_hosts_score": score}
 
 
 def details(state: TrainState, metrics: PPOUpdateMetrics) -> Iterator[dict[str, Any]]:

@@ -11,8 +11,7 @@ from torch.profiler import record_function
 
 from esper.leyline import ActionMasks, History, NullRecorder, RoundRecorder
 from esper.leyline.events import Event, GovernorSnapshot
-from esper.simic.agent.rollout import Step, VectorEnv
-from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
+from esper.simic.agent.rollout import Step, TamiyoRolloutBuffer, VectorEnv
 from esper.simic.control.normalization import RewardNormalizer, RunningMeanStd
 from esper.simic.telemetry.profiler import resident_mb
 

@@ -16,7 +16,7 @@ from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.set_network import SetActorCritic, new_network
 from esper.simic.control.normalization import RewardNormalizer, RunningMeanStd
 from esper.simic.telemetry.anomaly_detector import AnomalyDetector, Escalation
-from esper.simic.telemetry.gradient_collector import GradientEMATracker
+from esper.simic.telemetry.health import GradientEMATracker
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.env_specs import Space
 

@@ -283,7 +283,7 @@ class Worker:
                 last = error
         raise WorkerError(
             f"the worker of environments {list(self.spec.envs)} died {1 + MAX_RESTARTS} times in "
-            f"the same step ({last}); there may be too little memory, so try fewer environments"
+            f"the same step ({last}); if memory is short, use fewer environments"
         ) from last
 
     def _receive(self) -> CallResult:

@@ -49,5 +49,9 @@ def make_controller(name: str) -> Controller:
     if wrong or kind not in _factories():
         known = [f"{n}:FILE" if n == "scripted" else n for n in controller_names()]
         known.insert(known.index("heuristic") + 1, "heuristic:FILE.toml")
-        raise ConfigError(f"no controller {shortened(name)!r}; there are {', '.join(known)}")
+        # The last two are found by `esper.api`, before a name gets here.
+        raise ConfigError(
+            f"no controller {shortened(name)!r}; there are {', '.join(known)}, pretrained, and the "
+            "folder of a training run or policy"
+        )
     return _factories()[kind](*([argument] if colon else []))

@@ -5,30 +5,39 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 
-from esper.leyline import OP, SLOT, ConfigError, LifecycleOp, SeedStage, shortened
+from esper.leyline import OP, SLOT, ConfigError, LifecycleOp, shortened
 from esper.leyline.depth import AUTO, Depth
 from esper.tamiyo.situation import Situation, wait
 
-# By how much the loss must still fall, per doubling of the compute spent, for the present depth to
-# be enough; relative to the loss.
-LEAST_FALL = 0.03
-# Epochs at one depth before its loss curve can be judged.
-LEAST_EPOCHS = 4
+SPAN = 4.0  # the compute of the run must have grown so many times at the present depth
+WINDOW = 2.0  # the slope is taken where the compute grew so many times last
+POINTS = 8  # losses that must be known there
+FALL = 0.12  # a smaller fall of the loss, as a share of it, is worth giving up
 
 
-def grow_now(losses: np.ndarray, spent: np.ndarray) -> bool:
-    """Whether more blocks would pay: the loss [T] hardly falls any more with the compute spent [T],
-    both since the blocks that came last."""
+def grow_now(losses: ArrayLike, computes: ArrayLike, cost_ratio: float) -> bool:
+    """Whether the time to deepen the network has come.
+
+    `losses[i]` is the loss after the i-th epoch at the present depth, on data that the network does
+    not train on, and `computes[i]` what the *whole* run had cost at its end. `cost_ratio` is what a
+    step costs at the next depth, divided by what it costs now.
+
+    For the same compute a deeper network takes fewer steps: it gives up the fall of the loss over
+    log2(cost_ratio) doublings. It may come if that is less than FALL of the loss, and if the
+    compute has grown SPAN times since the network grew last: depth then follows the square root of
+    the compute. The slope is a least-squares line of the last losses over log2(compute).
+    """
     known = np.isfinite(losses)
-    losses, spent = losses[known], spent[known]
-    if len(losses) < LEAST_EPOCHS:
+    loss, spent = np.asarray(losses)[known], np.asarray(computes)[known]
+    if not len(loss) or spent[-1] < SPAN * spent[0]:
         return False
-    recent = spent >= spent[-1] / 2.0
-    if recent.sum() < LEAST_EPOCHS:
-        recent[-LEAST_EPOCHS:] = True
-    fall = -np.polyfit(np.log2(spent[recent]), losses[recent], 1)[0]
-    return bool(fall < LEAST_FALL * losses[recent].mean())
+    recent = spent >= spent[-1] / WINDOW
+    if recent.sum() < POINTS:
+        return False
+    slope, _ = np.polyfit(np.log2(spent[recent]), loss[recent], 1)
+    return bool(-slope * np.log2(cost_ratio) < FALL * loss[recent].mean())
 
 
 def depth_named(when: str, **settings: Any) -> Depth:
@@ -92,9 +101,9 @@ class DepthController:
             actions[where, SLOT] = masks.slot[where, op].argmax(axis=1)
         # In order: an earlier group that was removed comes again before later ones.
         comes = actions[:, OP] == LifecycleOp.GERMINATE
-        first = (table.stage == SeedStage.DORMANT).argmax(axis=1)
+        first = (~table.holds_seed).argmax(axis=1)
         actions[comes & (actions[:, SLOT] != first)] = wait(1)
-        self.grown[comes] = len(self.losses)
+        self.grown[actions[:, OP] == LifecycleOp.GERMINATE] = len(self.losses)
         return actions
 
     def _note(self, situation: Situation) -> None:
@@ -106,14 +115,19 @@ class DepthController:
 
     def _due(self, situation: Situation) -> np.ndarray:
         """bool[E]"""
-        if self.shares is None:
-            return np.array(
-                [
-                    grow_now(self.losses[since:, env], self.spent[since:, env])
-                    for env, since in enumerate(self.grown.tolist())
-                ],
-                dtype=bool,
-            )
-        held = situation.table.holds_seed.sum(axis=1)
-        coming = np.array([*self.shares, np.inf])[np.minimum(held, len(self.shares))]
-        return np.asarray(1.0 - situation.left >= coming - 1e-9)
+        table = situation.table
+        if self.shares is not None:
+            held = table.holds_seed.sum(axis=1)
+            coming = np.array([*self.shares, np.inf])[np.minimum(held, len(self.shares))]
+            return np.asarray(1.0 - situation.left >= coming - 1e-9)
+        assert situation.facts is not None
+        macs = situation.facts.host_macs + table.active_macs.sum(axis=1)
+        following = (~table.holds_seed).argmax(axis=1)
+        ratios = 1.0 + situation.facts.seed_macs[following, 0] / macs
+        return np.array(
+            [
+                grow_now(self.losses[since:, env], self.spent[since:, env], ratios[env])
+                for env, since in enumerate(self.grown.tolist())
+            ],
+            dtype=bool,
+        )

@@ -101,7 +101,12 @@ class GrowthCycle:
         for env in range(self.n_envs):
             for slot, blueprint in self.settings.topology:
                 self.garden.plant_fossil(env, slot, blueprint)
+            self.garden.plant_first_blocks(env)
         self.compute_budget.check_first_epoch(evaluated_before=self.settings.trained)
+        self.save_healthy()
+
+    def save_healthy(self) -> None:
+        """The running hosts are the ones to go back to."""
         self._save(self.running, self.step_count)
 
     def begin(self, actions: np.ndarray) -> None:
@@ -270,7 +275,7 @@ class GrowthCycle:
         self.best_score[better] = np.maximum(self.best_score, validation.score)[better]
         spare = self._spare(better, self.best, self.governor.saved)
         # Nothing is trained from them.
-        found = self.garden.save(better, self.step_count, validation, moments=False, spare=spare)
+        found = self.garden.save(better, self.step_count, validation, moments="none", spare=spare)
         for env, saved in zip(better.tolist(), found, strict=True):
             self.best[env] = saved
 

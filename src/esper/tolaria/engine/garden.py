@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from esper.growth.blueprints.catalogue import count_params, seed_costs
+from esper.growth.blueprints.catalogue import seed_costs
 from esper.growth.lifecycle import (
     GATED,
     StageChange,
@@ -26,6 +26,7 @@ from esper.growth.lifecycle import (
 )
 from esper.growth.seed_slot import valve_params
 from esper.growth.slot_table import SlotTable
+from esper.growth.snapshot import Moments
 from esper.leyline import (
     IS_BLENDED,
     IS_LIVE,
@@ -102,7 +103,9 @@ class Garden:
         self.population, self.settings, self.recorder = population, settings, recorder
         template = population.template
         self.event_log = EventLog(template)
-        self.host_params, self.host_macs = count_params(template.host), template.host_macs
+        # Those of a frozen host count, too.
+        self.host_params = sum(p.numel() for p in template.host_parameters())
+        self.host_macs = template.host_macs
         self.valve_params = valve_params(template.catalogue, template.sites)
         self.limits = self._limits(settings)
         self._check_limits()
@@ -187,13 +190,37 @@ class Garden:
                 f"network with {len(fits)} slots and {fits.shape[1]} blueprints"
             )
         self._germinate(env, slot, blueprint, blend=0, step=-1, score=np.nan)
+        self._keep_new(env, slot)
+
+    def plant_first_blocks(self, env: int) -> None:
+        """With a frozen host nothing else is trained, so the first new blocks are there from the
+        start, and stay; they do not change the output."""
+        template = self.population.template
+        if template.stacks is None or not template.stacks.plan.freeze_host:
+            return
+        if not self.limits.affordable[0].any():
+            raise ConfigError(
+                "with freeze_host=True only new blocks are trained, and the budget is too small "
+                f"for the first of them ({template.sites[0].name})"
+            )
+        before = self.table.copy()
+        changes = [
+            self._germinate(env, 0, 0, blend=0, step=0, score=np.nan),
+            *self._keep_new(env, 0),
+        ]
+        self.counts["germinated"][env] += 1
+        self.counts["fossilized"][env] += 1
+        self._record_changes(before, changes, 0)
+
+    def _keep_new(self, env: int, slot: int) -> list[StageChange]:
+        """A new seed is kept at once."""
         where = one_slot(self.table, env, slot)
-        move(self.table, where, SeedStage.TRAINING)
-        move(self.table, where, SeedStage.BLENDING)
-        move(self.table, where, SeedStage.HOLDING)
-        fossilize(self.table, where)
+        stages = (SeedStage.TRAINING, SeedStage.BLENDING, SeedStage.HOLDING)
+        changes = [move(self.table, where, stage) for stage in stages]
+        changes.append(fossilize(self.table, where))
         self.table.alpha[where] = 1.0
         self._show_blend(env, slot)
+        return changes
 
     def _germinate(
         self, env: int, slot: int, blueprint: int, blend: int, step: int, score: float
@@ -301,7 +328,7 @@ class Garden:
     def tick(self, envs: np.ndarray, step: int) -> None:
         """Advance the stages at the end of an epoch, for the environments in `envs` (bool[E])."""
         before = self.table.copy()
-        changes = tick(self.table, self.settings, envs)
+        changes = tick(self.table, self.settings, envs, lasting=self.acts_from_start)
         for change in changes:
             if change.target == SeedStage.CULLED:
                 self._remove(change.where)
@@ -324,11 +351,12 @@ class Garden:
         validation: Validation | None = None,
         same_weights: Sequence[Snapshot | None] | None = None,
         *,
-        moments: bool = True,
+        moments: Moments = "half",
         spare: Sequence[Tensor] = (),
     ) -> list[SavedHost]:
         """Snapshots of the hosts `envs` (int[n]), with the validation of exactly these networks, if
-        there was one of all that they hold; the rest is as in `Hosts.snapshot`."""
+        there was one of all that they hold; the rest is as in `Hosts.snapshot`. Rounded moments are
+        enough to go on after a rollback (decision 004)."""
         loss, score = np.full((2, self.table.shape[0]), np.nan)
         if validation is not None:
             unmeasured = self.on_trial() & np.isnan(validation.without_score)

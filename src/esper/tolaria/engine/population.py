@@ -24,7 +24,7 @@ from esper.growth.optimizer import (
 )
 from esper.growth.output_scale import scale_output
 from esper.growth.sites import batch_size, call_model, evaluating, explaining
-from esper.growth.snapshot import HostSnapshot, restore_snapshot, take_snapshot
+from esper.growth.snapshot import HostSnapshot, Moments, restore_snapshot, take_snapshot
 from esper.leyline import ConfigError, SeedStage, draw_key
 from esper.leyline.growth_settings import Snapshots
 from esper.tolaria.engine.batches import Batch, batch_factors
@@ -102,12 +102,12 @@ class Hosts(Protocol):
         envs: np.ndarray,
         same_weights: Sequence[Any] | None = None,
         *,
-        moments: bool = True,
+        moments: Moments = "exact",
         spare: Sequence[Tensor] = (),
     ) -> Sequence[Snapshot]:
-        """Snapshots of `envs`; without the state of optimizers if training does not go on from
-        them. `same_weights`, if given, are earlier snapshots of the same weights, None where there
-        is none: their copies are shared. `spare` tensors may be written to."""
+        """Snapshots of `envs`, with the state of optimizers as `moments` says. `same_weights`, if
+        given, are earlier snapshots of the same weights, None where there is none: their copies are
+        shared. `spare` tensors may be written to."""
 
     def restore(self, envs: np.ndarray, snapshots: Sequence[Any]) -> None:
         """`snapshots` come from `snapshot`, one for each of `envs`."""
@@ -182,15 +182,15 @@ class ModuleHosts:
         envs: np.ndarray,
         same_weights: Sequence[HostSnapshot | None] | None = None,
         *,
-        moments: bool = True,
+        moments: Moments = "exact",
         spare: Sequence[Tensor] = (),
     ) -> list[HostSnapshot]:
         found = []
         same_weights = same_weights or [None] * len(envs)
         for env, earlier in zip(envs.tolist(), same_weights, strict=True):
-            optimizer = self.optimizers[env] if moments else None
-            network = self.networks[env]
-            taken = take_snapshot(network, optimizer, self.snapshots, earlier, spare)
+            optimizer = None if moments == "none" else self.optimizers[env]
+            network, half = self.networks[env], moments == "half"
+            taken = take_snapshot(network, optimizer, self.snapshots, earlier, spare, half=half)
             used = {id(tensor) for tensor in taken.all_tensors()}
             spare = [tensor for tensor in spare if id(tensor) not in used]
             scaler = self.scalers[env].state_dict() if self.scalers else {}
@@ -240,11 +240,14 @@ class LoopedPopulation(ModuleHosts):
         self.keys = np.array(list(keys), dtype=np.int64)
         self.device = torch.device(device)
         self.networks = [new_network(recipe, int(key), self.device) for key in self.keys]
-        self.optimizers = [recipe.optimizer(each.host_parameters()) for each in self.networks]
-        for network, optimizer in zip(self.networks, self.optimizers, strict=True):
-            add_seed_groups(network, optimizer)
+        self.optimizers = []
+        for network in self.networks:
+            with network.given_back():
+                self.optimizers.append(recipe.optimizer(network.host_parameters()))
+                add_seed_groups(network, self.optimizers[-1])
+                if recipe.precision == "fp16":
+                    self._check_parameters()
         if recipe.precision == "fp16":
-            self._check_parameters()
             self.scalers = [GradScaler(self.device.type) for _ in self.keys]
 
     def _check_parameters(self) -> None:

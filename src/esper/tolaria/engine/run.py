@@ -161,15 +161,16 @@ def make_env(
         population = LoopedPopulation(recipe, keys, device, settings.snapshots)
     output, (_, target) = population.template.output, next(recipe.data.val_batches())
     cools = settings.cools and can_starve(recipe.loss)
-    return GrowthEnv(
-        population,
-        settings,
-        random_guess_loss=random_guess_loss(recipe.loss, output.outputs if output else None),
-        recorder=recorder,
-        answers_per_sample=answers_per_sample(recipe.score, target),
-        cooler=Cooler(population, recipe, device) if cools else None,
-        data_size=None if settings.max_train_macs is None else recipe.data.size(),
-    )
+    with population.template.given_back():
+        return GrowthEnv(
+            population,
+            settings,
+            random_guess_loss=random_guess_loss(recipe.loss, output.outputs if output else None),
+            recorder=recorder,
+            answers_per_sample=answers_per_sample(recipe.score, target),
+            cooler=Cooler(population, recipe, device) if cools else None,
+            data_size=None if settings.max_train_macs is None else recipe.data.size(),
+        )
 
 
 def play(
@@ -226,8 +227,9 @@ def play_run(
     began = time.process_time()
     session = session or Session()
     env = make_env(recipe, keys, settings, recorder, device)
-    chosen = controller(env.population.template) if callable(controller) else controller
-    session.begin(env, chosen)
+    with env.population.template.given_back():
+        chosen = controller(env.population.template) if callable(controller) else controller
+        session.begin(env, chosen)
     ended = "finished"
     if session.reason is None and not play(env, chosen, after_epoch=session.after_epoch):
         ended = "interrupted"

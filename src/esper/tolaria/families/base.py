@@ -201,7 +201,9 @@ def _members(family: Family, split: Split) -> tuple[Member, ...]:
             seen.add(traits)
             found.append(drawn)
     if not found:
-        raise ConfigError(f"family {family.name!r} has no member for {split}; widen its ranges")
+        raise ConfigError(
+            f"family {family.name!r} has no member for the split {split}; widen its ranges"
+        )
     return tuple(found)
 
 

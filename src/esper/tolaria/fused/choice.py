@@ -137,7 +137,7 @@ def _optimizer_reasons(recipe: HostRecipe, template: GrownModule) -> Iterator[st
     params = template.host_parameters()
     optimizer = recipe.optimizer(params)
     if type(optimizer) is not AdamW:
-        yield f"optimiser {type(optimizer).__name__}, not AdamW"
+        yield f"optimizer {type(optimizer).__name__}, not AdamW"
     group, *others = optimizer.param_groups
     if others or len(group["params"]) != len(params):
         yield "several groups of parameters"

@@ -11,6 +11,7 @@ from esper.growth.devices import on_device
 from esper.growth.grown_module import GrownModule
 from esper.growth.output_scale import scale_output
 from esper.growth.slot_table import GradientReading, measurements
+from esper.growth.snapshot import Moments
 from esper.leyline import IS_ACTIVE, IS_FULL, InvalidStateMachineError, SeedStage, draw_key
 from esper.tolaria.engine.batches import TensorSource, batch_factors
 from esper.tolaria.engine.gradients import RHO_STRIDE, STRIDE, can_starve, starvation
@@ -92,14 +93,21 @@ Active = list[tuple[int, int, Seed]]  # (environment, slot, seed)
 
 @dataclass(frozen=True)
 class FusedSnapshot:
-    """The rows of one host and its seeds; rows never change, so nothing is copied."""
+    """The rows of one host and its seeds; rows never change, so nothing is copied. With `half` the
+    moments are rounded when they are restored, as those of looped hosts."""
 
     host: Row
     seeds: tuple[Seed | None, ...]
+    half: bool = False
 
     def all_tensors(self) -> list[Tensor]:
         held = [row for seed in self.seeds if seed is not None for row in seed.rows]
         return [row.values for row in (self.host, *held)]
+
+
+def _rounded(seed: Seed) -> Seed:
+    valve = seed.valve and seed.valve.rounded()
+    return replace(seed, row=seed.row.rounded(), valve=valve)
 
 
 class FusedPopulation:
@@ -332,15 +340,21 @@ class FusedPopulation:
         envs: np.ndarray,
         same_weights: Sequence[FusedSnapshot | None] | None = None,
         *,
-        moments: bool = True,
+        moments: Moments = "exact",
         spare: Sequence[Tensor] = (),
     ) -> list[FusedSnapshot]:
         """Rows are shared, not copied."""
-        return [FusedSnapshot(self.hosts[env], tuple(self.seeds[env])) for env in envs.tolist()]
+        half = moments == "half"
+        return [
+            FusedSnapshot(self.hosts[env], tuple(self.seeds[env]), half) for env in envs.tolist()
+        ]
 
     def restore(self, envs: np.ndarray, snapshots: Sequence[FusedSnapshot]) -> None:
         for env, snapshot in zip(envs.tolist(), snapshots, strict=True):
-            self.hosts[env], self.seeds[env] = snapshot.host, list(snapshot.seeds)
+            host, seeds = snapshot.host, list(snapshot.seeds)
+            if snapshot.half:
+                host, seeds = host.rounded(), [seed and _rounded(seed) for seed in seeds]
+            self.hosts[env], self.seeds[env] = host, seeds
 
     def cool(self, env: int, tau: float) -> str | None:
         network = self.network(env)

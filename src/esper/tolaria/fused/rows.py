@@ -1,13 +1,14 @@
 """Rows of parameters and moments, and the arena in which an epoch trains them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from esper.growth.devices import on_device, wide_dtype
+from esper.growth.snapshot import HALF
 
 Params = dict[Tensor, Tensor]
 
@@ -23,7 +24,7 @@ class Kind:
 
     @torch.no_grad()
     def new_row(self, module: nn.Module) -> "Row":
-        """The row of a module of this kind, with optimiser state as before the first step."""
+        """The row of a module of this kind, with optimizer state as before the first step."""
         flat = torch.cat([param.flatten() for param in module.parameters()])
         values = flat.new_zeros(3, len(flat))
         values[0] = flat
@@ -32,7 +33,7 @@ class Kind:
 
 @dataclass(frozen=True)
 class Row:
-    """`values` [3, P]: parameters, first and second moment; `steps` of the optimiser so far.
+    """`values` [3, P]: parameters, first and second moment; `steps` of the optimizer so far.
 
     `values` are never written to, so that snapshots can share rows.
     """
@@ -40,6 +41,12 @@ class Row:
     kind: Kind
     values: Tensor
     steps: int = 0
+
+    def rounded(self) -> "Row":
+        """The same with moments as in a snapshot with half of them."""
+        values = self.values.clone()
+        values[1:] = values[1:].to(HALF)
+        return replace(self, values=values)
 
     @torch.no_grad()
     def copy_to(self, module: nn.Module) -> None:

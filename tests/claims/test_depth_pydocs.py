@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-import depth
+import depth_pydocs as depth
 from esper.growth.blueprints.catalogue import count_params
 from esper.tolaria.data.splits import DataSplits
 

@@ -11,12 +11,13 @@ from torch.optim import SGD
 from torch.optim.lr_scheduler import LambdaLR
 
 import esper
-from esper.growth.depth import find_stacks, silent_parameters
+from esper.growth.depth import silent_parameters
 from esper.growth.export import export
 from esper.growth.grown_module import GrownModule
 from esper.growth.hosts import TransformerHost
 from esper.growth.optimizer import sync_slot_group
 from esper.growth.snapshot import restore_snapshot, take_snapshot
+from esper.growth.stack_search import find_stacks
 from esper.leyline import ConfigError, SeedStage
 from esper.leyline.depth import Depth, DepthPlan, depths, doubled, doublings, next_places
 from esper.tolaria.engine.population import add_seed_groups
@@ -210,7 +211,7 @@ def test_every_parameter_of_new_blocks_learns() -> None:
 
 def test_a_grown_model_is_one_of_the_users_class() -> None:
     network = GrownModule.wrap(transformer(8), Depth("blocks", start=2), TOKENS)
-    assert [site.name for site in network.sites] == ["blocks 2 to 4", "blocks 4 to 8"]
+    assert [site.name for site in network.sites] == ["blocks:2-4", "blocks:4-8"]
     kept(network, 0, 1)
     plain = export(network, TOKENS)
     assert type(plain) is TransformerHost

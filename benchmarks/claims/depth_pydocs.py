@@ -1,8 +1,8 @@
 """Claim G: does a transformer that grows from one layer to four pay?
 
-    python benchmarks/claims/depth.py [--keys 8] [--results FILE]
-    python benchmarks/claims/depth.py --second [--keys 8] [--results FILE]
-    python benchmarks/claims/depth.py --pilot RATE,RATE,... [--keys 1]
+    python benchmarks/claims/depth_pydocs.py [--keys 8] [--results FILE]
+    python benchmarks/claims/depth_pydocs.py --second [--keys 8] [--results FILE]
+    python benchmarks/claims/depth_pydocs.py --pilot RATE,RATE,... [--keys 1]
 
 The protocol is in docs/claims.md. Finished trials are in the file of results; the script goes on
 where it was stopped. The last line is one JSON object. `--second` asks whether another rate of the
