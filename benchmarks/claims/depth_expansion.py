@@ -39,7 +39,7 @@ PILOT_KEY = 1000
 HELD_OUT = 131_072  # bytes of validation, and of test
 EXPANDED, LORA, TUNED, CONTINUED = "expanded", "LoRA", "fine-tuned", "continued"
 # The rate of each arm, chosen in the pilot.
-CHOSEN = {EXPANDED: 3e-3, LORA: 3e-3, TUNED: 1e-3, CONTINUED: 1e-3}
+CHOSEN = {EXPANDED: 3e-3, LORA: 3e-3, TUNED: 3e-3, CONTINUED: 1e-3}
 
 
 @cache
