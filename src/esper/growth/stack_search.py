@@ -2,7 +2,8 @@
 returned."""
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -90,6 +91,17 @@ def _containers(model: nn.Module) -> dict[str, nn.Module]:
     }
 
 
+@contextmanager
+def _plain_tensors() -> Iterator[None]:
+    """Inside, torch's encoders pass no nested tensors to their layers, which cannot be copied."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
 def find_stacks(model: nn.Module, example: Any, paths: Sequence[str] = ()) -> list[Stack]:
     """The stacks of a model, or the lists of these names, after one pass on `example`. Raises
     ConfigError for a name that is no list of modules."""
@@ -112,7 +124,7 @@ def find_stacks(model: nn.Module, example: Any, paths: Sequence[str] = ()) -> li
             ]
     counter = flop_counter()
     try:
-        with evaluating(model), without_graphs(), counter:
+        with evaluating(model), without_graphs(), _plain_tensors(), counter:
             call_model(model, on_device(example, input_device(model)))
     except MISFITS as error:
         raise not_running(model, error) from error

@@ -87,7 +87,8 @@ def evaluation_summary(report: Report) -> list[Table | Text]:
     """What `esper evaluate` prints at its end: tables for every extra budget, the kept seeds, and
     how the arms were trained."""
     found: list[Table | Text] = []
-    budgets = () if report["scenario"] == "depth" else report["extra"]
+    in_depth = report.get("scenario") == "depth"
+    budgets = () if in_depth else report["extra"]
     for extra in budgets or (None,):
         rows = report if extra is None else at_extra(report, extra)
         if extra is not None:
@@ -122,7 +123,7 @@ def _in_words(report: Report) -> str:
             if arm["shape"]
         ]
         none = "The task has no wider hosts, so there is no best-static"
-        if report["scenario"] != "depth":
+        if report.get("scenario") != "depth":
             words.append(f"{' and '.join(widths) or none}.")
     crossover = f"\n{report['crossover']}" if report["crossover"] else ""
     return " ".join(words) + crossover
