@@ -59,7 +59,7 @@ def test_writes_json_csv_and_a_picture(
         (["--arms", "static,static"], "more than once"),
         (["--control-for", "oracle"], "oracle"),
         (["--task", "cifar10", "--arms", "static"], "cifar10"),
-        (["--scenario", "dreams"], "scenario must be scratch, trained, depth, got 'dreams'"),
+        (["--scenario", "dreams"], "scenario must be scratch, trained or depth, got 'dreams'"),
         (["--extra", "0.3"], "extra budgets are for trained hosts"),
         (["--scenario", "trained", "--extra", "0.1,much"], "extra must be numbers"),
         (["--scenario", "trained", "--extra", ""], "extra must be numbers"),

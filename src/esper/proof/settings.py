@@ -83,7 +83,7 @@ class EvaluationSettings:
 
 def _check_scenario(scenario: str, extra: tuple[float, ...], arms: tuple[str, ...]) -> None:
     if scenario not in SCENARIOS:
-        raise ConfigError(f"scenario must be {', '.join(SCENARIOS)}, got {scenario!r}")
+        raise ConfigError(f"scenario must be scratch, trained or depth, got {scenario!r}")
     if scenario == "scratch":
         if extra:
             raise ConfigError("extra budgets are for trained hosts; use the scenario trained")
