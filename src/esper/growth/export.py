@@ -9,7 +9,6 @@ are stored per thread: the module is a function of its input in any number of th
 
 import copy
 import logging
-import math
 import operator
 import threading
 from collections.abc import Callable
@@ -23,15 +22,20 @@ from esper.growth.devices import devices_of, input_device, keyed, on_device
 from esper.growth.folding import Folding
 from esper.growth.grown_module import GrownModule
 from esper.growth.hooks import copy_without_esper, original, without_graphs
-from esper.growth.outputs import TOOLS, TensorLocation, locate_in_output, locate_in_slot, tensors_in
+from esper.growth.outputs import (
+    TOOLS,
+    TensorLocation,
+    compare_tensors,
+    locate_in_output,
+    locate_in_slot,
+    tensors_in,
+)
 from esper.growth.seed_slot import SeedSlot
 from esper.growth.sites import MISFITS, call_model, evaluating, explaining
 from esper.leyline import IS_BLENDED, ConfigError, ExportError
 
 log = logging.getLogger("esper")
 
-# Of the largest value of an output, absolute if that is below 1.
-TOLERANCE = 1e-5
 # Where `tools.store` has a threading.local, the only storage per thread that Dynamo can trace. It
 # can be neither copied nor saved, and this is an attribute that torch drops when it does either.
 _STORAGE = "_compiled_call_impl"
@@ -46,7 +50,7 @@ def export(network: GrownModule, example: Any, *, fold: bool = True) -> nn.Modul
 
     Nothing of Esper is in it; hooks that the user put on the model stay. Raises ExportError if a
     seed cannot be turned into plain torch code, or if the copy's output on `example` differs from
-    the live network's by more than TOLERANCE. The example may be on the CPU.
+    the live network's by more than rounding. The example may be on the CPU.
     """
     example = on_device(example, input_device(network.host))
     acting = [copy.deepcopy(slot) for slot in _acting(network)]
@@ -55,7 +59,7 @@ def export(network: GrownModule, example: Any, *, fold: bool = True) -> nn.Modul
     if others:
         with explaining("the model fails on the example"):
             _Exporter(plain, network, example).add(others)
-    difference, equal = _compare(_outputs(network, example), _outputs(plain, example))
+    difference, equal = compare_tensors(_outputs(network, example), _outputs(plain, example))
     if not equal:
         raise ExportError(
             f"the exported module differs from the live one by {difference:.2g} on the example; "
@@ -112,7 +116,7 @@ def _folded(
     with network.coalition([site.slot_id in folded for site in network.sites]):
         expected = _outputs(network, example)
     try:
-        difference, equal = _compare(expected, _outputs(plain, example))
+        difference, equal = compare_tensors(expected, _outputs(plain, example))
         failure = "" if equal else f"the output differs by {difference:.2g}"
     except ConfigError as error:
         failure = str(error)
@@ -125,7 +129,7 @@ def _folded(
 
 def largest_difference(one: nn.Module, other: nn.Module, example: Any) -> float:
     """Largest absolute difference of all outputs, both in evaluation mode; NaN if one has NaN."""
-    return _compare(_outputs(one, example), _outputs(other, example))[0]
+    return compare_tensors(_outputs(one, example), _outputs(other, example))[0]
 
 
 def _outputs(network: nn.Module, example: Any) -> list[Tensor]:
@@ -138,15 +142,6 @@ def _outputs(network: nn.Module, example: Any) -> list[Tensor]:
         keyed(0, devices_of(network)),
     ):
         return [output.cpu().double() for output in tensors_in(call_model(network, example))]
-
-
-def _compare(some: list[Tensor], others: list[Tensor]) -> tuple[float, bool]:
-    """The largest difference, and whether all are within TOLERANCE."""
-    if [a.shape for a in some] != [b.shape for b in others]:
-        return math.inf, False
-    gaps = torch.stack([(a - b).abs().max() for a, b in zip(some, others, strict=True)])
-    sizes = torch.stack([a.abs().max() for a in some]).clamp(min=1.0)
-    return float(gaps.max()), bool((gaps <= TOLERANCE * sizes).all())
 
 
 # --- seeds as plain torch code ---------------------------------------------------------------

@@ -6,12 +6,14 @@ own objects are never changed: what is put back is a copy.
 
 import copy
 import dataclasses
+import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
@@ -44,6 +46,19 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
             yield from tensors_in(entry)
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         yield from tensors_in(vars(value))
+
+
+# Of the largest value of a tensor, absolute if that is below 1.
+TOLERANCE = 1e-5
+
+
+def compare_tensors(some: list[Tensor], others: list[Tensor]) -> tuple[float, bool]:
+    """The largest difference, and whether all are within TOLERANCE."""
+    if [a.shape for a in some] != [b.shape for b in others]:
+        return math.inf, False
+    gaps = torch.stack([(a - b).abs().max() for a, b in zip(some, others, strict=True)])
+    sizes = torch.stack([a.abs().max() for a in some]).clamp(min=1.0)
+    return float(gaps.max()), bool((gaps <= TOLERANCE * sizes).all())
 
 
 # What libraries call the main tensor of an output with several names.

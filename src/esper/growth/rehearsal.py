@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from esper.growth.devices import devices_of, keyed
 from esper.growth.hooks import without_graphs
-from esper.growth.outputs import locate_in_output, tensors_in
+from esper.growth.outputs import compare_tensors, locate_in_output, tensors_in
 from esper.growth.sites import call_model, evaluating
 from esper.leyline import ConfigError, SeedStage
 
@@ -39,8 +39,7 @@ def check_growth(network: "GrownModule", example: Any) -> None:
                 f"{name} does not call all blocks of {site.module!r} when there are more of them; "
                 f"{cure}"
             )
-        same = len(before) == len(after) and all(map(_close, before, after))
-        if not same:
+        if not compare_tensors(before, after)[1]:
             raise ConfigError(
                 f"{name} does something else with the blocks of {site.module!r} when others come "
                 f"between them, perhaps by their number; {cure}"
@@ -58,12 +57,5 @@ def _outputs(network: "GrownModule", example: Any) -> list[Tensor]:
     with evaluating(network.host), without_graphs(), keyed(0, devices_of(network.host)):
         output = call_model(network.host, example)
     main = locate_in_output(output)
-    return list(tensors_in(output)) if main is None else [main.get(output)]
-
-
-def _close(one: Tensor, other: Tensor) -> bool:
-    """Equal but for rounding."""
-    if one.shape != other.shape:
-        return False
-    gap = (one.double() - other.double()).abs().max() if one.numel() else 0.0
-    return bool(gap <= 1e-5 * max(1.0, float(one.double().abs().max()) if one.numel() else 0.0))
+    found = tensors_in(output) if main is None else [main.get(output)]
+    return [tensor.cpu().double() for tensor in found if tensor.numel()]

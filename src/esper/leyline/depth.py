@@ -188,11 +188,12 @@ def next_places(present: Iterable[int], size: int, count: int, spread: Spread) -
     gap, so that each present block is followed by about as many new ones."""
     taken, found = sorted(present), list[int]()
     for _ in range(count):
-        gaps = [(b - a, -a) for a, b in zip(taken, [*taken[1:], size], strict=True) if b - a > 1]
-        length, start = max(gaps)
-        place = -start + (length // 2 if spread == "spread" else 1)
         if spread == "end":
             place = next(p for p in range(taken[0], size) if p not in taken)
+        else:
+            ends = zip(taken, [*taken[1:], size], strict=True)
+            length, start = max((b - a, -a) for a, b in ends)
+            place = length // 2 - start
         found.append(place)
         taken = sorted([*taken, place])
     return tuple(sorted(found))

@@ -34,13 +34,13 @@ def depth_arms(
     cost = training_macs(task, bench.data, host_size(task, bench.data)[1], bench.steps)
     reference = list(controllers)[-1]
     fewer = [2**power for power in range(size.bit_length()) if 2**power < size]
+    static = {ALL: task} | {
+        f"{count} block{'s' * (count > 1)}": replace(task, depth=Depth(start=count))
+        for count in fewer
+    }
     groups = []
     for share in shares:
         against = f"{reference} at {share:g}"
-        static = {ALL: task} | {
-            f"{count} block{'s' * (count > 1)}": replace(task, depth=Depth(start=count))
-            for count in fewer
-        }
         groups += [
             bench.candidates(
                 f"{name} at {share:g}",

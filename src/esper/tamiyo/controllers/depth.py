@@ -107,8 +107,7 @@ class DepthController:
         return actions
 
     def _note(self, situation: Situation) -> None:
-        assert situation.facts is not None
-        macs = situation.facts.host_macs + situation.table.active_macs.sum(axis=1)
+        macs = _macs(situation)
         before = self.spent[-1] if len(self.spent) else np.zeros(situation.n_envs)
         self.spent = np.concatenate([self.spent, (before + macs)[None]])
         self.losses = np.concatenate([self.losses, situation.signals.val_loss[None]])
@@ -121,9 +120,8 @@ class DepthController:
             coming = np.array([*self.shares, np.inf])[np.minimum(held, len(self.shares))]
             return np.asarray(1.0 - situation.left >= coming - 1e-9)
         assert situation.facts is not None
-        macs = situation.facts.host_macs + table.active_macs.sum(axis=1)
         following = (~table.holds_seed).argmax(axis=1)
-        ratios = 1.0 + situation.facts.seed_macs[following, 0] / macs
+        ratios = 1.0 + situation.facts.seed_macs[following, 0] / _macs(situation)
         return np.array(
             [
                 grow_now(self.losses[since:, env], self.spent[since:, env], ratios[env])
@@ -131,3 +129,9 @@ class DepthController:
             ],
             dtype=bool,
         )
+
+
+def _macs(situation: Situation) -> np.ndarray:
+    """[E]: multiply-adds per example of the present networks."""
+    assert situation.facts is not None
+    return np.asarray(situation.facts.host_macs + situation.table.active_macs.sum(axis=1))
